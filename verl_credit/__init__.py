@@ -1,0 +1,1 @@
+"""Turn- and token-level credit assignment for stock verl."""
