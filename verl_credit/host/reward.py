@@ -1,0 +1,100 @@
+"""Outcome reward of question answering: exact match after the field's usual normalisation.
+
+The answer is what stands in the last complete ``<answer>...</answer>`` of the trajectory's last turn.
+A trajectory without one is badly formatted and scores 0; a penalty for that, if wanted, is a separate
+component with a metric of its own, never mixed into exact match.
+
+Pure Python: no verl import, so that the lab's gate and a notebook score exactly as training does.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def normalize_answer(text: str) -> str:
+    """SQuAD normalisation: lower case, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def extract_answer(text: str) -> str | None:
+    """The content of the last complete answer tag, stripped; None when there is no such tag."""
+    found = _ANSWER.findall(text)
+    return found[-1].strip() if found else None
+
+
+def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
+    """1.0 when the normalised prediction equals any normalised gold alias, else 0.0.
+
+    An alias that normalises to nothing ("The", "!") is compared as written, case folded: otherwise an
+    empty prediction would match it.
+    """
+    if prediction is None:
+        return 0.0
+    for gold in golds:
+        wanted = normalize_answer(gold)
+        if wanted and normalize_answer(prediction) == wanted:
+            return 1.0
+        if not wanted and prediction.strip().lower() == gold.strip().lower() != "":
+            return 1.0
+    return 0.0
+
+
+def token_f1(prediction: str | None, golds: Iterable[str]) -> float:
+    """Largest bag-of-words F1 of the normalised prediction against any alias."""
+    if prediction is None:
+        return 0.0
+    return max((_f1(normalize_answer(prediction).split(), normalize_answer(g).split()) for g in golds), default=0.0)
+
+
+def _f1(predicted: list[str], gold: list[str]) -> float:
+    common = sum((Counter(predicted) & Counter(gold)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def gold_answers(ground_truth) -> list[str]:
+    """All aliases from a row's ``reward_model.ground_truth``: ``{"target": [..]}``, a list, or one string.
+
+    Raises ValueError when no usable gold answer is there: a question nobody can answer would teach the
+    policy that every answer is wrong.
+    """
+    target = ground_truth.get("target") if hasattr(ground_truth, "get") else ground_truth
+    if isinstance(target, str):
+        target = [target]
+    golds = [str(g) for g in (target if target is not None else []) if g is not None and str(g).strip()]
+    if not golds:
+        raise ValueError(
+            f"reward_model.ground_truth is {ground_truth!r}: expected {{'target': [gold, ...]}} with at least one "
+            "non-empty gold answer"
+        )
+    return golds
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth, extra_info=None, format_penalty: float = 0.0, **_
+) -> dict[str, float]:
+    """verl's ``custom_reward_function`` contract.
+
+    score = em - format_penalty * [no answer tag];  ``em``, ``f1``, ``format_ok`` go to the metrics.
+    """
+    golds = gold_answers(ground_truth)
+    answer = extract_answer(solution_str)
+    em = exact_match(answer, golds)
+    penalty = 0.0 if answer is not None else float(format_penalty)
+    return {
+        "score": em - penalty,
+        "em": em,
+        "f1": token_f1(answer, golds),
+        "format_ok": float(answer is not None),
+        "format_penalty": penalty,
+    }
