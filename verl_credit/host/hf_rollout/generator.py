@@ -1,0 +1,178 @@
+"""Batched generation with a transformers causal language model: token ids and their log-probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from verl_credit.host.hf_rollout.kv_cache import GrowingCache
+from verl_credit.host.hf_rollout.sampling import RowSampler, SamplingParams
+
+__all__ = ["BatchGenerator", "Generation", "SamplingParams"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one request produced; `token_ids` ends with the stop token when `finish_reason` is "stop"."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: Literal["stop", "length"]
+
+
+class BatchGenerator:
+    """Generates for a whole batch at once: one padded prefill, then one token per row and step.
+
+    Prompts are padded on the left, so that every row's next token stands in the last column. Equal prompts
+    (the samples of one group) are prefilled once. When half of the rows have ended, the batch is compacted.
+    The model is used as it is: its weights may be changed between two calls of `generate`, never during one.
+
+    `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p: the same
+    quantity that a trainer recomputes as old log-probabilities. Greedy rows report the argmax's
+    log-probability at T=1.
+
+    Only full-attention decoders (every row sees its whole context) are accepted.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, pad_token_id: int):
+        layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+        if layer_types != {"full_attention"}:
+            raise ValueError(
+                f"config.layer_types holds {sorted(layer_types)}: only 'full_attention' layers are supported"
+            )
+        self.model = model
+        self.pad_token_id = pad_token_id
+
+    @torch.inference_mode()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[Generation]:
+        """One Generation per prompt, in the order of the prompts.
+
+        Raises ValueError when the counts differ, a prompt is empty, holds an id outside the vocabulary, or
+        would exceed the model's positions together with its `max_new_tokens`. An empty batch gives an empty
+        list.
+        """
+        self._check(prompts, params)
+        if not prompts:
+            return []
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            return _Batch(self.model, self.pad_token_id, prompts, params).run()
+        finally:
+            self.model.train(was_training)
+
+    def _check(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
+        if len(prompts) != len(params):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters: one per prompt")
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        max_positions = getattr(self.model.config, "max_position_embeddings", None)
+        for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            if len(prompt) == 0:
+                raise ValueError(f"prompts[{row}] is empty: a prompt needs at least one token")
+            if min(prompt) < 0 or max(prompt) >= vocab_size:
+                raise ValueError(f"prompts[{row}] holds a token id outside [0, {vocab_size})")
+            if max_positions is not None and len(prompt) + p.max_new_tokens > max_positions:
+                raise ValueError(
+                    f"prompts[{row}]: {len(prompt)} prompt tokens + max_new_tokens={p.max_new_tokens} exceed "
+                    f"the model's max_position_embeddings={max_positions}"
+                )
+
+
+class _Batch:
+    """The rows still generating: `row_B` maps them to the rows of the results, which keep their place."""
+
+    def __init__(self, model, pad_token_id, prompts, params):
+        self.model, self.params, self.device = model, params, model.device
+        self.row_B = torch.arange(len(prompts), device=self.device)
+        self.sampler = RowSampler(params, self.device)
+        steps = self.sampler.uniform_B_N.shape[1]
+        self.budget_B = torch.tensor([p.max_new_tokens for p in params], device=self.device)
+        self.stop_B_S = _pad_right([p.stop_token_ids for p in params], fill=-1, device=self.device)
+        self.done_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        self.token_R_N = torch.zeros(len(prompts), steps, dtype=torch.long, device=self.device)
+        self.log_prob_R_N = torch.zeros(len(prompts), steps, device=self.device)
+        self.length_R = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
+        self.stopped_R = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        self._prefill(prompts, pad_token_id, steps)
+
+    def _prefill(self, prompts, pad_token_id, steps) -> None:
+        unique: dict[tuple[int, ...], int] = {}
+        source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
+        width = max(len(prompt) for prompt in unique)
+        ids_U_P = torch.full((len(unique), width), pad_token_id, dtype=torch.long)
+        # Columns for the new tokens are visible from the start: a step looks at the first columns only.
+        visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
+        for prompt, row in unique.items():
+            ids_U_P[row, width - len(prompt) :] = torch.tensor(prompt)
+            visible_U_L[row, width - len(prompt) :] = True
+        ids_U_P, visible_U_L = ids_U_P.to(self.device), visible_U_L.to(self.device)
+        source_B = source_B.to(self.device)
+        positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
+        self.padded = not bool(visible_U_L.all())
+        self.width, self.cache = width, GrowingCache(self.model.config.num_hidden_layers)
+        logits_U_V = self._forward(ids_U_P, positions_U_P, visible_U_L[:, :width])
+        if len(unique) < len(prompts):
+            self.cache.select_rows(source_B)
+        self.logits_B_V = logits_U_V[source_B]
+        self.visible_B_L = visible_U_L[source_B]
+        self.prompt_length_B = self.visible_B_L[:, :width].sum(dim=1)
+
+    def _forward(self, ids_B_P, positions_B_P, mask) -> torch.Tensor:
+        output = self.model(
+            input_ids=ids_B_P,
+            position_ids=positions_B_P,
+            attention_mask=mask if self.padded else None,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def run(self) -> list[Generation]:
+        step = 0
+        while True:
+            token_B, log_prob_B = self.sampler.sample(self.logits_B_V, step)
+            self._record(step, token_B, log_prob_B)
+            left = self.done_B.numel() - int(self.done_B.sum())
+            if left == 0:
+                return self._results()
+            if 2 * left <= self.done_B.numel():
+                token_B = self._compact(token_B)
+            mask = self.visible_B_L[:, None, None, : self.width + step + 1]
+            self.logits_B_V = self._forward(token_B[:, None], (self.prompt_length_B + step)[:, None], mask)
+            step += 1
+
+    def _record(self, step: int, token_B: torch.Tensor, log_prob_B: torch.Tensor) -> None:
+        alive_B = ~self.done_B
+        row_A, token_A = self.row_B[alive_B], token_B[alive_B]
+        self.token_R_N[row_A, step] = token_A
+        self.log_prob_R_N[row_A, step] = log_prob_B[alive_B]
+        self.length_R[row_A] = step + 1
+        stopped_A = (self.stop_B_S[alive_B] == token_A.unsqueeze(1)).any(dim=1)
+        self.stopped_R[row_A] = stopped_A
+        self.done_B[alive_B] = stopped_A | (self.budget_B[alive_B] == step + 1)
+
+    def _compact(self, token_B: torch.Tensor) -> torch.Tensor:
+        keep = (~self.done_B).nonzero()[:, 0]
+        self.cache.select_rows(keep)
+        self.sampler.select(keep)
+        for name in ("row_B", "budget_B", "stop_B_S", "done_B", "visible_B_L", "prompt_length_B"):
+            setattr(self, name, getattr(self, name)[keep])
+        return token_B[keep]
+
+    def _results(self) -> list[Generation]:
+        columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [
+            Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
+            for tokens, log_probs, length, stopped in rows
+        ]
+
+
+def _pad_right(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) -> torch.Tensor:
+    width = max(1, max(len(row) for row in rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)

@@ -1,0 +1,146 @@
+"""Draws one token per row from next-token logits, each row under its own parameters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled.
+
+    `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 leave the distribution whole; `seed` None draws a
+    fresh seed; generation ends with the first of `stop_token_ids` (kept in the output) or after
+    `max_new_tokens`.
+
+    Raises ValueError naming the field, its value and what would be accepted.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _require(
+            _is_int(self.max_new_tokens) and self.max_new_tokens >= 1,
+            self,
+            "max_new_tokens",
+            "an integer >= 1",
+        )
+        _require(
+            _is_number(self.temperature) and 0 <= self.temperature < float("inf"),
+            self,
+            "temperature",
+            "a number >= 0",
+        )
+        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, self, "top_p", "a number in (0, 1]")
+        _require(
+            _is_int(self.top_k) and (self.top_k == -1 or self.top_k >= 1),
+            self,
+            "top_k",
+            "-1 (off) or an integer >= 1",
+        )
+        seed_fits = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63)
+        _require(seed_fits, self, "seed", "None or an integer in [0, 2**63)")
+        stops_fit = all(_is_int(token) and token >= 0 for token in self.stop_token_ids)
+        _require(stops_fit, self, "stop_token_ids", "token ids >= 0")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require(ok: bool, params: SamplingParams, field: str, accepted: str) -> None:
+    if not ok:
+        raise ValueError(f"sampling parameter {field}={getattr(params, field)!r}: expected {accepted}")
+
+
+class RowSampler:
+    """The sampling state of a batch of rows: parameters as tensors, and every row's uniform numbers.
+
+    Row b's uniforms come from its own generator seeded with its own seed, drawn for all steps beforehand, so
+    what a row samples does not depend on the rows beside it (a difference in the last float digit of the
+    logits can still move a draw that lies on the border of two tokens).
+    """
+
+    def __init__(self, params: Sequence[SamplingParams], device: torch.device):
+        self.temperature_B = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
+        self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
+        self.top_k_B = torch.tensor([p.top_k for p in params], device=device)
+        steps = max(p.max_new_tokens for p in params)
+        uniform_B_N = torch.zeros(len(params), steps, dtype=torch.float64)
+        for row, p in enumerate(params):
+            if p.temperature > 0:
+                generator = torch.Generator()
+                generator.seed() if p.seed is None else generator.manual_seed(p.seed)
+                uniform_B_N[row, : p.max_new_tokens].uniform_(generator=generator)
+        self.uniform_B_N = uniform_B_N.to(device)
+        self._index_groups()
+
+    def select(self, keep: torch.Tensor) -> None:
+        """Keep the rows whose positions are in `keep`."""
+        for name in ("temperature_B", "top_p_B", "top_k_B", "uniform_B_N"):
+            setattr(self, name, getattr(self, name)[keep])
+        self._index_groups()
+
+    def _index_groups(self) -> None:
+        greedy_B = self.temperature_B == 0
+        truncated_B = ((self.top_p_B < 1) | (self.top_k_B > 0)) & ~greedy_B
+        self.greedy_rows, self.truncated_rows = greedy_B.nonzero()[:, 0], truncated_B.nonzero()[:, 0]
+        # Greedy rows are reported under T=1: a log-probability under T=0 would say nothing (it is always 0).
+        self.divisor_B_1 = torch.where(greedy_B, 1.0, self.temperature_B).unsqueeze(1)
+
+    def sample(self, logits_B_V: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids [B] and their float32 log-probabilities [B] for the step-th new token.
+
+        log p = log_softmax(logits / T) over the whole vocabulary: top-k and top-p restrict what is drawn but
+        not what is reported, because a trainer recomputes log-probabilities from the untruncated
+        distribution.
+        """
+        log_prob_B_V = torch.log_softmax(logits_B_V.float() / self.divisor_B_1, dim=-1)
+        uniform_B = self.uniform_B_N[:, step]
+        token_B = _inverse_cdf(log_prob_B_V.exp(), uniform_B)
+        if self.truncated_rows.numel():
+            rows = self.truncated_rows
+            token_B[rows] = _sample_truncated(
+                log_prob_B_V[rows], self.top_k_B[rows], self.top_p_B[rows], uniform_B[rows]
+            )
+        if self.greedy_rows.numel():
+            token_B[self.greedy_rows] = logits_B_V[self.greedy_rows].argmax(dim=-1)
+        return token_B, log_prob_B_V.gather(1, token_B.unsqueeze(1)).squeeze(1)
+
+
+def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    """First index whose cumulative weight exceeds uniform * total; an index of weight 0 is never returned."""
+    cdf_B_V = weight_B_V.cumsum(dim=-1, dtype=torch.float64)
+    total_B = cdf_B_V[:, -1]
+    # uniform * total may round up to the total itself, which no cumulative weight exceeds.
+    below_total_B = torch.nextafter(total_B, torch.zeros_like(total_B))
+    target_B = torch.minimum(uniform_B * total_B, below_total_B)
+    return torch.searchsorted(cdf_B_V, target_B.unsqueeze(1), right=True).squeeze(1)
+
+
+def _sample_truncated(
+    log_prob_B_V: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, uniform_B: torch.Tensor
+) -> torch.Tensor:
+    """Draw among the top_k likeliest, of these among the fewest whose renormalised mass reaches top_p."""
+    sorted_B_V, order_B_V = log_prob_B_V.sort(dim=-1, descending=True, stable=True)
+    weight_B_V = sorted_B_V.double().exp()
+    rank_V = torch.arange(weight_B_V.shape[1], device=weight_B_V.device)
+    beyond_k_B_V = (top_k_B.unsqueeze(1) > 0) & (rank_V >= top_k_B.unsqueeze(1))
+    weight_B_V = weight_B_V.masked_fill(beyond_k_B_V, 0.0)
+    mass_B_V = weight_B_V / weight_B_V.sum(dim=-1, keepdim=True)
+    mass_before_B_V = mass_B_V.cumsum(dim=-1) - mass_B_V
+    # The likeliest token stays whatever top_p is; top_p = 1 keeps all (rounding must not cut the tail).
+    beyond_p_B_V = (mass_before_B_V >= top_p_B.unsqueeze(1)) & (rank_V > 0) & (top_p_B.unsqueeze(1) < 1)
+    picked_B = _inverse_cdf(weight_B_V.masked_fill(beyond_p_B_V, 0.0), uniform_B)
+    return order_B_V.gather(1, picked_B.unsqueeze(1)).squeeze(1)
