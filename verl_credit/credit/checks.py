@@ -1,0 +1,54 @@
+"""Argument checks that name the argument, the row and what would be right."""
+
+import difflib
+from collections.abc import Iterable
+
+import torch
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:
+    """Raise ValueError unless `tensor` has `shape`; `like` says in words where that shape comes from."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {tuple(shape)}, as {like}")
+
+
+def check_name(argument: str, value: str, accepted: Iterable[str]) -> None:
+    """Raise ValueError unless `value` is one of `accepted`, with the nearest accepted name as a hint."""
+    accepted = list(accepted)
+    if value in accepted:
+        return
+    near = difflib.get_close_matches(str(value), accepted, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"{argument}={value!r} is not known{hint}; accepted: {', '.join(accepted)}")
+
+
+def as_bool(name: str, mask: torch.Tensor) -> torch.Tensor:
+    """A mask as a bool tensor; other dtypes may hold 0 and 1 only."""
+    if mask.dtype == torch.bool:
+        return mask
+    bad = (mask != 0) & (mask != 1)
+    if bad.any():
+        row = first_row(bad)
+        raise ValueError(f"{name} is not a mask: row {row} holds values other than 0 and 1")
+    return mask != 0
+
+
+def as_group_ids(name: str, group_B: torch.Tensor) -> torch.Tensor:
+    """Group ids of any integer dtype, renumbered 0, 1, ... (equal ids stay equal)."""
+    if group_B.dtype.is_floating_point or group_B.dtype.is_complex or group_B.dtype == torch.bool:
+        raise TypeError(f"{name} has dtype {group_B.dtype}; group ids are integers, one per row")
+    return torch.unique(group_B, return_inverse=True)[1]
+
+
+def first_row(bad: torch.Tensor) -> int:
+    """Index of the first row with a True entry."""
+    return int(bad.reshape(bad.shape[0], -1).any(dim=1).nonzero()[0])
+
+
+def output_dtype(*tensors: torch.Tensor) -> torch.dtype:
+    """The widest input dtype, at least float32 (half precision cannot hold an advantage's 1e-6 terms)."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

@@ -1,0 +1,96 @@
+"""Group statistics: the one place where mean, spread, floors and the rule for groups of one are written.
+
+Everything that is compared within a group (outcomes of one prompt, gains of one prompt and turn, a whole
+batch) goes through `group_stats`, in float64.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.credit.checks import as_group_ids, check_shape
+
+VARIANCE_FLOOR = 1e-8  # released A2TGPO: std = sqrt(var + 1e-8)
+EPS = 1e-6  # released A2TGPO and verl: divide by (std + 1e-6)
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Per element, in float64: statistics of the group it belongs to.
+
+    Elements that are not members read deviation 0, and the mean, std and count of their group's members.
+    """
+
+    mean_N: torch.Tensor
+    std_N: torch.Tensor
+    count_N: torch.Tensor
+    deviation_N: torch.Tensor  # value - mean; exactly 0 where all members of the group are equal
+
+
+def group_stats(
+    values_N: torch.Tensor,
+    group_N: torch.Tensor,
+    *,
+    member_N: torch.Tensor | None = None,
+    ddof: int = 0,
+    variance_floor: float = VARIANCE_FLOOR,
+) -> GroupStats:
+    """Mean and standard deviation of each element's group, in float64.
+
+        mean = sum(v) / n        std = sqrt(sum((v - mean)^2) / (n - ddof) + variance_floor)
+
+    A group with `n <= max(1, ddof)` members has no spread: its std is 1 and, the deviation of a single member
+    being 0, its z-score is 0.
+    Sums run over the members of a group in order of their values, so permuting rows changes no bit of the
+    result; values are measured from the group's minimum, so equal values deviate by exactly 0.
+
+    Shapes: values_N any real dtype, group_N integer ids (any values), member_N bool (all, if None).
+    Values of non-members may be anything, NaN included.
+    """
+    check_shape("group_N", group_N, values_N.shape, "values_N")
+    group_N = as_group_ids("group_N", group_N)
+    values_N = values_N.to(torch.float64)
+    if member_N is None:
+        member_N = torch.ones_like(group_N, dtype=torch.bool)
+    check_shape("member_N", member_N, values_N.shape, "values_N")
+    n_groups = values_N.numel()  # an upper bound that needs no look at the ids
+
+    values_n, group_n = _in_canonical_order(values_N[member_N], group_N[member_N])
+    zeros_G = values_N.new_zeros(n_groups)
+    origin_G = zeros_G.scatter_reduce(0, group_n, values_n, "amin", include_self=False)
+    count_G = zeros_G.index_add(0, group_n, torch.ones_like(values_n))
+    shifted_n = values_n - origin_G[group_n]
+    mean_G = zeros_G.index_add(0, group_n, shifted_n) / count_G.clamp(min=1)
+    square_G = zeros_G.index_add(0, group_n, (shifted_n - mean_G[group_n]) ** 2)
+    std_G = (square_G / (count_G - ddof).clamp(min=1) + variance_floor).sqrt()
+    std_G = torch.where(count_G > max(1, ddof), std_G, torch.ones_like(std_G))
+
+    deviation_N = torch.where(member_N, values_N - origin_G[group_N] - mean_G[group_N], 0.0)
+    return GroupStats((origin_G + mean_G)[group_N], std_G[group_N], count_G[group_N], deviation_N)
+
+
+def z_score(
+    values_N: torch.Tensor,
+    group_N: torch.Tensor,
+    *,
+    member_N: torch.Tensor | None = None,
+    norm_by_std: bool = True,
+    ddof: int = 0,
+    variance_floor: float = VARIANCE_FLOOR,
+    eps: float = EPS,
+) -> torch.Tensor:
+    """(value - mean) / (std + eps) within groups, float64; value - mean if not `norm_by_std`.
+
+    Exactly 0 for equal values, for groups of one and for elements that are not members.
+    """
+    stats = group_stats(values_N, group_N, member_N=member_N, ddof=ddof, variance_floor=variance_floor)
+    if not norm_by_std:
+        return stats.deviation_N
+    return stats.deviation_N / (stats.std_N + eps)
+
+
+def _in_canonical_order(values_n: torch.Tensor, group_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted by group, then by value: a sum over a group no longer depends on the order of the rows."""
+    by_value = torch.argsort(values_n, stable=True)
+    by_group = by_value[torch.argsort(group_n[by_value], stable=True)]
+    return values_n[by_group], group_n[by_group]

@@ -1,0 +1,95 @@
+"""Outcome operators: one advantage per trajectory from the outcomes of its prompt's group."""
+
+import torch
+
+from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.groups import EPS, group_stats
+
+OUTCOME_OPERATORS = ("grpo",)
+
+
+def grpo(
+    outcome_B: torch.Tensor,
+    group_B: torch.Tensor,
+    *,
+    norm_by_std: bool = True,
+    ddof: int = 1,
+    variance_floor: float = 0.0,
+    eps: float = EPS,
+    singleton: str = "zero",
+    row_valid_B: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Group-relative outcome advantage (GRPO; without the division it is Dr. GRPO's).
+
+        A_i = (r_i - mean(r)) / (std(r) + eps)        A_i = r_i - mean(r)  if not norm_by_std
+
+    The defaults are verl's `compute_grpo_outcome_advantage`: unbiased std (ddof=1), no variance floor. With
+    ddof=0 and variance_floor=1e-8 it is the outcome term of the released A2TGPO modes.
+    Edge cases: equal outcomes give exactly 0 (verl leaves a rounding residue); a group of one gives 0
+    (singleton="zero") or its plain outcome over 1 + eps as in verl (singleton="raw").
+    Rows with row_valid False enter no statistic and get 0. Statistics in float64; returns the input's dtype,
+    at least float32. Raises ValueError for an outcome that is not finite in a valid row.
+    Source: 2402.03300; 2503.20783 for the centred form.
+    """
+    check_name("singleton", singleton, ("zero", "raw"))
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    bad = valid_B & ~outcome_B.isfinite()
+    if bad.any():
+        row = first_row(bad)
+        raise ValueError(f"outcome_B row {row} is {float(outcome_B[row])}; expected a finite outcome")
+    stats = group_stats(outcome_B, group_B, member_N=valid_B, ddof=ddof, variance_floor=variance_floor)
+    numerator_B, std_B = stats.deviation_N, stats.std_N
+    if singleton == "raw":
+        alone_B = valid_B & (stats.count_N == 1)
+        numerator_B = torch.where(alone_B, outcome_B.to(torch.float64), numerator_B)
+    advantage_B = numerator_B / (std_B + eps) if norm_by_std else numerator_B
+    return advantage_B.to(output_dtype(outcome_B))
+
+
+def group_counts(
+    outcome_B: torch.Tensor,
+    group_B: torch.Tensor,
+    *,
+    row_valid_B: torch.Tensor | None = None,
+    group_size: int | None = None,
+    solved_above: float = 0.5,
+) -> dict[str, int]:
+    """How many groups there are, and how many of them carry no outcome signal.
+
+    groups; singleton_groups (one valid row); tied_groups (two or more valid rows, all outcomes equal), split
+    into all_solved_groups (outcome above `solved_above`) and all_failed_groups; short_groups (fewer valid rows
+    than `group_size`, when that is given; groups of which no row is valid count here only).
+    """
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    valid_B = valid_B & outcome_B.isfinite()
+    group_B = as_group_ids("group_B", group_B)
+    n_groups = int(group_B.max()) + 1 if group_B.numel() else 0
+    outcome_b, group_b = outcome_B[valid_B].to(torch.float64), group_B[valid_B]
+    zeros_G = torch.zeros(n_groups, dtype=torch.float64, device=outcome_B.device)
+    size_G = zeros_G.index_add(0, group_b, torch.ones_like(outcome_b))
+    low_G = zeros_G.scatter_reduce(0, group_b, outcome_b, "amin", include_self=False)
+    high_G = zeros_G.scatter_reduce(0, group_b, outcome_b, "amax", include_self=False)
+    tied_G = (size_G > 1) & (low_G == high_G)
+    counts = {
+        "groups": int((size_G > 0).sum()),
+        "singleton_groups": int((size_G == 1).sum()),
+        "tied_groups": int(tied_G.sum()),
+        "all_solved_groups": int((tied_G & (low_G > solved_above)).sum()),
+        "all_failed_groups": int((tied_G & (low_G <= solved_above)).sum()),
+    }
+    if group_size is not None:
+        counts["short_groups"] = int((size_G < group_size).sum())
+    return counts
+
+
+def valid_rows(
+    outcome_B: torch.Tensor, group_B: torch.Tensor, row_valid_B: torch.Tensor | None
+) -> torch.Tensor:
+    """`row_valid_B` as bool (all True, if None), after checking that the three shapes agree."""
+    if outcome_B.dim() != 1:
+        raise ValueError(f"outcome_B has shape {tuple(outcome_B.shape)}; expected one outcome per row")
+    check_shape("group_B", group_B, outcome_B.shape, "outcome_B")
+    if row_valid_B is None:
+        return torch.ones(outcome_B.shape, dtype=torch.bool, device=outcome_B.device)
+    check_shape("row_valid_B", row_valid_B, outcome_B.shape, "outcome_B")
+    return as_bool("row_valid_B", row_valid_B)

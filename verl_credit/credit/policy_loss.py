@@ -1,0 +1,134 @@
+"""Clipped policy loss with the importance ratio of a token, of a turn, or of the whole trajectory."""
+
+import torch
+
+from verl_credit.credit.aggregate import aggregate
+from verl_credit.credit.checks import check_name, check_shape
+
+RATIO_LEVELS = ("token", "turn", "sequence")
+TOKEN_LOG_RATIO_LIMIT = 20.0  # verl's vanilla loss clamps the token log-ratio to +-20
+SEGMENT_LOG_RATIO_LIMIT = 10.0  # the released turn loss (and GSPO) caps the log-ratio at 10 from above
+
+
+def turn_policy_loss(
+    log_prob_B_T: torch.Tensor,
+    old_log_prob_B_T: torch.Tensor,
+    advantage_B_T: torch.Tensor,
+    response_mask_B_T: torch.Tensor,
+    turn_ids_B_T: torch.Tensor,
+    *,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_scale_B_T: torch.Tensor | None = None,
+    clip_ratio_c: float | None = None,
+    ratio_level: str = "turn",
+    loss_agg_mode: str = "token-mean",
+    rollout_is_weights: torch.Tensor | None = None,
+    dp_size: int = 1,
+    batch_num_tokens: int | torch.Tensor | None = None,
+    global_batch_size: int | torch.Tensor | None = None,
+    loss_scale_factor: float | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Clipped surrogate whose ratio is shared by a turn's tokens, and whose range may differ per turn.
+
+        delta_t = log_prob_t - old_log_prob_t
+        rho     = exp(delta_t) | exp(mean of delta over the token's turn) | ... over the row     (ratio_level)
+        loss_t  = max(-A_t rho_t, -A_t clip(rho_t, 1 - c_t clip_ratio_low, 1 + c_t clip_ratio_high))
+
+    c_t = clip_scale_B_T, or 1. The value of a shared ratio is the mean's, its gradient goes through each
+    token's own log-probability (d rho / d log_prob_t = rho), as in GSPO.
+    clip_ratio_c caps the loss of negative advantages at -A c (dual clip); None, the released turn loss, does
+    not. ratio_level="token" with verl's clip_ratio_c and no clip scale is verl's vanilla loss, "sequence" its
+    gspo loss. Means run over policy tokens only: observation tokens inside a turn count for nothing.
+
+    Values where the mask is 0 may be anything, NaN included. No gradient flows through advantages, old
+    log-probabilities or clip scales. `aggregate` explains loss_agg_mode and what follows it.
+    Metrics are 0-dim tensors (nothing waits for the device): pg_clipfrac, pg_clipfrac_lower, ppo_kl, and
+    clip_scale_mean and clip_scale_std (over policy tokens) when a clip scale is given.
+    Shapes and names are checked; ids are not (it would wait for the device): `turn_table` checks them.
+    Departure from the release: turns come from ids, not from runs of equal advantages.
+    Source: A2TGPO, 2605.06200; GSPO, 2507.18071; dual clip, 1912.09729.
+    """
+    check_name("ratio_level", ratio_level, RATIO_LEVELS)
+    for name, tensor in (
+        ("old_log_prob_B_T", old_log_prob_B_T),
+        ("advantage_B_T", advantage_B_T),
+        ("response_mask_B_T", response_mask_B_T),
+        ("turn_ids_B_T", turn_ids_B_T),
+        ("clip_scale_B_T", clip_scale_B_T),
+        ("rollout_is_weights", rollout_is_weights),
+    ):
+        if tensor is not None:
+            check_shape(name, tensor, log_prob_B_T.shape, "log_prob_B_T")
+    if clip_ratio_c is not None and not clip_ratio_c > 1:
+        raise ValueError(
+            f"clip_ratio_c={clip_ratio_c} caps losses below the unclipped one; expected a number > 1"
+        )
+
+    mask_B_T = response_mask_B_T.bool()
+    advantage_B_T = torch.where(mask_B_T, advantage_B_T.detach(), 0.0)
+    delta_B_T = torch.where(mask_B_T, log_prob_B_T - old_log_prob_B_T.detach(), 0.0)
+    if ratio_level == "token":
+        delta_B_T = delta_B_T.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT)
+        ratio_B_T = delta_B_T.exp()
+    else:
+        ids_B_T = turn_ids_B_T if ratio_level == "turn" else torch.zeros_like(turn_ids_B_T)
+        shared_B_T = _segment_mean(delta_B_T.detach(), mask_B_T, ids_B_T)
+        ratio_B_T = (delta_B_T - delta_B_T.detach() + shared_B_T).clamp(max=SEGMENT_LOG_RATIO_LIMIT).exp()
+
+    low_B_T, high_B_T = _clip_range(clip_ratio_low, clip_ratio_high, clip_scale_B_T, mask_B_T)
+    free_B_T = -advantage_B_T * ratio_B_T
+    bounded_B_T = -advantage_B_T * ratio_B_T.clamp(low_B_T, high_B_T)
+    loss_B_T = torch.maximum(free_B_T, bounded_B_T)
+    metrics = {
+        "pg_clipfrac": _mean(bounded_B_T > free_B_T, mask_B_T),
+        "pg_clipfrac_lower": torch.zeros_like(delta_B_T[:0].sum()),
+        "ppo_kl": _mean(-delta_B_T, mask_B_T),
+    }
+    if clip_ratio_c is not None:
+        cap_B_T = -advantage_B_T * clip_ratio_c
+        capped_B_T = (advantage_B_T < 0) & (loss_B_T > cap_B_T)
+        metrics["pg_clipfrac_lower"] = _mean(capped_B_T, mask_B_T)
+        loss_B_T = torch.where(advantage_B_T < 0, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
+    if clip_scale_B_T is not None:
+        metrics |= _scale_metrics(clip_scale_B_T, mask_B_T)
+    if rollout_is_weights is not None:
+        loss_B_T = loss_B_T * rollout_is_weights.detach()
+    loss = aggregate(
+        loss_B_T,
+        mask_B_T,
+        loss_agg_mode,
+        dp_size=dp_size,
+        batch_num_tokens=batch_num_tokens,
+        global_batch_size=global_batch_size,
+        loss_scale_factor=loss_scale_factor,
+    )
+    return loss, {name: value.detach() for name, value in metrics.items()}
+
+
+def _segment_mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor, ids_B_T: torch.Tensor) -> torch.Tensor:
+    """Mean over the policy tokens that share a row and an id, at each of those tokens; 0 where mask is False.
+
+    A row of T tokens has at most T turns, so a T-wide table holds the sums without looking at the ids.
+    """
+    ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
+    sums_B_K = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, values_B_T)
+    tokens_B_K = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, mask_B_T.to(values_B_T.dtype))
+    return torch.where(mask_B_T, (sums_B_K / tokens_B_K.clamp(min=1)).gather(1, ids_B_T), 0.0)
+
+
+def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_T: torch.Tensor):
+    if scale_B_T is None:
+        return 1 - low, 1 + high
+    scale_B_T = torch.where(mask_B_T, scale_B_T.detach(), 1.0)
+    return 1 - low * scale_B_T, 1 + high * scale_B_T
+
+
+def _scale_metrics(scale_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, torch.Tensor]:
+    mean = _mean(scale_B_T, mask_B_T)
+    return {"clip_scale_mean": mean, "clip_scale_std": _mean((scale_B_T - mean) ** 2, mask_B_T).sqrt()}
+
+
+def _mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """Mean over policy tokens (0 if there are none), as a 0-dim tensor."""
+    return torch.where(mask_B_T, values_B_T, 0.0).float().sum() / mask_B_T.sum().clamp(min=1)

@@ -1,0 +1,133 @@
+"""`turn_credit`: one advantage per turn from outcomes, information gains and explicit turn masks."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
+from verl_credit.credit.modes import MODES, Tables
+from verl_credit.credit.outcome import OUTCOME_OPERATORS, group_counts, valid_rows
+
+
+@dataclass(frozen=True)
+class TurnCredit:
+    """Advantages and clip scales of the tool turns, and the answer turn's advantage (its clip scale is 1).
+
+    `advantage_B_K1` and `clip_scale_B_K1` append the answer turn as one more column. Because columns past a
+    row's tool turns read the outcome advantage and scale 1 too, column n_tool_turns of every row is its answer
+    turn, which is what `spread` looks up.
+    """
+
+    advantage_B_K: torch.Tensor
+    outcome_advantage_B: torch.Tensor
+    clip_scale_B_K: torch.Tensor
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def advantage_B_K1(self) -> torch.Tensor:
+        return torch.cat([self.advantage_B_K, self.outcome_advantage_B[:, None]], dim=1)
+
+    @property
+    def clip_scale_B_K1(self) -> torch.Tensor:
+        return torch.nn.functional.pad(self.clip_scale_B_K, (0, 1), value=1.0)
+
+
+def turn_credit(
+    outcome_B: torch.Tensor,
+    info_gain_B_K: torch.Tensor,
+    turn_mask_B_K: torch.Tensor,
+    group_B: torch.Tensor,
+    *,
+    info_gain_norm_mode: str = "turn-group-v1d",
+    gamma: float = 1.0,
+    alpha: float = 0.3,
+    clip_beta: float = 0.3,
+    norm_by_std: bool = True,
+    outcome_operator: str = "grpo",
+    ddof: int | None = None,
+    variance_floor: float | None = None,
+    eps: float = EPS,
+    outcome_weight: float = 1.5,
+    outcome_gamma_power: int = 2,
+    sigma_floor: float = 1e-6,
+    row_valid_B: torch.Tensor | None = None,
+    on_nonfinite: str = "drop",
+) -> TurnCredit:
+    """Credit every turn of every trajectory; the equations are with the modes (`modes.py`).
+
+    Shapes: B rows, K tool turns (0 is allowed). outcome_B finite; turn_mask_B_K True where a tool turn has a
+    gain, and a gain of exactly 0 is a gain; group_B integer prompt ids.
+    A tool turn without a gain shares the advantage and clip scale of the row's next gain, or reads the
+    outcome advantage and 1 when there is none (the released segments; see `info_gain`, first_turn="none").
+    Discounts count gains, not turns without one.
+
+    Hidden constants of the release, as arguments: variance_floor (1e-8), eps (1e-6), clip_beta (0.3);
+    turn-group only: outcome_weight (1.5), outcome_gamma_power (2: the outcome enters the last gain with
+    gamma^2), sigma_floor (1e-6). alpha is 0.3 in the released recipe and absent (1) in the paper.
+    ddof=None and variance_floor=None mean verl's GRPO (1 and 0) in `none`, the release (0 and 1e-8) elsewhere.
+
+    Rows with row_valid_B False (copies that pad a batch, rows hit by a tool fault) enter no statistic and
+    get advantage 0 and clip scale 1. An outcome or gain that is not finite does the same to its row or turn
+    only (on_nonfinite="drop"), or raises ValueError ("raise").
+    `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_gains and `group_counts`.
+    Statistics in float64; returns the widest input dtype, at least float32. No gradient flows.
+
+    Departures from the release: turns are what the mask says, not where a reward differs from 0; the turn
+    compared with is the same tool turn, not the same ordinal among non-zero gains; float64.
+    Source: A2TGPO, 2605.06200; joint and separate: IGPO, 2510.14967.
+    """
+    check_name("info_gain_norm_mode", info_gain_norm_mode, MODES)
+    check_name("outcome_operator", outcome_operator, OUTCOME_OPERATORS)
+    check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    if info_gain_B_K.dim() != 2:
+        raise ValueError(f"info_gain_B_K has shape {tuple(info_gain_B_K.shape)}; expected rows x tool turns")
+    shape = (outcome_B.shape[0], info_gain_B_K.shape[1])
+    check_shape("info_gain_B_K", info_gain_B_K, shape, "outcome_B has rows")
+    check_shape("turn_mask_B_K", turn_mask_B_K, shape, "info_gain_B_K")
+    has_gain_B_K = as_bool("turn_mask_B_K", turn_mask_B_K)
+
+    bad_B = valid_B & ~outcome_B.isfinite()
+    bad_B_K = valid_B[:, None] & has_gain_B_K & ~info_gain_B_K.isfinite()
+    if on_nonfinite == "raise":
+        _refuse("outcome_B", bad_B)
+        _refuse("info_gain_B_K", bad_B_K)
+    usable_B = valid_B & ~bad_B
+    has_gain_B_K = has_gain_B_K & usable_B[:, None] & ~bad_B_K
+
+    as_verl = info_gain_norm_mode == "none"
+    with torch.no_grad():
+        tables = Tables(
+            outcome_B=torch.where(usable_B, outcome_B.to(torch.float64), 0.0),
+            gain_B_K=torch.where(has_gain_B_K, info_gain_B_K.to(torch.float64), 0.0),
+            has_gain_B_K=has_gain_B_K,
+            group_B=as_group_ids("group_B", group_B),
+            valid_B=usable_B,
+            gamma=gamma,
+            alpha=alpha,
+            clip_beta=clip_beta,
+            norm_by_std=norm_by_std,
+            ddof=(1 if as_verl else 0) if ddof is None else ddof,
+            variance_floor=(0.0 if as_verl else VARIANCE_FLOOR) if variance_floor is None else variance_floor,
+            eps=eps,
+            outcome_weight=outcome_weight,
+            outcome_gamma_power=outcome_gamma_power,
+            sigma_floor=sigma_floor,
+        )
+        outputs = MODES[info_gain_norm_mode](tables)
+    counts = {
+        "invalid_rows": int((~valid_B).sum()),
+        "nonfinite_outcomes": int(bad_B.sum()),
+        "nonfinite_gains": int(bad_B_K.sum()),
+        **group_counts(outcome_B, group_B, row_valid_B=valid_B),
+    }
+    dtype = output_dtype(outcome_B, info_gain_B_K)
+    return TurnCredit(*(tensor.to(dtype) for tensor in outputs), counts=counts)
+
+
+def _refuse(name: str, bad: torch.Tensor) -> None:
+    if bad.any():
+        raise ValueError(
+            f"{name} row {first_row(bad)} holds a value that is not finite; expected finite numbers"
+        )
