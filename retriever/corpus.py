@@ -45,7 +45,9 @@ def read_corpus(path: Path) -> Iterator[tuple[bytes, dict]]:
             document = parse_line(line, f"{path}:{number}")
             first = line_of_id.setdefault(document["id"], number)
             if first != number:
-                raise CorpusError(f"{path}:{number}: id={document['id']!r} was used on line {first}; ids must be unique")
+                raise CorpusError(
+                    f"{path}:{number}: id={document['id']!r} was used on line {first}; ids must be unique"
+                )
             yield line, document
     if not line_of_id:
         raise CorpusError(f"{path}: no rows; expected at least one document")

@@ -8,7 +8,13 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentencepiece.bpe.model", "spiece.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
 
 
 class SentenceEncoder:
@@ -36,16 +42,22 @@ class SentenceEncoder:
     ):
         self.path = Path(path)
         if not self.path.is_dir():
-            raise FileNotFoundError(f"encoder={str(path)!r} is not a folder; give a local Hugging Face model folder")
+            raise FileNotFoundError(
+                f"encoder={str(path)!r} is not a folder; give a local Hugging Face model folder"
+            )
         if not list(self.path.glob("*.safetensors")):
-            raise FileNotFoundError(f"encoder={str(path)!r} holds no *.safetensors file; other weight formats are refused")
+            raise FileNotFoundError(
+                f"encoder={str(path)!r} holds no *.safetensors; other weight formats are refused"
+            )
         if max_length < 3 or batch_size < 1:
             raise ValueError(f"max_length={max_length}, batch_size={batch_size}: need at least 3 and 1")
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
         self.device, self.batch_size = torch.device(device), batch_size
         local = {"local_files_only": True, "trust_remote_code": False}
         self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **local)
-        self._model = AutoModel.from_pretrained(str(self.path), use_safetensors=True, dtype=torch.float32, **local)
+        self._model = AutoModel.from_pretrained(
+            str(self.path), use_safetensors=True, dtype=torch.float32, **local
+        )
         self._model.to(self.device).eval()
         self.dim = int(self._model.config.hidden_size)
         self.max_length = min(max_length, self._tokenizer.model_max_length, self._positions())
@@ -73,7 +85,7 @@ class SentenceEncoder:
 
     def _positions(self) -> int:
         positions = getattr(self._model.config, "max_position_embeddings", None) or sys.maxsize
-        # RoBERTa-style encoders number real tokens from padding_idx + 1, which costs them that many positions.
+        # RoBERTa-style encoders number real tokens from padding_idx + 1: that many positions are lost.
         table = getattr(getattr(self._model, "embeddings", None), "position_embeddings", None)
         offset = getattr(table, "padding_idx", None)
         return positions if offset is None else positions - offset - 1
@@ -85,12 +97,16 @@ class SentenceEncoder:
         out_N_D = np.zeros((len(texts), self.dim), dtype=np.float32)
         if not texts:
             return out_N_D
-        ids_N = self._tokenizer([prefix + t for t in texts], truncation=True, max_length=self.max_length)["input_ids"]
+        ids_N = self._tokenizer([prefix + t for t in texts], truncation=True, max_length=self.max_length)[
+            "input_ids"
+        ]
         # Neighbours in length share a batch, so that little is spent on padding.
         order_N = sorted(range(len(texts)), key=lambda row: len(ids_N[row]))
         for start in range(0, len(order_N), self.batch_size):
             rows = order_N[start : start + self.batch_size]
-            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt").to(self.device)
+            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt").to(
+                self.device
+            )
             hidden_N_L_D = self._model(**batch).last_hidden_state
             mask_N_L_1 = batch["attention_mask"].unsqueeze(-1).to(hidden_N_L_D.dtype)
             mean_N_D = (hidden_N_L_D * mask_N_L_1).sum(1) / mask_N_L_1.sum(1)
@@ -98,7 +114,9 @@ class SentenceEncoder:
         # NaN fails the comparison too, so this one check covers zero and non-finite vectors.
         bad = np.flatnonzero(~(np.abs(np.linalg.norm(out_N_D, axis=1) - 1) < 1e-3))
         if bad.size:
-            raise ValueError(f"the encoder gave no unit vector for text {texts[bad[0]][:80]!r}: zero or not finite")
+            raise ValueError(
+                f"the encoder gave no unit vector for text {texts[bad[0]][:80]!r}: zero or not finite"
+            )
         return out_N_D
 
 

@@ -31,7 +31,8 @@ def build_index(
 
     The corpus is streamed. Everything is written to a temporary folder beside `out`, which is renamed at the
     end: `out` either does not exist or is complete. Returns the manifest; `on_progress(rows so far)`.
-    Errors: CorpusError names the line; FileExistsError when `out` exists, unless `overwrite` and it is an index.
+    Errors: CorpusError names the line; FileExistsError when `out` exists, unless it is an index and
+    `overwrite` is set.
     """
     corpus, out = Path(corpus), Path(out)
     if kind not in KINDS:
@@ -74,9 +75,10 @@ class SearchIndex:
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> "SearchIndex":
-        """Load an index after comparing its files with its manifest. Errors: IndexMismatch names file and values.
+        """Load an index after comparing its files with its manifest.
 
         `verify=False` skips the hashes (they read every byte once), never the row and dimension counts.
+        Errors: IndexMismatch names the file, its value and the right one.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -97,7 +99,7 @@ class SearchIndex:
         return cls(index, Documents(folder / "corpus.jsonl", offsets), manifest)
 
     def check_encoder(self, encoder: SentenceEncoder) -> None:
-        """Refuse an encoder other than the one that built the index. Errors: IndexMismatch names the field."""
+        """Refuse an encoder other than the one that built the index. Errors: IndexMismatch."""
         check_encoder(self.manifest, encoder.fingerprint())
 
     def search(self, vectors_N_D: np.ndarray, k: int) -> list[list[tuple[dict, float]]]:
@@ -117,7 +119,9 @@ class SearchIndex:
             return []
         scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, min(k, len(self)))
         if not np.isfinite(scores_N_K).all() or rows_N_K.min() < 0 or rows_N_K.max() >= len(self):
-            raise IndexMismatch("FAISS returned a hit without a document or score; the index is damaged, rebuild it")
+            raise IndexMismatch(
+                "FAISS returned a hit without a document or score; the index is damaged, rebuild it"
+            )
         return [
             [(self.documents[row], score) for row, score in zip(rows, scores, strict=True)]
             for rows, scores in zip(rows_N_K.tolist(), scores_N_K.tolist(), strict=True)

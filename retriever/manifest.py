@@ -16,7 +16,9 @@ class IndexMismatch(ValueError):
 
 def write_manifest(folder: Path, *, kind: str, rows: int, encoder: dict) -> dict:
     """Describe the index in `folder`, whose files are complete, in `folder/manifest.json`."""
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in FILES}
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in FILES
+    }
     manifest = {
         "format": FORMAT,
         "kind": kind,
@@ -34,7 +36,7 @@ def write_manifest(folder: Path, *, kind: str, rows: int, encoder: dict) -> dict
 
 
 def read_manifest(folder: Path) -> dict:
-    """Read and check `folder/manifest.json`. Errors: IndexMismatch names the key, its value, what is accepted."""
+    """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted."""
     path = folder / "manifest.json"
     if not path.is_file():
         raise IndexMismatch(f"{path} does not exist; build the index with `verl-credit-retriever index`")
@@ -58,19 +60,27 @@ def check_files(folder: Path, manifest: dict) -> None:
     for name in FILES:
         path, expected = folder / name, manifest["files"].get(name)
         if not isinstance(expected, dict):
-            raise IndexMismatch(f"{folder / 'manifest.json'}: files[{name!r}]={expected!r}; expected bytes and sha256")
+            raise IndexMismatch(
+                f"{folder / 'manifest.json'}: files[{name!r}]={expected!r}; expected bytes and sha256"
+            )
         if not path.is_file():
-            raise IndexMismatch(f"{path} does not exist; the manifest lists it with {expected['bytes']} bytes")
+            raise IndexMismatch(
+                f"{path} does not exist; the manifest lists it with {expected['bytes']} bytes"
+            )
         found = path.stat().st_size
         if found != expected["bytes"]:
-            raise IndexMismatch(f"{path}: {found} bytes; the manifest says {expected['bytes']}; rebuild the index")
+            raise IndexMismatch(
+                f"{path}: {found} bytes; the manifest says {expected['bytes']}; rebuild the index"
+            )
         found = sha256(path)
         if found != expected["sha256"]:
-            raise IndexMismatch(f"{path}: sha256={found}; the manifest says {expected['sha256']}; rebuild the index")
+            raise IndexMismatch(
+                f"{path}: sha256={found}; the manifest says {expected['sha256']}; rebuild the index"
+            )
 
 
 def check_encoder(manifest: dict, encoder: dict) -> None:
-    """An index answers only queries of the encoder that built it. `encoder`: SentenceEncoder.fingerprint()."""
+    """An index answers only the encoder that built it. `encoder`: SentenceEncoder.fingerprint()."""
     for key, expected in manifest["encoder"].items():
         if key != "name" and encoder.get(key) != expected:
             raise IndexMismatch(f"encoder {key}={encoder.get(key)!r}; the index was built with {expected!r}")

@@ -7,20 +7,46 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-WORDS = ["query", "passage", ":", "who", "is", "the", "mayor", "of", "in", "born", "town", "river", "bridge", "baker"]
+WORDS = [
+    "query",
+    "passage",
+    ":",
+    "who",
+    "is",
+    "the",
+    "mayor",
+    "of",
+    "in",
+    "born",
+    "town",
+    "river",
+    "bridge",
+    "baker",
+]
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)] + [str(d) for d in range(10)]
 
 
 def make_encoder(folder: Path, seed: int = 0) -> Path:
     """A 2-layer BERT of 32 dimensions with a WordPiece vocabulary of words and letters."""
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *WORDS,
+        *LETTERS,
+        *(f"##{letter}" for letter in LETTERS),
+    ]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **specials).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **specials).save_pretrained(
+        folder
+    )
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(vocabulary),
@@ -39,6 +65,7 @@ def make_corpus(file: Path, rows: int = 50) -> Path:
     """`rows` short articles with different titles."""
     with open(file, "w", encoding="utf-8") as handle:
         for row in range(rows):
-            contents = f"Town {row}\nThe mayor of town {row} is baker {row * 7 % 13}, born in {'river' * (row % 4)} {row % 5}."
+            born = f"{'river' * (row % 4)} {row % 5}"
+            contents = f"Town {row}\nThe mayor of town {row} is baker {row * 7 % 13}, born in {born}."
             handle.write(json.dumps({"id": f"doc-{row}", "contents": contents}) + "\n")
     return file

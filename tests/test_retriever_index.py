@@ -148,10 +148,15 @@ def _edit_manifest(folder, **changes):
         (lambda d: _edit_manifest(d, dim=16), "index.faiss: dim=32; expected 16"),
         (lambda d: _edit_manifest(d, kind="hnsw"), "kind='hnsw'; this version reads 'flat'"),
         (lambda d: _edit_manifest(d, files={}), "files"),
-        (lambda d: (d / "index.faiss").write_bytes((d / "index.faiss").read_bytes()[:-8]), "index.faiss: .* bytes"),
+        (
+            lambda d: (d / "index.faiss").write_bytes((d / "index.faiss").read_bytes()[:-8]),
+            "index.faiss: .* bytes",
+        ),
         (lambda d: faiss.write_index(faiss.IndexFlatIP(32), str(d / "index.faiss")), "index.faiss: .* bytes"),
         (
-            lambda d: (d / "corpus.jsonl").write_text((d / "corpus.jsonl").read_text().replace("mayor", "baker")),
+            lambda d: (d / "corpus.jsonl").write_text(
+                (d / "corpus.jsonl").read_text().replace("mayor", "baker")
+            ),
             "corpus.jsonl: sha256",
         ),
         (lambda d: (d / "offsets.npy").unlink(), "offsets.npy does not exist"),
