@@ -1,0 +1,278 @@
+"""The client against a server that misbehaves on purpose: every fault has a code, a bound, and no page."""
+
+import asyncio
+import json
+import pickle
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from verl_credit.host.search_client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
+
+
+def hits(*scores):
+    return [
+        {"document": {"id": f"d{n}", "contents": f"T{n}\na\nb"}, "score": s} for n, s in enumerate(scores)
+    ]
+
+
+class Scripted(ThreadingHTTPServer):
+    """Plays `script`, one step per request, then answers well. A step: (status, body), "hang" or "close"."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.requests, self.headers, self.connections = [], [], {}, 0
+        self.hanging, self.release = threading.Event(), threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request, client_address):
+        pass  # a client that gives up is expected here
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, body))
+        good = (200, {"result": [hits(*[1.0 - n / 10 for n in range(body["topk"])])]})
+        step = self.server.script.pop(0) if self.server.script else good
+        if step == "hang":
+            self.server.hanging.set()
+            self.server.release.wait(20)
+        if step in ("hang", "close"):
+            self.close_connection = True
+            return
+        status, answer = step
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with Scripted() as scripted:
+        thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield scripted
+        scripted.release.set()
+        scripted.shutdown()
+        thread.join()
+
+
+def search(client, query="river"):
+    async def run():
+        try:
+            return await client.search(query)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(run())
+
+
+def fault(client, query="river"):
+    with pytest.raises(SearchFault) as caught:
+        search(client, query)
+    assert caught.value.code in FAULT_CODES
+    return caught.value
+
+
+def test_a_search_asks_for_scores_and_splits_the_title(server):
+    result = search(SearchClient(server.url, topk=2), "wer gründete 東京?")
+    asked = {"queries": ["wer gründete 東京?"], "topk": 2, "return_scores": True}
+    assert server.requests == [("/retrieve", asked)]
+    assert result.pages == [Page("d0", "T0", "a\nb", 1.0), Page("d1", "T1", "a\nb", 0.9)]
+    assert result.attempts == 1 and 0 < result.seconds < 10
+
+
+def test_an_address_may_name_the_endpoint(server):
+    search(SearchClient(server.url + "/retrieve"))
+    search(SearchClient(server.url + "/"))
+    assert [path for path, _ in server.requests] == ["/retrieve"] * 2
+
+
+@pytest.mark.parametrize(
+    "script, attempts",
+    [
+        ([(503, b""), (502, b"")], 3),
+        ([(500, b"")], 2),
+        ([(429, b"busy")], 2),
+        (["close"], 2),
+        (["close", (503, b"")], 3),
+    ],
+)
+def test_passing_faults_are_retried(server, script, attempts):
+    server.script = script
+    assert search(SearchClient(server.url)).attempts == attempts
+    assert len(server.requests) == attempts
+
+
+@pytest.mark.parametrize(
+    "step, code, attempts",
+    [
+        ((503, b"down"), "http_5xx", 3),
+        ((500, {"error": "out of memory"}), "http_5xx", 2),
+        ((501, b""), "http_5xx", 1),
+        ((422, {"error": "topk"}), "http_4xx", 1),
+        ((404, b""), "http_4xx", 1),
+        ((429, b""), "http_4xx", 3),
+        ("close", "connect", 3),
+        ((302, b""), "bad_response", 1),
+        ((200, b""), "bad_response", 1),
+        ((200, b"<html>"), "bad_response", 1),
+        ((200, b"\xff\xfe"), "bad_response", 1),
+        ((200, b"[" * 100_000), "bad_response", 1),
+        ((200, {}), "bad_response", 1),
+        ((200, {"result": []}), "bad_response", 1),
+        ((200, {"result": None}), "bad_response", 1),
+        ((200, {"result": [[]]}), "bad_response", 1),
+        ((200, {"result": [hits(1), hits(1)]}), "bad_response", 1),
+        ((200, {"result": [hits(4, 3, 2, 1)]}), "bad_response", 1),
+        ((200, {"result": [[{"id": "a", "contents": "no score"}]]}), "bad_response", 1),
+        ((200, {"result": [hits(float("nan"))]}), "bad_response", 1),
+        ((200, {"result": [hits(None)]}), "bad_response", 1),
+        ((200, {"result": [[{"document": {"id": "a", "contents": None}, "score": 1}]]}), "bad_response", 1),
+    ],
+)
+def test_a_lasting_fault_has_a_code_and_a_bounded_number_of_attempts(server, step, code, attempts):
+    server.script = [step] * 10
+    found = fault(SearchClient(server.url))
+    assert found.code == code and server.url in found.detail
+    assert len(server.requests) == attempts
+
+
+def test_no_retries_when_none_are_wanted(server):
+    server.script = [(503, b"")] * 2
+    assert fault(SearchClient(server.url, max_retries=0)).code == "http_5xx"
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_hangs_ends_at_the_deadline(server):
+    server.script = ["hang"]
+    found = fault(SearchClient(server.url, timeout_s=0.2))
+    assert (found.code, len(server.requests)) == ("timeout", 1)
+
+
+def test_the_deadline_covers_the_retries_and_the_reason_before_it_is_kept(server):
+    server.script = [(503, b"overloaded"), "hang"]
+    found = fault(SearchClient(server.url, timeout_s=0.5))
+    assert found.code == "timeout" and "overloaded" in found.detail
+
+
+def test_a_pause_longer_than_the_deadline_is_not_waited_for(server):
+    server.headers, server.script = {"Retry-After": "3600"}, [(429, b"busy")]
+    assert fault(SearchClient(server.url)).code == "http_4xx"
+    assert len(server.requests) == 1
+
+
+def test_cancelling_a_search_cancels_it(server):
+    server.script = ["hang"]
+
+    async def run():
+        client = SearchClient(server.url)
+        task = asyncio.create_task(client.search("river"))
+        assert await asyncio.to_thread(server.hanging.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_retry_goes_to_the_next_server(server):
+    with socket.socket() as closed:  # bound but not listening: connections are refused
+        closed.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        client = SearchClient([dead, server.url])
+        assert search(client).attempts == 2
+        assert fault(SearchClient(dead)).code == "connect"
+        with pytest.raises(SearchFault, match=dead):
+            asyncio.run(client.check())
+
+
+def test_connections_are_reused_in_one_loop_and_reopened_in_the_next(server):
+    client = SearchClient(server.url)
+
+    async def run():
+        for _ in range(5):
+            await client.search("river")
+        await client.aclose()
+        await client.search("river")
+        await client.aclose()
+
+    asyncio.run(run())
+    assert server.connections == 2
+    search(client)
+    assert (server.connections, len(server.requests)) == (3, 7)
+
+
+def test_a_client_and_a_fault_travel_between_processes(server):
+    client = SearchClient([server.url], topk=2, shuffle_seed=7)
+    search(client)
+    copy = pickle.loads(pickle.dumps(client))
+    assert search(copy).pages == search(client).pages
+    found = pickle.loads(pickle.dumps(SearchFault("connect", "refused")))
+    assert (found.code, found.detail, str(found)) == ("connect", "refused", "connect: refused")
+
+
+def test_shuffling_depends_on_seed_and_query_alone(server):
+    def order(seed, query):
+        return [page.id for page in search(SearchClient(server.url, topk=5, shuffle_seed=seed), query).pages]
+
+    queries = [f"q{n}" for n in range(6)]
+    orders = [order(1, query) for query in queries]
+    assert orders == [order(1, query) for query in queries]
+    assert orders != [order(2, query) for query in queries]
+    assert len(set(map(tuple, orders))) > 1
+    assert all(sorted(found) == order(None, "q") for found in orders)
+
+
+def test_pages_are_written_in_order_and_each_text_is_cut():
+    pages = [
+        Page("a", "Zet", "x" * 30 + "\nend", 1.0),
+        Page("b", "No text", "", 0.5),
+        Page("c", "Kon", "ü\ny", 0.1),
+    ]
+    assert format_pages(pages, 10) == f"Page 1: Zet\n{'x' * 10}\nPage 2: No text\nPage 3: Kon\nü\ny"
+    assert format_pages(pages[:1], 1000) == f"Page 1: Zet\n{'x' * 30}\nend"
+    assert format_pages([], 10) == ""
+
+
+def test_a_query_that_utf8_cannot_hold_reaches_the_server_escaped(server):
+    search(SearchClient(server.url), "\ud800")
+    assert server.requests[0][1]["queries"] == ["\ud800"]
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ({"urls": []}, "urls"),
+        ({"urls": "localhost:8000"}, "localhost:8000"),
+        ({"urls": ["ftp://host"]}, "ftp://host"),
+        ({"urls": "http://host:99999999"}, "99999999"),
+        ({"topk": 0}, "topk=0"),
+        ({"max_retries": -1}, "max_retries=-1"),
+        ({"max_page_chars": 0}, "max_page_chars=0"),
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        SearchClient(**{"urls": "http://127.0.0.1:1", **arguments})
