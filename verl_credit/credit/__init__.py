@@ -5,7 +5,8 @@ from verl_credit.credit.groups import GroupStats, group_stats, z_score
 from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES, InfoGain, info_gain
 from verl_credit.credit.modes import MODES
 from verl_credit.credit.outcome import group_counts, grpo
-from verl_credit.credit.policy_loss import RATIO_LEVELS, turn_policy_loss
+from verl_credit.credit.policy_loss import turn_policy_loss
+from verl_credit.credit.ratio import RATIO_LEVELS
 from verl_credit.credit.turn_credit import TurnCredit, turn_credit
 from verl_credit.credit.turns import TurnTable, spread, turn_table
 

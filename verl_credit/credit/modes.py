@@ -1,83 +1,17 @@
 """The turn modes: how outcome and information gain become an advantage per turn.
 
-Each mode takes `Tables` (float64, checked) and returns `(advantage_B_K, outcome_advantage_B, clip_scale_B_K)`.
-A turn without a gain of its own belongs to the segment of the row's next gain: it reads that turn's advantage
-and clip scale, or the outcome's advantage and 1 after the last gain (so do columns past a row's turns). Going
-backwards over the columns with "where there is a gain" says exactly this.
+Each mode takes `Tables` and returns `(advantage_B_K, outcome_advantage_B, clip_scale_B_K)` in float64. A turn
+without a gain of its own belongs to the segment of the row's next gain: it reads that turn's advantage and clip
+scale, or the outcome's advantage and 1 after the last gain (so do columns past a row's turns). `Tables.backward`
+says exactly this.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.groups import group_stats, z_score
-from verl_credit.credit.outcome import grpo
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Inputs of a mode. Shapes: B rows, K tool turns. `has_gain_B_K` is False in every row that is not valid."""
-
-    outcome_B: torch.Tensor
-    gain_B_K: torch.Tensor
-    has_gain_B_K: torch.Tensor
-    group_B: torch.Tensor
-    valid_B: torch.Tensor
-    gamma: float
-    alpha: float
-    clip_beta: float
-    norm_by_std: bool
-    ddof: int
-    variance_floor: float
-    eps: float
-    outcome_weight: float
-    outcome_gamma_power: int
-    sigma_floor: float
-
-    def z_score(self, values_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.Tensor) -> torch.Tensor:
-        return z_score(
-            values_N,
-            group_N,
-            member_N=member_N,
-            norm_by_std=self.norm_by_std,
-            ddof=self.ddof,
-            variance_floor=self.variance_floor,
-            eps=self.eps,
-        )
-
-    def outcome_advantage(self) -> torch.Tensor:
-        return grpo(
-            self.outcome_B,
-            self.group_B,
-            norm_by_std=self.norm_by_std,
-            ddof=self.ddof,
-            variance_floor=self.variance_floor,
-            eps=self.eps,
-            row_valid_B=self.valid_B,
-        )
-
-    def z_score_per_turn(self, values_B_K: torch.Tensor) -> torch.Tensor:
-        """Compared with the same tool turn of the same prompt's other trajectories."""
-        turns = values_B_K.shape[1]
-        column_K = torch.arange(turns, device=values_B_K.device)
-        group_B_K = self.group_B[:, None] * turns + column_K
-        z = self.z_score(values_B_K.flatten(), group_B_K.flatten(), self.has_gain_B_K.flatten())
-        return z.view_as(values_B_K)
-
-    def backward(
-        self, last_B: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        """out[:, k] = step(k, next) where turn k has a gain, else next; next starts as `last_B`."""
-        columns, next_B = [], last_B
-        for k in reversed(range(self.gain_B_K.shape[1])):
-            next_B = torch.where(self.has_gain_B_K[:, k], step(k, next_B), next_B)
-            columns.append(next_B)
-        return torch.stack(columns[::-1], dim=1) if columns else torch.zeros_like(self.gain_B_K)
-
-    def ones(self) -> torch.Tensor:
-        return torch.ones_like(self.gain_B_K)
-
+from verl_credit.credit.groups import group_stats
+from verl_credit.credit.tables import Tables
 
 ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -3,11 +3,8 @@
 import torch
 
 from verl_credit.credit.aggregate import aggregate
-from verl_credit.credit.checks import check_name, check_shape
-
-RATIO_LEVELS = ("token", "turn", "sequence")
-TOKEN_LOG_RATIO_LIMIT = 20.0  # verl's vanilla loss clamps the token log-ratio to +-20
-SEGMENT_LOG_RATIO_LIMIT = 10.0  # the released turn loss (and GSPO) caps the log-ratio at 10 from above
+from verl_credit.credit.checks import check_name, check_shape, output_dtype
+from verl_credit.credit.ratio import RATIO_LEVELS, importance_ratio
 
 
 def turn_policy_loss(
@@ -67,14 +64,9 @@ def turn_policy_loss(
 
     mask_B_T = response_mask_B_T.bool()
     advantage_B_T = torch.where(mask_B_T, advantage_B_T.detach(), 0.0)
-    delta_B_T = torch.where(mask_B_T, log_prob_B_T - old_log_prob_B_T.detach(), 0.0)
-    if ratio_level == "token":
-        delta_B_T = delta_B_T.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT)
-        ratio_B_T = delta_B_T.exp()
-    else:
-        ids_B_T = turn_ids_B_T if ratio_level == "turn" else torch.zeros_like(turn_ids_B_T)
-        shared_B_T = _segment_mean(delta_B_T.detach(), mask_B_T, ids_B_T)
-        ratio_B_T = (delta_B_T - delta_B_T.detach() + shared_B_T).clamp(max=SEGMENT_LOG_RATIO_LIMIT).exp()
+    delta_B_T = log_prob_B_T.to(output_dtype(log_prob_B_T)) - old_log_prob_B_T.detach()
+    delta_B_T = torch.where(mask_B_T, delta_B_T, 0.0)
+    ratio_B_T = importance_ratio(delta_B_T, mask_B_T, turn_ids_B_T, ratio_level)
 
     low_B_T, high_B_T = _clip_range(clip_ratio_low, clip_ratio_high, clip_scale_B_T, mask_B_T)
     free_B_T = -advantage_B_T * ratio_B_T
@@ -82,14 +74,14 @@ def turn_policy_loss(
     loss_B_T = torch.maximum(free_B_T, bounded_B_T)
     metrics = {
         "pg_clipfrac": _mean(bounded_B_T > free_B_T, mask_B_T),
-        "pg_clipfrac_lower": torch.zeros_like(delta_B_T[:0].sum()),
-        "ppo_kl": _mean(-delta_B_T, mask_B_T),
+        "pg_clipfrac_lower": delta_B_T.new_zeros(()),
+        "ppo_kl": _mean(-delta_B_T.detach(), mask_B_T),
     }
     if clip_ratio_c is not None:
         cap_B_T = -advantage_B_T * clip_ratio_c
-        capped_B_T = (advantage_B_T < 0) & (loss_B_T > cap_B_T)
-        metrics["pg_clipfrac_lower"] = _mean(capped_B_T, mask_B_T)
-        loss_B_T = torch.where(advantage_B_T < 0, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
+        negative_B_T = advantage_B_T < 0
+        metrics["pg_clipfrac_lower"] = _mean(negative_B_T & (loss_B_T > cap_B_T), mask_B_T)
+        loss_B_T = torch.where(negative_B_T, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
     if clip_scale_B_T is not None:
         metrics |= _scale_metrics(clip_scale_B_T, mask_B_T)
     if rollout_is_weights is not None:
@@ -103,18 +95,7 @@ def turn_policy_loss(
         global_batch_size=global_batch_size,
         loss_scale_factor=loss_scale_factor,
     )
-    return loss, {name: value.detach() for name, value in metrics.items()}
-
-
-def _segment_mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor, ids_B_T: torch.Tensor) -> torch.Tensor:
-    """Mean over the policy tokens that share a row and an id, at each of those tokens; 0 where mask is False.
-
-    A row of T tokens has at most T turns, so a T-wide table holds the sums without looking at the ids.
-    """
-    ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
-    sums_B_K = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, values_B_T)
-    tokens_B_K = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, mask_B_T.to(values_B_T.dtype))
-    return torch.where(mask_B_T, (sums_B_K / tokens_B_K.clamp(min=1)).gather(1, ids_B_T), 0.0)
+    return loss, metrics
 
 
 def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_T: torch.Tensor):
@@ -125,10 +106,13 @@ def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_
 
 
 def _scale_metrics(scale_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, torch.Tensor]:
+    scale_B_T = scale_B_T.detach()
     mean = _mean(scale_B_T, mask_B_T)
     return {"clip_scale_mean": mean, "clip_scale_std": _mean((scale_B_T - mean) ** 2, mask_B_T).sqrt()}
 
 
+@torch.no_grad()
 def _mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
     """Mean over policy tokens (0 if there are none), as a 0-dim tensor."""
-    return torch.where(mask_B_T, values_B_T, 0.0).float().sum() / mask_B_T.sum().clamp(min=1)
+    values_B_T = torch.where(mask_B_T, values_B_T, 0.0)
+    return values_B_T.to(output_dtype(values_B_T)).sum() / mask_B_T.sum().clamp(min=1)

@@ -1,0 +1,85 @@
+"""Information gain from the scores of consecutive contexts."""
+
+import math
+
+import pytest
+import torch
+
+from verl_credit.credit import info_gain
+
+SCORE = torch.tensor([[-3.0, -2.0, -0.5], [-1.0, -4.0, 0.0], [-2.0, 0.0, 0.0]])
+MASK = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+NAN, INF = float("nan"), float("inf")
+
+
+def test_prob_diff_and_log_prob_diff():
+    gain = info_gain(SCORE, MASK)
+    p = [math.exp(-3), math.exp(-2), math.exp(-0.5)]
+    assert gain.info_gain_B_K[0].tolist() == pytest.approx([p[1] - p[0], p[2] - p[1]])
+    assert gain.info_gain_B_K[1].tolist() == pytest.approx([math.exp(-4) - math.exp(-1), 0])
+    assert gain.turn_mask_B_K.tolist() == [[True, True], [True, False], [False, False]]
+    assert not gain.failed_B_K.any()
+    gain = info_gain(SCORE, MASK, info_gain_type="log_prob_diff")
+    assert gain.info_gain_B_K.tolist() == [[1.0, 1.5], [-3.0, 0.0], [0.0, 0.0]]
+
+
+def test_gains_telescope():
+    generator = torch.Generator().manual_seed(0)
+    score = -torch.rand(5, 6, generator=generator, dtype=torch.float64) * 8
+    gain = info_gain(score, torch.ones_like(score)).info_gain_B_K
+    torch.testing.assert_close(gain.sum(dim=1), score[:, -1].exp() - score[:, 0].exp())
+
+
+def test_a_gain_of_zero_is_a_gain():
+    gain = info_gain(torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2))
+    assert (gain.info_gain_B_K.item(), gain.turn_mask_B_K.item()) == (0.0, True)
+
+
+def test_without_a_first_turn_gain_the_prompt_is_not_read():
+    prior = info_gain(SCORE, MASK)
+    score, mask = SCORE.clone(), MASK.clone()
+    score[:, 0], mask[0, 0] = NAN, False
+    none = info_gain(score, mask, first_turn="none")
+    assert none.turn_mask_B_K.tolist() == [[False, True], [False, False], [False, False]]
+    assert none.info_gain_B_K[0, 1] == prior.info_gain_B_K[0, 1]
+    assert none.failed_gains == none.failed_rows == 0
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("kind", ["prob_diff", "log_prob_diff"])
+def test_a_score_that_is_not_finite_costs_its_two_gains_and_is_counted(bad, kind):
+    score = SCORE.clone()
+    score[0, 1] = bad
+    score[2, 2] = bad  # not a context of that row
+    gain = info_gain(score, MASK, info_gain_type=kind)
+    assert gain.turn_mask_B_K.tolist() == [[False, False], [True, False], [False, False]]
+    assert (gain.failed_gains, gain.failed_rows) == (2, 1)
+    assert gain.info_gain_B_K[0].tolist() == [0, 0]
+    assert gain.info_gain_B_K[1, 0] == info_gain(SCORE, MASK, info_gain_type=kind).info_gain_B_K[1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_differences_are_taken_in_float64(dtype):
+    gain = info_gain(SCORE.to(dtype), MASK)
+    exact = info_gain(SCORE.to(dtype).double(), MASK).info_gain_B_K
+    assert gain.info_gain_B_K.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(gain.info_gain_B_K.double(), exact, rtol=1e-6, atol=1e-8)
+
+
+def test_rows_without_tool_turns():
+    gain = info_gain(SCORE[:, :1], MASK[:, :1])
+    assert gain.info_gain_B_K.shape == gain.turn_mask_B_K.shape == (3, 0)
+    assert gain.failed_rows == 0
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="did you mean 'prob_diff'"):
+        info_gain(SCORE, MASK, info_gain_type="prob_dif")
+    with pytest.raises(ValueError, match="first_turn='zero'.*accepted: prior, none"):
+        info_gain(SCORE, MASK, first_turn="zero")
+    with pytest.raises(ValueError, match="context_mask_B_K1 has shape"):
+        info_gain(SCORE, MASK[:2])
+    with pytest.raises(ValueError, match="score_B_K1 has shape"):
+        info_gain(SCORE[:, 0], MASK[:, 0])
+    with pytest.raises(ValueError, match="score_B_K1 row 1 has a score above 0"):
+        info_gain(torch.tensor([[-1.0, -1.0], [-1.0, 0.4]]), torch.ones(2, 2))

@@ -1,0 +1,313 @@
+"""What must hold for every turn mode, whatever the numbers."""
+
+import pickle
+
+import pytest
+import torch
+
+from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
+
+GROUP_SCOPED = [mode for mode in INFO_GAIN_NORM_MODES if mode != "turn-group"]  # it scales by batch-wide stds
+
+
+def batch(seed=0, rows=24, turns=4, groups=5, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    outcome = torch.randint(0, 3, (rows,), generator=generator) / 2
+    gain = torch.randn(rows, turns, generator=generator) * 0.2
+    n_gains = torch.randint(0, turns + 1, (rows, 1), generator=generator)
+    mask = torch.arange(turns) < n_gains
+    group = torch.randint(0, groups, (rows,), generator=generator) * 11 - 20
+    return outcome.to(dtype), gain.to(dtype), mask, group
+
+
+def fields(credit):
+    return credit.advantage_B_K, credit.outcome_advantage_B, credit.clip_scale_B_K
+
+
+def assert_same(credit, other, *, tolerance=0.0):
+    for ours, theirs in zip(fields(credit), fields(other), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance, check_dtype=False)
+
+
+each_mode = pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+each_seed = pytest.mark.parametrize("seed", range(4))
+
+
+@each_mode
+@each_seed
+def test_permuting_rows_commutes_bit_for_bit(mode, seed):
+    tables = batch(seed)
+    order = torch.randperm(len(tables[0]), generator=torch.Generator().manual_seed(seed + 100))
+    straight = turn_credit(*tables, info_gain_norm_mode=mode, gamma=0.9)
+    permuted = turn_credit(*(t[order] for t in tables), info_gain_norm_mode=mode, gamma=0.9)
+    for ours, theirs in zip(fields(straight), fields(permuted), strict=True):
+        assert torch.equal(ours[order], theirs)
+
+
+@pytest.mark.parametrize("mode", GROUP_SCOPED)
+@each_seed
+def test_other_prompts_do_not_matter(mode, seed):
+    tables = batch(seed)
+    whole = turn_credit(*tables, info_gain_norm_mode=mode)
+    rows = tables[3] == tables[3][0]
+    part = turn_credit(*(t[rows] for t in tables), info_gain_norm_mode=mode)
+    for ours, theirs in zip(fields(whole), fields(part), strict=True):
+        assert torch.equal(ours[rows], theirs)
+
+
+def test_turn_group_scales_by_the_whole_batch():
+    """The declared exemption from the law above is real, and it is the only way other prompts enter."""
+    outcome, gain, mask, group = batch(1)
+    other = group != group[0]
+    louder = torch.where(other[:, None], gain * 50, gain)
+    rows = ~other
+    before = turn_credit(outcome, gain, mask, group, info_gain_norm_mode="turn-group")
+    after = turn_credit(outcome, louder, mask, group, info_gain_norm_mode="turn-group")
+    assert not torch.allclose(before.advantage_B_K[rows], after.advantage_B_K[rows], atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in INFO_GAIN_NORM_MODES if mode != "joint"])
+@each_seed
+def test_a_constant_added_to_all_outcomes_does_nothing(mode, seed):
+    """`joint` is exempt: it compares outcomes with gains. turn-group: at gamma 1, where the shift is common."""
+    outcome, gain, mask, group = batch(seed)
+    ours = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    assert_same(ours, turn_credit(outcome + 16, gain, mask, group, info_gain_norm_mode=mode), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["separate", "turn-group-v1d"])
+@each_seed
+def test_a_constant_added_to_all_gains_or_their_positive_scale_does_nothing(mode, seed):
+    outcome, gain, mask, group = batch(seed, dtype=torch.float64)
+    ours = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    shifted = turn_credit(outcome, gain + 0.5, mask, group, info_gain_norm_mode=mode)
+    scaled = turn_credit(outcome, gain * 3, mask, group, info_gain_norm_mode=mode)
+    assert_same(ours, shifted, tolerance=1e-9)
+    assert_same(ours, scaled, tolerance=1e-2)  # exact but for the variance floor and eps
+
+
+@each_mode
+@each_seed
+def test_padding_width_does_not_matter(mode, seed):
+    outcome, gain, mask, group = batch(seed)
+    wide_gain = torch.cat([gain, torch.full((len(gain), 3), float("nan"))], dim=1)
+    wide_mask = torch.nn.functional.pad(mask, (0, 3))
+    ours = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    wide = turn_credit(outcome, wide_gain, wide_mask, group, info_gain_norm_mode=mode)
+    assert torch.equal(wide.advantage_B_K[:, : gain.shape[1]], ours.advantage_B_K)
+    assert torch.equal(wide.clip_scale_B_K[:, : gain.shape[1]], ours.clip_scale_B_K)
+    # Columns past a row's turns read what its answer turn reads, so column n_tool_turns is the answer turn.
+    past = wide.advantage_B_K[:, gain.shape[1] :]
+    assert torch.equal(past, ours.outcome_advantage_B[:, None].expand_as(past))
+    assert (wide.clip_scale_B_K[:, gain.shape[1] :] == 1).all()
+
+
+@each_mode
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_statistics_are_float64_whatever_comes_in(mode, dtype):
+    outcome, gain, mask, group = batch(2, dtype=dtype)
+    outcome = outcome + 40  # two half-precision ulps from making the outcomes indistinguishable
+    ours = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    exact = turn_credit(outcome.double(), gain.double(), mask, group, info_gain_norm_mode=mode)
+    assert ours.advantage_B_K.dtype == torch.promote_types(dtype, torch.float32)
+    assert_same(ours, exact, tolerance=1e-6)
+
+
+def test_integer_outcomes_and_zero_one_masks_are_accepted():
+    outcome, gain, mask, group = batch(0)
+    whole = (outcome * 2).long()
+    assert_same(turn_credit(whole, gain, mask.long(), group), turn_credit(whole.float(), gain, mask, group))
+
+
+@each_mode
+def test_memory_layout_does_not_matter(mode):
+    outcome, gain, mask, group = batch(3)
+    ours = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    strided = turn_credit(outcome, gain.T.contiguous().T, mask, group, info_gain_norm_mode=mode)
+    assert_same(ours, strided)
+
+
+@each_mode
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.35, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [2, 3, 7])
+def test_equal_outcomes_without_gains_give_exactly_zero(mode, value, dtype, rows):
+    outcome = torch.full((rows,), value, dtype=dtype)
+    gain = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
+    group = torch.zeros(rows, dtype=torch.long)
+    credit = turn_credit(
+        outcome, gain, torch.zeros(rows, 2, dtype=torch.bool), group, info_gain_norm_mode=mode
+    )
+    assert (credit.advantage_B_K1 == 0).all()
+    assert (credit.clip_scale_B_K1 == 1).all()
+    assert credit.counts["tied_groups"] == 1
+
+
+@each_mode
+def test_equal_outcomes_give_the_answer_turn_exactly_zero_except_in_joint(mode):
+    """`joint` is exempt: a tied group's outcomes are compared with its gains, and differ from them."""
+    _, gain, mask, group = batch(0)
+    outcome = torch.full((len(gain),), 0.35)
+    credit = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    assert (credit.outcome_advantage_B == 0).all() == (mode != "joint")
+
+
+@each_mode
+@each_seed
+def test_without_gains_every_mode_is_none_up_to_ddof(mode, seed):
+    outcome, gain, mask, group = batch(seed)
+    ours = turn_credit(outcome, gain, torch.zeros_like(mask), group, info_gain_norm_mode=mode)
+    none = turn_credit(outcome, gain, mask, group, info_gain_norm_mode="none", ddof=0, variance_floor=1e-8)
+    unbiased = turn_credit(outcome, gain, mask, group, info_gain_norm_mode="none")
+    if mode == "none":
+        assert_same(ours, unbiased)
+        return
+    assert_same(ours, none)
+    size = (group[:, None] == group).sum(dim=1).float()
+    factor = torch.where(size > 1, (size / (size - 1).clamp(min=1)).sqrt(), 1.0)
+    torch.testing.assert_close(
+        ours.outcome_advantage_B, unbiased.outcome_advantage_B * factor, rtol=0, atol=1e-4
+    )
+
+
+@each_mode
+def test_rows_that_are_not_valid_change_nothing_and_get_nothing(mode):
+    """Copies of real rows under a new group id, and rows of real groups with garbage in them."""
+    outcome, gain, mask, group = batch(4)
+    garbage = torch.full_like(gain[:3], float("nan"))
+    padded = turn_credit(
+        torch.cat([outcome, outcome[:2], torch.tensor([float("nan"), 1e9, -1e9])]),
+        torch.cat([gain, gain[:2], garbage]),
+        torch.cat([mask, mask[:2], torch.ones_like(mask[:3])]),
+        torch.cat([group, torch.tensor([999, 999]), group[:3]]),
+        info_gain_norm_mode=mode,
+        row_valid_B=torch.tensor([True] * len(outcome) + [False] * 5),
+    )
+    alone = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    rows = len(outcome)
+    for ours, theirs in zip(fields(padded), fields(alone), strict=True):
+        assert torch.equal(ours[:rows], theirs)
+    assert (padded.advantage_B_K1[rows:] == 0).all()
+    assert (padded.clip_scale_B_K1[rows:] == 1).all()
+    assert padded.counts == alone.counts | {"invalid_rows": 5}
+
+
+@each_mode
+def test_a_value_that_is_not_finite_touches_its_own_row_only(mode):
+    outcome, gain, mask, group = batch(5)
+    row = int((mask.sum(dim=1) >= 2).nonzero()[0])
+    bad_gain, bad_outcome = gain.clone(), outcome.clone()
+    bad_gain[row, 0], bad_outcome[row] = float("inf"), float("nan")
+
+    hole = mask.clone()
+    hole[row, 0] = False
+    dropped = turn_credit(outcome, bad_gain, mask, group, info_gain_norm_mode=mode)
+    assert_same(dropped, turn_credit(outcome, gain, hole, group, info_gain_norm_mode=mode))
+    assert dropped.counts["nonfinite_gains"] == 1
+
+    without = torch.arange(len(outcome)) != row
+    dropped = turn_credit(bad_outcome, gain, mask, group, info_gain_norm_mode=mode)
+    expected = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode, row_valid_B=without)
+    assert_same(dropped, expected)
+    assert dropped.counts["nonfinite_outcomes"] == 1
+    assert (dropped.advantage_B_K1[row] == 0).all()
+
+    for arguments, name in (((outcome, bad_gain), "info_gain_B_K"), ((bad_outcome, gain), "outcome_B")):
+        with pytest.raises(ValueError, match=f"{name} row {row} .*not finite"):
+            turn_credit(*arguments, mask, group, info_gain_norm_mode=mode, on_nonfinite="raise")
+
+
+@each_mode
+@pytest.mark.parametrize("turns", [0, 1, 20])
+def test_rows_without_turns_and_with_many(mode, turns):
+    outcome, gain, mask, group = batch(6, turns=turns)
+    credit = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    assert credit.advantage_B_K.shape == credit.clip_scale_B_K.shape == gain.shape
+    assert credit.advantage_B_K1.shape == (len(outcome), turns + 1)
+    idle = ~mask.any(dim=1)
+    answer = credit.outcome_advantage_B[:, None].expand_as(credit.advantage_B_K)
+    assert torch.equal(credit.advantage_B_K[idle], answer[idle])
+    assert all(field.isfinite().all() for field in fields(credit))
+
+
+@each_mode
+def test_an_empty_batch(mode):
+    empty = torch.zeros(0)
+    credit = turn_credit(
+        empty, torch.zeros(0, 2), torch.zeros(0, 2).bool(), empty.long(), info_gain_norm_mode=mode
+    )
+    assert credit.advantage_B_K1.shape == (0, 3)
+    assert credit.counts["groups"] == 0
+
+
+@pytest.mark.parametrize("mode", ["joint", "separate", "turn-group", "turn-group-v1d"])
+def test_a_zero_gain_counts_where_no_gain_does_not(mode):
+    outcome, gain, mask, group = batch(7)
+    row = int((mask.sum(dim=1) == 2).nonzero()[0])
+    gain[row, 1] = 0.0
+    absent = mask.clone()
+    absent[row, 1] = False
+    with_zero = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    without = turn_credit(outcome, gain, absent, group, info_gain_norm_mode=mode)
+    assert not torch.allclose(with_zero.advantage_B_K[row], without.advantage_B_K[row], atol=1e-4)
+
+
+@each_mode
+def test_a_turn_without_a_gain_shares_the_next_turns_credit(mode):
+    outcome, gain, _, group = batch(8)
+    mask = torch.ones_like(gain, dtype=torch.bool)
+    mask[:, 0] = False  # first_turn="none"
+    mask[3] = torch.tensor([False, True, False, True])
+    mask[4] = False  # a single tool turn under first_turn="none": nothing to share but the outcome
+    credit = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+    advantage, scale = credit.advantage_B_K, credit.clip_scale_B_K
+    assert torch.equal(advantage[:, 0], advantage[:, 1])
+    assert torch.equal(scale[:, 0], scale[:, 1])
+    assert advantage[3, 2] == advantage[3, 3]
+    assert torch.equal(advantage[4], credit.outcome_advantage_B[4].expand(4))
+    assert torch.equal(scale[4], torch.ones(4))
+
+
+def test_no_gradient_and_inputs_unchanged():
+    outcome, gain, mask, group = batch(9)
+    before = [t.clone() for t in (outcome, gain, mask, group)]
+    outcome.requires_grad_(), gain.requires_grad_()
+    for mode in INFO_GAIN_NORM_MODES:
+        credit = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
+        assert not any(field.requires_grad for field in fields(credit))
+    for now, then in zip((outcome, gain, mask, group), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_the_result_travels():
+    credit = turn_credit(*batch(0))
+    back = pickle.loads(pickle.dumps(credit))
+    assert_same(back, credit)
+    assert back.counts == credit.counts
+
+
+def test_bad_arguments_are_named():
+    outcome, gain, mask, group = batch(0)
+    wrong = [
+        ({"info_gain_norm_mode": "turn-group-v1"}, "did you mean 'turn-group-v1d'"),
+        ({"outcome_operator": "maxrl"}, "outcome_operator='maxrl'.*accepted: grpo"),
+        ({"on_nonfinite": "ignore"}, "accepted: drop, raise"),
+        ({"row_valid_B": torch.ones(3).bool()}, r"row_valid_B has shape \(3,\); expected \(24,\)"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            turn_credit(outcome, gain, mask, group, **options)
+    with pytest.raises(ValueError, match="info_gain_B_K has shape"):
+        turn_credit(outcome, gain[:5], mask, group)
+    with pytest.raises(ValueError, match="info_gain_B_K has shape"):
+        turn_credit(outcome, gain[:, 0], mask, group)
+    with pytest.raises(ValueError, match="turn_mask_B_K has shape"):
+        turn_credit(outcome, gain, mask[:, :2], group)
+    with pytest.raises(ValueError, match="turn_mask_B_K is not a mask: row 2 "):
+        turn_credit(outcome, gain, mask.long() + 2 * (torch.arange(24) == 2)[:, None], group)
+    with pytest.raises(ValueError, match="group_B has shape"):
+        turn_credit(outcome, gain, mask, group[:4])
+    with pytest.raises(TypeError, match="group_B has dtype torch.float32"):
+        turn_credit(outcome, gain, mask, group.float())
+    with pytest.raises(ValueError, match="outcome_B has shape"):
+        turn_credit(outcome[:, None], gain, mask, group)

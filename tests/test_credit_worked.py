@@ -1,0 +1,98 @@
+"""Worked numbers of three trajectories of one prompt: gains (.4, .2), (-.1, .1), (.3); outcomes 1, 0, 1."""
+
+import pytest
+import torch
+
+from verl_credit.credit import spread, turn_credit, turn_policy_loss
+
+GAIN = torch.tensor([[0.4, 0.2], [-0.1, 0.1], [0.3, 0.0]])
+MASK = torch.tensor([[True, True], [True, True], [True, False]])
+OUTCOME = torch.tensor([1.0, 0.0, 1.0])
+PROMPT = torch.tensor([4, 4, 4])
+NEAR = {"abs": 6e-5}  # the numbers are given to four decimals
+
+
+def credit(mode, outcome=OUTCOME, gain=GAIN, **options):
+    rows = len(outcome)
+    return turn_credit(outcome, gain[:rows], MASK[:rows], PROMPT[:rows], info_gain_norm_mode=mode, **options)
+
+
+WORKED = {
+    ("joint", 1.0): [[1.2920, 1.1975, 1.6071], [-2.7416, -1.5756, -0.9139], [1.4496, 1.6071]],
+    ("separate", 1.0): [[2.1021, 0.8234, 0.7071], [-3.5067, -1.8792, -1.4142], [1.4046, 0.7071]],
+    ("turn-group", 1.0): [[2.1064, 2.0607, 0.7071], [-3.4687, -3.1213, -1.4142], [1.3624, 0.7071]],
+    ("turn-group-v1d", 1.0): [[1.1156, 1.0071, 0.7071], [-1.9209, -1.7142, -1.4142], [0.8460, 0.7071]],
+    ("joint", 0.5): [[0.2915, 0.3939, 1.6071]],
+    ("separate", 0.5): [[1.5136, 0.4698, 0.7071]],
+    ("turn-group", 0.5): [[2.0512, 2.0607, 0.7071]],
+    ("turn-group-v1d", 0.5): [[1.0096, 1.0071, 0.7071]],
+}
+
+
+@pytest.mark.parametrize(("mode", "gamma"), WORKED)
+def test_worked_example(mode, gamma):
+    got = credit(mode, gamma=gamma).advantage_B_K1
+    for row, want in enumerate(WORKED[mode, gamma]):
+        assert got[row, : len(want)].tolist() == pytest.approx(want, **NEAR)
+
+
+def test_worked_clip_scale():
+    scale = credit("turn-group-v1d").clip_scale_B_K1
+    want = torch.tensor([[1.1297, 1.1386, 1.0], [0.8198, 0.8614, 1.0], [1.0682, 1.0, 1.0]])
+    torch.testing.assert_close(scale, want, rtol=0, atol=6e-5)
+
+
+def test_a_tied_group_may_still_learn_from_gains():
+    tied = torch.ones(3)
+    assert credit("separate", tied).advantage_B_K1[0].tolist() == pytest.approx([1.3950, 0.1162, 0], **NEAR)
+    assert credit("turn-group-v1d", tied).advantage_B_K1[0].tolist() == pytest.approx(
+        [0.4085, 0.3, 0], **NEAR
+    )
+    assert credit("joint", tied).outcome_advantage_B.tolist() == pytest.approx([1.2213] * 3, **NEAR)
+    # turn-group: a batch without outcome spread silences the gains (to the floor of 1e-6).
+    assert credit("turn-group", tied).advantage_B_K[0].tolist() == pytest.approx([0.0165, 0.0024], abs=1e-3)
+
+
+def test_a_trajectory_alone():
+    alone = torch.ones(1)
+    assert credit("joint", alone).advantage_B_K1[0].tolist() == pytest.approx([0, 0.3922, 1.3728], **NEAR)
+    assert credit("separate", alone).advantage_B_K1[0].tolist() == pytest.approx([0, -1, 0], **NEAR)
+    for mode in ("none", "turn-group", "turn-group-v1d"):
+        result = credit(mode, alone)
+        assert result.advantage_B_K1.abs().max() == 0
+        assert result.counts["singleton_groups"] == 1
+
+
+def test_a_gain_of_zero_is_a_gain():
+    """Row 1's first gain is 0: it stays turn 0's, and turn 1 is still compared with turn 1."""
+    gain = GAIN.clone()
+    gain[0, 0] = 0.0
+    z_turn_0 = (0 - 0.2 / 3) / ((0.0 + 0.01 + 0.09) / 3 - (0.2 / 3) ** 2) ** 0.5  # of 0, -.1, .3
+    z_turn_1 = 1.0
+    got = credit("turn-group-v1d", gain=gain)
+    want = [0.3 * (z_turn_0 + z_turn_1) / 2**0.5 + 0.7071, 0.3 * z_turn_1 + 0.7071]
+    assert got.advantage_B_K[0].tolist() == pytest.approx(want, abs=1e-4)
+    assert got.clip_scale_B_K[1, 1].item() == pytest.approx(0.8614, abs=6e-5)
+
+
+def test_turn_loss_keeps_turns_of_equal_advantage_apart():
+    """Two turns, log-ratio +.1 and -.1. Merged (as runs of equal advantage would be) the ratio is 1."""
+    log_prob = torch.tensor([[0.1, 0.1, 0.1, -0.1, -0.1, -0.1]])
+    arguments = {"clip_ratio_low": 3e-3, "clip_ratio_high": 4e-3}
+    ones = torch.ones(1, 6)
+    two_turns = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    loss, metrics = turn_policy_loss(log_prob, 0 * ones, ones, ones, two_turns, **arguments)
+    assert (loss.item(), metrics["pg_clipfrac"].item()) == (pytest.approx(-0.9544, **NEAR), 0.5)
+    loss, metrics = turn_policy_loss(log_prob, 0 * ones, ones, ones, 0 * two_turns, **arguments)
+    assert (loss.item(), metrics["pg_clipfrac"].item()) == (pytest.approx(-1.0), 0.0)
+
+    scale = spread(torch.tensor([[1.3, 0.7]]), two_turns, ones)
+    advantage = spread(torch.tensor([[1.0, 1.0001]]), two_turns, ones)
+    loss, _ = turn_policy_loss(log_prob, 0 * ones, advantage, ones, two_turns, **arguments)
+    assert loss.item() == pytest.approx(-0.9545, **NEAR)
+    loss, metrics = turn_policy_loss(
+        log_prob, 0 * ones, advantage, ones, two_turns, clip_scale_B_T=scale, **arguments
+    )
+    assert loss.item() == pytest.approx(-0.9551, **NEAR)
+    assert metrics["clip_scale_mean"].item() == pytest.approx(1.0)
+    assert metrics["clip_scale_std"].item() == pytest.approx(0.3)
