@@ -33,10 +33,13 @@ class BatchGenerator:
     quantity that a trainer recomputes as old log-probabilities. Greedy rows report the argmax's
     log-probability at T=1.
 
+    `sampled_vocab_size` keeps ids at or above it from being drawn (a model's vocabulary is often padded
+    beyond its tokenizer's); like top-k it does not enter the log-probabilities.
+
     Only full-attention decoders (every row sees its whole context) are accepted.
     """
 
-    def __init__(self, model: PreTrainedModel, *, pad_token_id: int):
+    def __init__(self, model: PreTrainedModel, *, pad_token_id: int, sampled_vocab_size: int | None = None):
         layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
         if layer_types != {"full_attention"}:
             raise ValueError(
@@ -44,6 +47,7 @@ class BatchGenerator:
             )
         self.model = model
         self.pad_token_id = pad_token_id
+        self.sampled_vocab_size = sampled_vocab_size
 
     @torch.inference_mode()
     def generate(
@@ -61,34 +65,38 @@ class BatchGenerator:
         was_training = self.model.training
         self.model.eval()
         try:
-            return _Batch(self.model, self.pad_token_id, prompts, params).run()
+            return _Batch(self.model, self.pad_token_id, self.sampled_vocab_size, prompts, params).run()
         finally:
             self.model.train(was_training)
 
     def _check(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
         if len(prompts) != len(params):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters: one per prompt")
+        for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            self.check(prompt, p, name=f"prompts[{row}]")
+
+    def check(self, prompt: Sequence[int], params: SamplingParams, *, name: str = "the prompt") -> None:
+        """Raises the ValueError that `generate` would raise for this request, to refuse it alone."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         max_positions = getattr(self.model.config, "max_position_embeddings", None)
-        for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
-            if len(prompt) == 0:
-                raise ValueError(f"prompts[{row}] is empty: a prompt needs at least one token")
-            if min(prompt) < 0 or max(prompt) >= vocab_size:
-                raise ValueError(f"prompts[{row}] holds a token id outside [0, {vocab_size})")
-            if max_positions is not None and len(prompt) + p.max_new_tokens > max_positions:
-                raise ValueError(
-                    f"prompts[{row}]: {len(prompt)} prompt tokens + max_new_tokens={p.max_new_tokens} exceed "
-                    f"the model's max_position_embeddings={max_positions}"
-                )
+        if len(prompt) == 0:
+            raise ValueError(f"{name} is empty: a prompt needs at least one token")
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise ValueError(f"{name} holds a token id outside [0, {vocab_size})")
+        if max_positions is not None and len(prompt) + params.max_new_tokens > max_positions:
+            raise ValueError(
+                f"{name}: {len(prompt)} prompt tokens + max_new_tokens={params.max_new_tokens} exceed "
+                f"the model's max_position_embeddings={max_positions}"
+            )
 
 
 class _Batch:
     """The rows still generating: `row_B` maps them to the rows of the results, which keep their place."""
 
-    def __init__(self, model, pad_token_id, prompts, params):
+    def __init__(self, model, pad_token_id, sampled_vocab_size, prompts, params):
         self.model, self.params, self.device = model, params, model.device
         self.row_B = torch.arange(len(prompts), device=self.device)
-        self.sampler = RowSampler(params, self.device)
+        self.sampler = RowSampler(params, self.device, sampled_vocab_size)
         steps = self.sampler.uniform_B_N.shape[1]
         self.budget_B = torch.tensor([p.max_new_tokens for p in params], device=self.device)
         self.stop_B_S = _pad_right([p.stop_token_ids for p in params], fill=-1, device=self.device)

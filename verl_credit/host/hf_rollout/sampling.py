@@ -72,7 +72,10 @@ class RowSampler:
     logits can still move a draw that lies on the border of two tokens).
     """
 
-    def __init__(self, params: Sequence[SamplingParams], device: torch.device):
+    def __init__(
+        self, params: Sequence[SamplingParams], device: torch.device, sampled_vocab_size: int | None = None
+    ):
+        self.sampled_vocab_size = sampled_vocab_size
         self.temperature_B = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
         self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
         self.top_k_B = torch.tensor([p.top_k for p in params], device=device)
@@ -107,15 +110,16 @@ class RowSampler:
         distribution.
         """
         log_prob_B_V = torch.log_softmax(logits_B_V.float() / self.divisor_B_1, dim=-1)
+        drawable_B_V = log_prob_B_V[:, : self.sampled_vocab_size]
         uniform_B = self.uniform_B_N[:, step]
-        token_B = _inverse_cdf(log_prob_B_V.exp(), uniform_B)
+        token_B = _inverse_cdf(drawable_B_V.exp(), uniform_B)
         if self.truncated_rows.numel():
             rows = self.truncated_rows
             token_B[rows] = _sample_truncated(
-                log_prob_B_V[rows], self.top_k_B[rows], self.top_p_B[rows], uniform_B[rows]
+                drawable_B_V[rows], self.top_k_B[rows], self.top_p_B[rows], uniform_B[rows]
             )
         if self.greedy_rows.numel():
-            token_B[self.greedy_rows] = logits_B_V[self.greedy_rows].argmax(dim=-1)
+            token_B[self.greedy_rows] = drawable_B_V[self.greedy_rows].argmax(dim=-1)
         return token_B, log_prob_B_V.gather(1, token_B.unsqueeze(1)).squeeze(1)
 
 

@@ -1,0 +1,64 @@
+"""What verl expects of a `torch.<device>` module, for the CPU: torch.cpu lacks the memory functions."""
+
+import os
+import platform
+from types import ModuleType, SimpleNamespace
+
+import psutil
+import torch
+
+
+def _resident_bytes() -> int:
+    return psutil.Process(os.getpid()).memory_info().rss
+
+
+def _peak_resident_bytes() -> int:
+    """Largest resident size this process ever had (ru_maxrss counts KiB on Linux and bytes on macOS)."""
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _mem_get_info(device: object = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Caches, streams and peak counters do not exist on a CPU."""
+
+
+def build() -> ModuleType:
+    """A module with torch.cpu's functions and, for memory, those of this process and this machine.
+
+    `memory_allocated` and its relatives are the *resident size of the whole process*, since the CPU allocator
+    keeps no statistics; `mem_get_info` is the machine's available and total memory. `is_available()` answers
+    False: verl asks it before it cleans or profiles an accelerator's memory, of which there is none.
+    """
+    module = ModuleType("verl_credit_cpu_device")
+    # A torch.device and not an index: verl writes tensor.to(current_device()), and to(0) would mean cuda:0.
+    module.current_device = lambda: torch.device("cpu")
+    module.device_count = lambda: 1
+    module.is_available = lambda: False
+    module.is_initialized = lambda: True
+    module.get_device_name = lambda device=None: "CPU"
+    module.get_device_properties = lambda device=None: SimpleNamespace(
+        name="CPU", total_memory=psutil.virtual_memory().total
+    )
+    module.get_device_capability = lambda device=None: (None, None)
+    module.mem_get_info = _mem_get_info
+    for name in ("memory_allocated", "memory_reserved"):
+        setattr(module, name, lambda device=None: _resident_bytes())
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        setattr(module, name, lambda device=None: _peak_resident_bytes())
+    for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_accumulated_memory_stats"):
+        setattr(module, name, _nothing)
+    for name in ("set_device", "synchronize"):
+        setattr(module, name, _nothing)
+    module.manual_seed = module.manual_seed_all = lambda seed: torch.manual_seed(seed)
+    module.get_rng_state = lambda device=None: torch.get_rng_state()
+    module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    for name in ("Stream", "Event", "stream", "current_stream"):
+        setattr(module, name, getattr(torch.cpu, name))
+    return module

@@ -1,0 +1,29 @@
+"""verl's FSDP2 engine on the CPU."""
+
+import dataclasses
+
+import torch
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
+class CPUFSDPEngineWithLMHead(FSDPEngineWithLMHead):
+    """FSDP2 without parameter offloading: the parameters are in main memory already.
+
+    verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning
+    needs an accelerator's driver. FSDP1 is not registered: it broadcasts module states through an
+    accelerator.
+    """
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        config = self.engine_config
+        if config.offload_policy:
+            raise ValueError(
+                "fsdp_config.offload_policy=True pins memory for an accelerator: use False on the CPU"
+            )
+        self.engine_config = dataclasses.replace(config, forward_only=False)
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config = config

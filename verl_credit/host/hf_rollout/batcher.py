@@ -1,0 +1,121 @@
+"""Collects concurrent requests into batches for one worker thread."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from verl_credit.host.hf_rollout.generator import Generation
+from verl_credit.host.hf_rollout.sampling import SamplingParams
+
+GenerateBatch = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], list[Generation]]
+
+
+class RequestRejected(RuntimeError):
+    """The request arrived while the server takes none."""
+
+
+class RequestBatcher:
+    """Runs `generate` on whatever has arrived: a batch starts once no request came for `quiet_seconds`.
+
+    Everything that touches the model runs in one thread, one job at a time: a batch, or a job given to
+    `exclusive`. Requests that arrive meanwhile form the next batch. An exception in a batch reaches every
+    request of that batch, and the next batch runs as usual.
+    """
+
+    def __init__(self, generate: GenerateBatch, *, max_batch_size: int, quiet_seconds: float):
+        self._generate, self._max_batch_size, self._quiet = generate, max_batch_size, quiet_seconds
+        self._waiting: list[tuple[Sequence[int], SamplingParams, asyncio.Future]] = []
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-rollout")
+        self._model_lock = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._arrived = asyncio.Event()
+        self._rejecting = False
+        self._loop_task: asyncio.Task | None = None
+        self.batches = self.rows = 0
+
+    async def submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
+        """The generation of one request; raises RequestRejected while the server rejects requests."""
+        if self._rejecting:
+            raise RequestRejected("the server rejects requests until resume() is called")
+        if self._loop_task is None:
+            self._loop_task = asyncio.create_task(self._run())
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((prompt, params, future))
+        self._arrived.set()
+        return await future
+
+    async def exclusive(self, job: Callable[..., Any], *args: Any) -> Any:
+        """Run `job` in the worker thread, between batches."""
+        async with self._model_lock:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, job, *args)
+
+    async def pause(self, *, reject: bool) -> None:
+        """Start no further batch and wait for the running one; waiting requests stay, or fail if `reject`."""
+        self._open.clear()
+        self._rejecting = reject
+        if reject:
+            refused, self._waiting = self._waiting, []
+            for _, _, future in refused:
+                _settle(future, error=RequestRejected("the server was told to abort all requests"))
+        async with self._model_lock:
+            pass
+
+    def resume(self) -> None:
+        """Take up batches again."""
+        self._rejecting = False
+        self._open.set()
+
+    async def drain(self) -> None:
+        """Wait until every request that is waiting or running has been answered."""
+        while self._waiting:
+            futures = [future for _, _, future in self._waiting]
+            await asyncio.wait(futures)
+        async with self._model_lock:
+            pass
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            await self._until_quiet()
+            async with self._model_lock:
+                # Checked under the lock, so that pause() returns only when no batch can start any more.
+                if self._open.is_set():
+                    await self._run_batch()
+            await self._open.wait()
+            if not self._waiting:
+                self._arrived.clear()
+
+    async def _until_quiet(self) -> None:
+        seen = 0
+        while seen < len(self._waiting) < self._max_batch_size:
+            seen = len(self._waiting)
+            await asyncio.sleep(self._quiet)
+
+    async def _run_batch(self) -> None:
+        batch, self._waiting = self._waiting[: self._max_batch_size], self._waiting[self._max_batch_size :]
+        # A caller that gave up has cancelled its future.
+        batch = [entry for entry in batch if not entry[2].done()]
+        if not batch:
+            return
+        prompts, params = [prompt for prompt, _, _ in batch], [p for _, p, _ in batch]
+        self.batches, self.rows = self.batches + 1, self.rows + len(batch)
+        try:
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._thread, self._generate, prompts, params)
+        except Exception as error:
+            for _, _, future in batch:
+                _settle(future, error=error)
+            return
+        for (_, _, future), result in zip(batch, results, strict=True):
+            _settle(future, result=result)
+
+
+def _settle(future: asyncio.Future, *, result: Any = None, error: Exception | None = None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,228 @@
+"""The rollout server: a Ray actor that generates with transformers for verl's agent loops."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
+from verl_credit.host.hf_rollout.generator import BatchGenerator
+from verl_credit.host.hf_rollout.request import sampling_params as read_sampling_params
+from verl_credit.host.hf_rollout.weights import WeightError, WeightSink
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """`rollout.engine_kwargs.hf`: threads of the server, and how long it waits for a batch to fill."""
+
+    num_threads: int = 1
+    """Threads of torch in the server process."""
+    quiet_ms: float = 5.0
+    """A batch starts when no request arrived for so many milliseconds."""
+
+    @classmethod
+    def read(cls, engine_kwargs: dict[str, Any]) -> "EngineOptions":
+        """Raises ValueError for a key that is not one of the fields."""
+        given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ValueError(
+                f"rollout.engine_kwargs.hf.{unknown[0]} is not known: accepted are {', '.join(known)}"
+            )
+        return cls(**given)
+
+
+class HFServer:
+    """Holds one model; batches concurrent `generate` calls; takes new weights between batches.
+
+    With `rollout.load_format=dummy` (verl's default) the model starts with random weights and refuses to
+    generate until the first weight update; any other value loads the files of `model.path`.
+    """
+
+    def __init__(self, config: RolloutConfig, model_config: HFModelConfig, replica_rank: int):
+        self.config: RolloutConfig = omega_conf_to_dataclass(config)
+        self.model_config: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        if self.config.full_determinism:
+            raise ValueError(
+                "rollout.full_determinism=True is not supported by rollout.name=hf: seed each request"
+            )
+        self.replica_rank = replica_rank
+        self.global_steps: int | None = None
+        options = EngineOptions.read(dict(self.config.engine_kwargs))
+        torch.set_num_threads(options.num_threads)
+        self._model = build_model(self.model_config, self.config)
+        self._max_model_len = _max_model_len(self._model.config, self.config.max_model_len)
+        self._eos_token_ids = _eos_token_ids(self.model_config)
+        tokenizer = self.model_config.tokenizer
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._eos_token_ids[0]
+        self._generator = BatchGenerator(self._model, pad_token_id=pad, sampled_vocab_size=len(tokenizer))
+        self._batcher: RequestBatcher | None = None
+        self._quiet_seconds = options.quiet_ms / 1000
+        self._sink: WeightSink | None = None
+        self._checksum: str | None = None
+        self._why_not_ready = "no weights have arrived yet" if self.config.load_format == "dummy" else None
+
+    async def launch_server(self) -> str:
+        """Make the batcher, which belongs to the actor's event loop; returns the address that verl shows."""
+        self._batcher = RequestBatcher(
+            self._generate, max_batch_size=self.config.max_num_seqs, quiet_seconds=self._quiet_seconds
+        )
+        return f"hf-rollout-{self.replica_rank}"
+
+    def _generate(self, prompts, params):
+        if self._why_not_ready:
+            raise WeightError(f"the rollout server cannot generate: {self._why_not_ready}")
+        return self._generator.generate(prompts, params)
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        **unused: Any,
+    ) -> TokenOutput:
+        """One request, token ids in and out, as verl's servers define it.
+
+        `log_probs` are those of the temperature-scaled distribution before top-k and top-p. Raises ValueError
+        for a bad sampling parameter or prompt, and whatever the engine raised.
+        """
+        if image_data or video_data or any(value is not None and value != 0 for value in unused.values()):
+            raise ValueError(
+                "rollout.name=hf generates from text only: images, video, audio are not supported"
+            )
+        prompt = [int(token) for token in prompt_ids]
+        params = read_sampling_params(
+            sampling_params,
+            prompt_tokens=len(prompt),
+            prompt_length=self.config.prompt_length,
+            response_length=self.config.response_length,
+            max_model_len=self._max_model_len,
+            eos_token_ids=self._eos_token_ids,
+        )
+        self._generator.check(prompt, params)
+        extra_fields = {"global_steps": self.global_steps}
+        try:
+            output = await self._batcher.submit(prompt, params)
+        except RequestRejected:
+            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields=extra_fields)
+        log_probs = output.log_probs if sampling_params.get("logprobs", False) else None
+        return TokenOutput(
+            token_ids=output.token_ids,
+            log_probs=log_probs,
+            stop_reason="completed",
+            extra_fields={"global_steps": self.global_steps, "finish_reason": output.finish_reason},
+        )
+
+    # --- weights: begin, any number of buckets, finish ---
+
+    async def begin_weight_update(self) -> None:
+        """From here until `finish_weight_update` succeeds the server refuses to generate."""
+        await self._batcher.exclusive(self._begin)
+
+    def _begin(self) -> None:
+        self._why_not_ready = "a weight update was begun and not finished"
+        self._sink, self._checksum = WeightSink(self._model), None
+
+    async def load_weight_bucket(self, bucket: bytes) -> None:
+        """Copy one safetensors document into the model."""
+        await self._batcher.exclusive(self._sink.load, bucket)
+
+    async def finish_weight_update(self, global_steps: int | None) -> str:
+        """Checksum of the model as it now stands; raises WeightError when something is missing."""
+        checksum = await self._batcher.exclusive(self._sink.finish)
+        if global_steps is not None:
+            self.global_steps = global_steps
+        self._sink, self._checksum, self._why_not_ready = None, checksum, None
+        return checksum
+
+    async def weights_checksum(self) -> str | None:
+        """Checksum after the last complete update; None before the first."""
+        return self._checksum
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        self.global_steps = global_steps
+
+    async def statistics(self) -> dict[str, int]:
+        """Batches run and rows in them since the start."""
+        return {"batches": self._batcher.batches, "rows": self._batcher.rows}
+
+    # --- what verl asks of every server ---
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Start no further batch; the running one is finished, and waiting requests stay or are rejected."""
+        await self._batcher.pause(reject=reject_request)
+        return {"aborted_count": 0, "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        self._batcher.resume()
+
+    async def wait_for_requests_to_drain(self) -> None:
+        await self._batcher.drain()
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Nothing to restore: the weights stay in memory, and no cache outlives a batch."""
+
+    async def sleep(self) -> None:
+        """Nothing to free, see `wake_up`."""
+
+    async def clear_kv_cache(self) -> None:
+        """No cache outlives a batch."""
+
+    async def release_kv_cache(self) -> None:
+        """No cache outlives a batch."""
+
+    async def resume_kv_cache(self) -> None:
+        """No cache outlives a batch."""
+
+    async def start_profile(self, **kwargs: Any) -> None:
+        """The server has no profiler."""
+
+    async def stop_profile(self) -> None:
+        """The server has no profiler."""
+
+
+def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
+    """The causal language model of `model_config` in `rollout.dtype`, in evaluation mode."""
+    dtype = PrecisionType.to_dtype(config.dtype)
+    attention = model_config.hf_config._attn_implementation
+    if attention is not None and "flash" in attention:
+        raise ValueError(
+            f"attn_implementation={attention!r} needs a GPU: "
+            "set +actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+        )
+    trust = {"trust_remote_code": model_config.trust_remote_code}
+    if config.load_format == "dummy":
+        model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=dtype, **trust)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_config.local_path, config=model_config.hf_config, dtype=dtype, **trust
+        )
+    return model.eval()
+
+
+def _max_model_len(hf_config: Any, configured: int | None) -> int:
+    positions = hf_config.get_text_config().max_position_embeddings
+    if configured is None:
+        return positions
+    if configured > positions:
+        raise ValueError(f"rollout.max_model_len={configured}: the model has only {positions} positions")
+    return configured
+
+
+def _eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
+    of_model = getattr(model_config.generation_config, "eos_token_id", None)
+    found = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
+    flat = [token for token in found if token is not None]
+    if not flat:
+        raise ValueError(
+            f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"
+        )
+    return tuple(dict.fromkeys(flat))
