@@ -36,7 +36,7 @@ def turn_policy_loss(
     token's own log-probability (d rho / d log_prob_t = rho), as in GSPO.
     clip_ratio_c caps the loss of negative advantages at -A c (dual clip); None, the released turn loss, does
     not. ratio_level="token" with verl's clip_ratio_c and no clip scale is verl's vanilla loss, "sequence" its
-    gspo loss. Means run over policy tokens only: observation tokens inside a turn count for nothing.
+    gspo loss. Half-precision inputs are computed in float32. Means run over policy tokens only: observation tokens inside a turn count for nothing.
 
     Values where the mask is 0 may be anything, NaN included. No gradient flows through advantages, old
     log-probabilities or clip scales. `aggregate` explains loss_agg_mode and what follows it.
@@ -63,9 +63,9 @@ def turn_policy_loss(
         )
 
     mask_B_T = response_mask_B_T.bool()
-    advantage_B_T = torch.where(mask_B_T, advantage_B_T.detach(), 0.0)
-    delta_B_T = log_prob_B_T.to(output_dtype(log_prob_B_T)) - old_log_prob_B_T.detach()
-    delta_B_T = torch.where(mask_B_T, delta_B_T, 0.0)
+    dtype = output_dtype(log_prob_B_T)
+    advantage_B_T = torch.where(mask_B_T, advantage_B_T.detach().to(dtype), 0.0)
+    delta_B_T = torch.where(mask_B_T, log_prob_B_T.to(dtype) - old_log_prob_B_T.detach().to(dtype), 0.0)
     ratio_B_T = importance_ratio(delta_B_T, mask_B_T, turn_ids_B_T, ratio_level)
 
     low_B_T, high_B_T = _clip_range(clip_ratio_low, clip_ratio_high, clip_scale_B_T, mask_B_T)
@@ -101,12 +101,12 @@ def turn_policy_loss(
 def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_T: torch.Tensor):
     if scale_B_T is None:
         return 1 - low, 1 + high
-    scale_B_T = torch.where(mask_B_T, scale_B_T.detach(), 1.0)
+    scale_B_T = torch.where(mask_B_T, scale_B_T.detach().to(output_dtype(scale_B_T)), 1.0)
     return 1 - low * scale_B_T, 1 + high * scale_B_T
 
 
 def _scale_metrics(scale_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, torch.Tensor]:
-    scale_B_T = scale_B_T.detach()
+    scale_B_T = scale_B_T.detach().to(output_dtype(scale_B_T))
     mean = _mean(scale_B_T, mask_B_T)
     return {"clip_scale_mean": mean, "clip_scale_std": _mean((scale_B_T - mean) ** 2, mask_B_T).sqrt()}
 
