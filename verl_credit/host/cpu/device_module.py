@@ -17,7 +17,8 @@ def _peak_resident_bytes() -> int:
     import resource
 
     unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    # The kernel updates its peak late, so it can lie a little below the present size.
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, _resident_bytes())
 
 
 def _mem_get_info(device: object = None) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """The platform "cpu" in verl's registry. It is used when VERL_PLATFORM=cpu says so, and never otherwise."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -10,7 +11,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from verl_credit.host.cpu import device_module
-from verl_credit.host.cpu.process_group import init_gloo_group
+from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
+from verl_credit.host.cpu.register import register_engine
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -69,8 +71,14 @@ class PlatformCPU(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """ "gloo". verl asks for it just before it joins the default group, so that group is made here."""
-        init_gloo_group()
+        """ "gloo".
+
+        verl asks for it in one place, where a training worker is about to join the default group and then to
+        look up its engine. So this is where a CPU worker gets both: the group, and the engine's registration.
+        """
+        if describes_a_rank(os.environ):
+            register_engine()
+            init_gloo_group()
         return "gloo"
 
     def visible_devices_envvar(self) -> str:

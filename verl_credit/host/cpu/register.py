@@ -1,22 +1,16 @@
 """Enters the CPU platform and engine into verl's own registries."""
 
-import os
-
 
 def register() -> None:
-    """Make `VERL_PLATFORM=cpu` and `strategy=fsdp2` on device "cpu" known to verl; a second call changes
-    nothing.
+    """Make `VERL_PLATFORM=cpu` known to verl; a second call changes nothing.
 
-    The engine is registered only where `VERL_PLATFORM=cpu` is set: importing verl's engines takes a second
-    and reads the platform, which must then exist. verl loads its plugins in the middle of its own import, so
-    nothing of verl is imported before this function runs.
+    verl loads its plugins in the middle of its own import, so nothing of verl is imported before this
+    function runs. The engine is left out: every process of a run would need more than a second to import it,
+    and the platform registers it in those that train (see `PlatformCPU.communication_backend_name`).
     """
     from verl_credit.host.cpu import platform  # noqa: F401  (the import registers the platform)
 
-    if is_selected():
-        from verl_credit.host.cpu import engine  # noqa: F401  (the import registers the engine)
 
-
-def is_selected() -> bool:
-    """Whether this process was told to run verl on the CPU."""
-    return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+def register_engine() -> None:
+    """Make `strategy=fsdp2` known to verl for the device "cpu"; a second call changes nothing."""
+    from verl_credit.host.cpu import engine  # noqa: F401  (the import registers the engine)

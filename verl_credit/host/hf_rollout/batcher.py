@@ -104,12 +104,11 @@ class RequestBatcher:
         try:
             loop = asyncio.get_running_loop()
             results = await loop.run_in_executor(self._thread, self._generate, prompts, params)
+            for (_, _, future), result in zip(batch, results, strict=True):
+                _settle(future, result=result)
         except Exception as error:
             for _, _, future in batch:
                 _settle(future, error=error)
-            return
-        for (_, _, future), result in zip(batch, results, strict=True):
-            _settle(future, result=result)
 
 
 def _settle(future: asyncio.Future, *, result: Any = None, error: Exception | None = None) -> None:
