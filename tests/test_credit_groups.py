@@ -44,9 +44,9 @@ def test_an_outlier_does_not_disturb_another_group():
 
 
 def test_a_large_common_offset_costs_no_digits():
-    values = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    group = torch.zeros(4, dtype=torch.long)
-    assert torch.equal(z_score(values + 2.0**40, group), z_score(values, group))
+    values = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
+    group = torch.zeros(3, dtype=torch.long)
+    assert torch.equal(z_score(values + 2.0**45, group), z_score(values, group))
 
 
 def test_grpo_by_hand():

@@ -132,7 +132,7 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(
     batch=batches(),
     gamma=st.sampled_from([1.0, 0.9, 0.5, 0.0]),
