@@ -22,7 +22,8 @@ class Batcher:
     There is no waiting time to tune: an idle server starts at once, a busy one collects up to
     `max_batch_queries` queries (one larger request goes alone) while the batch before runs. A batch is
     searched with its largest k and cut per request. If a batch fails its requests run again one by
-    one, so that a request fails only by its own fault, with the exception that `search` raised. Lives in one event loop.
+    one, so that a request fails only by its own fault, with the exception that `search` raised. Lives in one
+    event loop.
     """
 
     def __init__(self, search: Callable[[list[str], int], list[Hits]], *, max_batch_queries: int = 256):

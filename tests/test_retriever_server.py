@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server
 from verl_credit_retriever.manifest import IndexMismatch
+from verl_credit_retriever.serve import bind
 from verl_credit_retriever.server import create_app
 
 from verl_credit.host.search_client import SearchClient, SearchFault
@@ -131,13 +133,13 @@ def test_waiting_requests_become_one_batch_within_the_bound():
     def search(queries, k):
         calls.append((len(queries), k))
         started.set()
-        assert release.wait(10)
+        assert release.wait(60)
         return [[({"id": query}, float(rank)) for rank in range(k)] for query in queries]
 
     async def run():
         batcher = Batcher(search, max_batch_queries=8)
         first = asyncio.create_task(batcher.submit(["first"], 1))
-        await asyncio.to_thread(started.wait, 10)
+        await asyncio.to_thread(started.wait, 60)
         others = [asyncio.create_task(batcher.submit([f"q{n}"], 1 + n % 3)) for n in range(10)]
         others.append(asyncio.create_task(batcher.submit(["large"] * 20, 2)))
         await asyncio.sleep(0)  # every task reaches its submit
@@ -226,10 +228,27 @@ def _cli(folders, *more, **options):
 def test_a_port_in_use_is_one_line_and_exit_code_4(server, folders):
     port = server.url.rsplit(":", 1)[1]
     process = _cli(folders, "--port", port)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 4
     assert errors == f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
     assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    async def run():
+        seen = asyncio.Queue()
+
+        async def accepted(_, writer):
+            await seen.put(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind("127.0.0.1", 0)
+        async with await asyncio.start_server(accepted, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.close()
+            return await seen.get()
+
+    assert asyncio.run(run()) == 1
 
 
 def test_sigint_ends_the_server_and_withdraws_the_port_file(folders, tmp_path):
@@ -239,7 +258,7 @@ def test_sigint_ends_the_server_and_withdraws_the_port_file(folders, tmp_path):
     assert f"http://{announced['host']}:{announced['port']} (pid {process.pid})" in line
     assert announced["pid"] == process.pid
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors, os.listdir(tmp_path)) == (0, "", [])
 
 
@@ -250,7 +269,7 @@ def test_the_server_ends_with_its_parent(folders):
     url = process.stdout.readline().split()[2]
     asyncio.run(SearchClient(url).check())
     parent.communicate(b"\n")
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     with pytest.raises(SearchFault) as caught:
         asyncio.run(SearchClient(url).search("river"))

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from verl_credit.host.connections import Connections
 from verl_credit.host.search_client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
 
 
@@ -47,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         step = self.server.script.pop(0) if self.server.script else good
         if step == "hang":
             self.server.hanging.set()
-            self.server.release.wait(20)
+            self.server.release.wait(60)
         if step in ("hang", "close"):
             self.close_connection = True
             return
@@ -170,7 +171,7 @@ def test_a_server_that_hangs_ends_at_the_deadline(server):
 
 def test_the_deadline_covers_the_retries_and_the_reason_before_it_is_kept(server):
     server.script = [(503, b"overloaded"), "hang"]
-    found = fault(SearchClient(server.url, timeout_s=0.5))
+    found = fault(SearchClient(server.url, timeout_s=1.5))
     assert found.code == "timeout" and "overloaded" in found.detail
 
 
@@ -186,7 +187,7 @@ def test_cancelling_a_search_cancels_it(server):
     async def run():
         client = SearchClient(server.url)
         task = asyncio.create_task(client.search("river"))
-        assert await asyncio.to_thread(server.hanging.wait, 10)
+        assert await asyncio.to_thread(server.hanging.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -220,6 +221,30 @@ def test_connections_are_reused_in_one_loop_and_reopened_in_the_next(server):
     assert server.connections == 2
     search(client)
     assert (server.connections, len(server.requests)) == (3, 7)
+
+
+def test_concurrent_searches_have_a_connection_each_and_keep_them(server):
+    client = SearchClient(server.url)
+
+    async def run():
+        for _ in range(3):
+            await asyncio.gather(*(client.search(f"q{number}") for number in range(12)))
+        await client.aclose()
+
+    asyncio.run(run())
+    assert (server.connections, len(server.requests)) == (12, 36)
+
+
+def test_more_searches_than_connections_wait_for_one(server):
+    async def run():
+        connections = Connections(connect_seconds=5, most=2)
+        body = json.dumps({"queries": ["river"], "topk": 1})
+        answers = await asyncio.gather(*(connections.post(f"{server.url}/retrieve", body) for _ in range(6)))
+        await connections.aclose()
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(run()) == [200] * 6
+    assert server.connections == 2
 
 
 def test_a_client_and_a_fault_travel_between_processes(server):

@@ -5,11 +5,11 @@ import json
 import math
 import random
 import time
-import weakref
 from dataclasses import dataclass
 
 import httpx
 
+from .connections import Connections
 from .pages import Page, format_pages, parse_answer
 
 __all__ = ["FAULT_CODES", "Page", "SearchClient", "SearchFault", "SearchResult", "format_pages"]
@@ -114,35 +114,35 @@ class SearchClient:
 
     async def aclose(self) -> None:
         """Close this event loop's connections; a later search opens new ones."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        connections = self._connections.pop(asyncio.get_running_loop(), None)
+        if connections is not None:
+            await connections.aclose()
 
     def _reset(self) -> None:
         # Connections belong to the event loop that opened them.
-        self._clients: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
         self._jitter, self._next_url = random.Random(), 0
 
     def __getstate__(self) -> dict:
         return {
             key: value
             for key, value in self.__dict__.items()
-            if key not in ("_clients", "_jitter", "_next_url")
+            if key not in ("_connections", "_jitter", "_next_url")
         }
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._reset()
 
-    def _client(self) -> httpx.AsyncClient:
+    def _own_connections(self) -> Connections:
         loop = asyncio.get_running_loop()
-        if loop not in self._clients:
+        if loop not in self._connections:
+            for ended in [other for other in self._connections if other.is_closed()]:
+                del self._connections[ended]
             # A share of the deadline for connecting leaves time for another server.
-            timeout = httpx.Timeout(None, connect=self.timeout_s / (self.max_retries + 1))
-            # Idle connections are dropped before a server of uvicorn's defaults (5 s) drops them under us.
-            limits = httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=3.0)
-            self._clients[loop] = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
-        return self._clients[loop]
+            share = self.timeout_s / (self.max_retries + 1)
+            self._connections[loop] = Connections(connect_seconds=share)
+        return self._connections[loop]
 
     async def _attempt(self, query: str) -> list[Page]:
         url = self.urls[self._next_url % len(self.urls)]
@@ -150,9 +150,7 @@ class SearchClient:
         # ASCII with escapes: a policy's query may hold what UTF-8 cannot, and the server is who refuses it.
         body = json.dumps({"queries": [query], "topk": self.topk, "return_scores": True})
         try:
-            answer = await self._client().post(
-                url, content=body, headers={"Content-Type": "application/json"}
-            )
+            answer = await self._own_connections().post(url, body)
         except httpx.TransportError as error:
             raise _Failure("connect", f"{url}: {type(error).__name__} {error}", retries=math.inf) from error
         except httpx.HTTPError as error:
