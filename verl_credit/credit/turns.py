@@ -37,15 +37,22 @@ def turn_table(turn_ids_B_T: torch.Tensor, response_mask_B_T: torch.Tensor) -> T
     Raises ValueError that names the row and the position.
     """
     ids_B_T, mask_B_T = _checked(turn_ids_B_T, response_mask_B_T)
-    rows = ids_B_T.shape[0]
-    if ids_B_T.numel() == 0:
-        return TurnTable(ids_B_T.new_zeros(rows), ids_B_T.new_zeros(rows, 1))
-    _check_order(ids_B_T, mask_B_T)
-    n_turns_B = torch.where(mask_B_T, ids_B_T + 1, 0).amax(dim=1)
-    columns = max(1, int(n_turns_B.max()))
-    n_tokens_B_K1 = ids_B_T.new_zeros(rows, columns)
-    n_tokens_B_K1.scatter_add_(1, torch.where(mask_B_T, ids_B_T, 0), mask_B_T.to(ids_B_T.dtype))
-    return TurnTable(n_turns_B, n_tokens_B_K1)
+    ids_N = ids_B_T[mask_B_T].long()  # the policy tokens of all rows, one row after the other
+    n_policy_B = mask_B_T.sum(dim=1)
+    opens_B = n_policy_B.cumsum(0) - n_policy_B  # where in N a row begins
+    opens_N = opens_B[n_policy_B > 0]
+    step_N = ids_N.diff(prepend=ids_N[:1])
+    wrong_N = (step_N != 0) & (step_N != 1)
+    wrong_N[opens_N] = ids_N[opens_N] != 0  # a row's first token is compared with 0, not with another row
+    if wrong_N.any():
+        _refuse_order(ids_B_T, mask_B_T, int(wrong_N.nonzero()[0]), opens_B)
+
+    n_turns_B = torch.zeros_like(n_policy_B)
+    n_turns_B[n_policy_B > 0] = ids_N[(opens_B + n_policy_B)[n_policy_B > 0] - 1] + 1
+    rows, columns = len(n_turns_B), max(1, int(n_turns_B.max())) if len(n_turns_B) else 1
+    row_N = torch.repeat_interleave(torch.arange(rows, device=ids_N.device), n_policy_B)
+    n_tokens = torch.bincount(row_N * columns + ids_N, minlength=rows * columns)
+    return TurnTable(n_turns_B, n_tokens.view(rows, columns))
 
 
 def spread(
@@ -66,18 +73,18 @@ def spread(
         "values_B_K1", values_B_K1, (ids_B_T.shape[0], *values_B_K1.shape[1:]), "one row per trajectory"
     )
     columns = values_B_K1.shape[1]
-    outside = mask_B_T & ((ids_B_T < 0) | (ids_B_T >= columns))
-    if outside.any():
-        row = first_row(outside)
-        bad = int(ids_B_T[row][outside[row]][0])
+    if ids_B_T.numel() == 0:
+        return values_B_K1.new_full(ids_B_T.shape, fill)
+    ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
+    lowest, highest = ids_B_T.aminmax()
+    if lowest < 0 or highest >= columns:
+        row = first_row((ids_B_T < 0) | (ids_B_T >= columns))
+        bad = next(k for k in ids_B_T[row].tolist() if not 0 <= k < columns)
         raise ValueError(
             f"turn_ids_B_T row {row} holds turn {bad} on a policy token, "
             f"but values_B_K1 has columns for turns 0 to {columns - 1}"
         )
-    if ids_B_T.numel() == 0:
-        return values_B_K1.new_full(ids_B_T.shape, fill)
-    values_B_T = values_B_K1.gather(1, torch.where(mask_B_T, ids_B_T, 0))
-    return torch.where(mask_B_T, values_B_T, torch.full_like(values_B_T, fill))
+    return torch.where(mask_B_T, values_B_K1.gather(1, ids_B_T), fill)
 
 
 def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,22 +93,17 @@ def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tenso
     if ids_B_T.dtype.is_floating_point or ids_B_T.dtype == torch.bool:
         raise TypeError(f"turn_ids_B_T has dtype {ids_B_T.dtype}; turn ids are integers")
     check_shape("response_mask_B_T", mask_B_T, ids_B_T.shape, "turn_ids_B_T")
-    return ids_B_T.long(), as_bool("response_mask_B_T", mask_B_T)
+    return ids_B_T, as_bool("response_mask_B_T", mask_B_T)
 
 
-def _check_order(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-    """Each policy id must equal the largest id before it in its row, or be one more (-1 before the first)."""
-    seen_B_T = torch.where(mask_B_T, ids_B_T, -1).cummax(dim=1).values
-    before_B_T = torch.cat([torch.full_like(seen_B_T[:, :1], -1), seen_B_T[:, :-1]], dim=1)
-    step_B_T = ids_B_T - before_B_T
-    first_token_B_T = before_B_T < 0
-    wrong = mask_B_T & ((step_B_T > 1) | (step_B_T < 0) | (first_token_B_T & (step_B_T != 1)))
-    if not wrong.any():
-        return
-    row = first_row(wrong)
-    position = int(wrong[row].nonzero()[0])
-    found, before = int(ids_B_T[row, position]), int(before_B_T[row, position])
-    right = "0 (the first policy token opens turn 0)" if before < 0 else f"{before} or {before + 1}"
+def _refuse_order(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, n: int, opens_B: torch.Tensor) -> None:
+    """Say where in its row the n-th policy token of the batch stands, and what its id should be."""
+    row, position = mask_B_T.nonzero()[n].tolist()
+    right = "0 (the first policy token opens turn 0)"
+    if n > int(opens_B[row]):
+        before = int(ids_B_T[mask_B_T][n - 1])
+        right = f"{before} or {before + 1}"
+    found = int(ids_B_T[row, position])
     raise ValueError(
         f"turn_ids_B_T row {row}, policy token at position {position}: turn {found}; expected {right}"
     )
