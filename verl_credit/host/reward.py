@@ -14,6 +14,8 @@ import string
 from collections import Counter
 from collections.abc import Iterable
 
+from verl_credit.host.fields import ROW_RECORD
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -51,7 +53,9 @@ def token_f1(prediction: str | None, golds: Iterable[str]) -> float:
     """Largest bag-of-words F1 of the normalised prediction against any alias."""
     if prediction is None:
         return 0.0
-    return max((_f1(normalize_answer(prediction).split(), normalize_answer(g).split()) for g in golds), default=0.0)
+    return max(
+        (_f1(normalize_answer(prediction).split(), normalize_answer(g).split()) for g in golds), default=0.0
+    )
 
 
 def _f1(predicted: list[str], gold: list[str]) -> float:
@@ -86,9 +90,12 @@ def compute_score(
     """verl's ``custom_reward_function`` contract.
 
     score = em - format_penalty * [no answer tag];  ``em``, ``f1``, ``format_ok`` go to the metrics.
+    The search agent's record brings the policy's own last turn; ``solution_str`` holds observations too, and
+    an answer tag inside a retrieved page must not count.
     """
     golds = gold_answers(ground_truth)
-    answer = extract_answer(solution_str)
+    record = (extra_info or {}).get(ROW_RECORD)
+    answer = extract_answer(record["final_text"] if record else solution_str)
     em = exact_match(answer, golds)
     penalty = 0.0 if answer is not None else float(format_penalty)
     return {

@@ -1,0 +1,51 @@
+"""Exact match as the field computes it, and its edges."""
+
+import pytest
+
+from verl_credit.host.reward import compute_score, exact_match, extract_answer, gold_answers, token_f1
+
+
+@pytest.mark.parametrize(
+    "prediction, golds, em",
+    [
+        ("The Eiffel Tower!", ["eiffel tower"], 1.0),
+        ("a  dog", ["Dog"], 1.0),
+        ("cat", ["dog", "cat"], 1.0),
+        ("cats", ["cat"], 0.0),
+        (None, ["cat"], 0.0),
+        ("", ["cat"], 0.0),
+        ("", ["The"], 0.0),
+        ("the", ["The"], 1.0),
+        ("!", ["The"], 0.0),
+    ],
+)
+def test_exact_match(prediction, golds, em):
+    assert exact_match(prediction, golds) == em
+
+
+def test_f1_counts_repeated_words_once_each():
+    assert token_f1("new york york", ["new york"]) == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
+    assert token_f1("x", ["new york"]) == 0.0
+
+
+def test_last_complete_tag_counts():
+    assert extract_answer("<answer>a</answer> <answer> b </answer><answer>c") == "b"
+    assert extract_answer("<answer>a") is None
+
+
+def test_an_answer_inside_an_observation_does_not_count():
+    page = "<tool_response><answer>gold</answer></tool_response> I give up"
+    extra = {"credit": {"final_text": "I give up"}}
+    assert compute_score("x", page, {"target": ["gold"]}, extra)["em"] == 0.0
+    assert compute_score("x", page, {"target": ["gold"]})["em"] == 1.0  # without a record: the whole text
+
+
+def test_format_penalty_is_a_component_of_its_own():
+    score = compute_score("x", "no tag", {"target": ["gold"]}, format_penalty=0.5)
+    assert (score["score"], score["em"], score["format_penalty"]) == (-0.5, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", []])
+def test_a_question_without_gold_is_refused(bad):
+    with pytest.raises(ValueError, match="at least one"):
+        gold_answers(bad)

@@ -1,0 +1,141 @@
+"""The search agent: verl's tool agent loop, which also says which turn every token belongs to.
+
+Departures from verl's ``ToolAgentLoop``: turn ids travel with the tokens; a fault of the search server
+is a fault of the row (masked out, counted), never an observation that the policy is punished for; every
+generation has a token budget and, where the engine takes one, a seed of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
+from verl.tools.schemas import ToolResponse
+
+from verl_credit.host.fields import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.host.reward import extract_answer
+from verl_credit.host.search_client import SearchFault
+from verl_credit.host.search_tool import SearchTool, bad_query_reason
+from verl_credit.host.turn_book import RowRecord, TurnBook
+
+
+class TurnAgentLoopOutput(AgentLoopOutput):
+    """verl's output with one more per-token field."""
+
+    turn_ids: list[int]
+
+    def as_dict(self) -> dict[str, Any]:
+        output = super().as_dict()
+        output[TURN_IDS] = torch.tensor(output.pop("turn_ids"), dtype=torch.int64)
+        return output
+
+
+class RowFault(Exception):
+    """The environment failed: the trajectory ends here and is not trained on."""
+
+
+@register(AGENT_NAME)
+class SearchAgentLoop(ToolAgentLoop):
+    """One instance per trajectory (verl instantiates it so); its state is the trajectory's."""
+
+    def __init__(self, *args, tools=None, **kwargs):
+        super().__init__(*args, tools=tools, **kwargs)
+        settings = self.config.search
+        self.max_new_tokens = settings.max_new_tokens
+        self.search = SearchTool.for_settings(settings)
+        self.tools = {**self.tools, self.search.name: self.search}
+        self.tool_schemas = [
+            tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools.values()
+        ]
+        self.max_assistant_turns = settings.max_searches + 1
+        self.book, self.record = TurnBook(), RowRecord()
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
+        self._seed_parts = (
+            self.config.seed,
+            kwargs.get("global_steps", 0),
+            kwargs.get("uid", ""),
+            kwargs.get("session_id", 0),
+        )
+        params = apply_sampling_mode(sampling_params, kwargs.get("sampling"))
+        output = await super().run(params, **kwargs)
+        return self._finish(output)
+
+    async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
+        params = {**sampling_params, "max_tokens": self.max_new_tokens}
+        if self.rollout_config.name == ROLLOUT_NAME:  # vLLM dies of per-request seeds with chunked prefill
+            params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
+        state = await super()._handle_generating_state(agent_data, params, ignore_termination)
+        self.book.wrote_turn(agent_data.response_mask)
+        text = self.tokenizer.decode(agent_data.response_ids, skip_special_tokens=True)
+        self.record.final_text = text
+        self.record.stop_reason = self._stop_reason(text, agent_data, state)
+        return state
+
+    def _stop_reason(self, text: str, agent_data, state) -> str:
+        if len(agent_data.response_mask) >= self.response_length:
+            return "length"
+        if "<tool_call>" in text and state == AgentState.TERMINATED:
+            if agent_data.assistant_turns >= self.max_assistant_turns:
+                return "max_turns"
+            self.record.bad_calls += 1
+            return "bad_call"
+        if state == AgentState.PROCESSING_TOOLS:  # stays if the observation does not fit
+            return "length"
+        return "answer" if extract_answer(text) is not None else "no_answer"
+
+    async def _handle_processing_tools_state(self, agent_data):
+        try:
+            state = await super()._handle_processing_tools_state(agent_data)
+        except RowFault as fault:
+            self.record.tool_fault = str(fault)
+            self.record.stop_reason = "tool_fault"
+            return AgentState.TERMINATED
+        self.book.observed(agent_data.response_mask)
+        return state
+
+    async def _call_tool(self, tool_call, tools_kwargs, agent_data):
+        if tool_call.name != self.search.name:
+            if tool_call.name not in self.tools:
+                self.record.bad_calls += 1
+            return await super()._call_tool(tool_call, tools_kwargs, agent_data)
+        reason, query = bad_query_reason(tool_call.arguments)
+        if reason is not None:
+            self.record.bad_calls += 1
+            return ToolResponse(text=reason), 0.0, {}
+        try:
+            text, page_ids = await self.search.lookup(query)
+        except SearchFault as fault:
+            raise RowFault(fault.code) from fault
+        self.record.n_searches += 1
+        self.record.searches.append({"query": query, "pages": page_ids})
+        return ToolResponse(text=text), 0.0, {}
+
+    def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
+        turn_ids = self.book.close(len(output.response_ids))
+        if self.record.tool_fault:
+            output.response_mask = [0] * len(output.response_mask)
+            turn_ids = [-1] * len(turn_ids)
+        output.extra_fields[ROW_RECORD] = self.record.as_dict()
+        return TurnAgentLoopOutput(
+            **{name: getattr(output, name) for name in output.model_fields_set}, turn_ids=turn_ids
+        )
+
+
+def stable_seed(*parts) -> int:
+    """A 63-bit seed from the parts' JSON: equal on every machine and Python run."""
+    digest = hashlib.blake2b(json.dumps([str(p) for p in parts]).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def apply_sampling_mode(sampling_params: dict[str, Any], mode: str | None) -> dict[str, Any]:
+    """Held-out evaluation asks for ``greedy`` or ``sampled`` (T=1, nothing truncated) row by row."""
+    if mode is None:
+        return dict(sampling_params)
+    if mode not in ("greedy", "sampled"):
+        raise ValueError(f"row field 'sampling' is {mode!r}: expected 'greedy' or 'sampled'")
+    return {**sampling_params, "temperature": 0.0 if mode == "greedy" else 1.0, "top_p": 1.0, "top_k": -1}

@@ -1,0 +1,84 @@
+"""From a recipe's name and overrides to a resolved configuration; mistakes end here, before Ray starts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+RECIPES = "verl_credit_recipes"
+
+
+class ConfigError(ValueError):
+    """Names the key, its value and what would be accepted."""
+
+
+def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+    """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
+    try:
+        return _compose(name, overrides, config_dir)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain(name, overrides, config_dir, error)) from error
+
+
+def _compose(name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir {config_dir} is not a directory")
+        with initialize_config_dir(str(Path(config_dir).resolve()), version_base=None):
+            return compose(name, list(overrides))
+    with initialize_config_module(RECIPES, version_base=None):
+        return compose(name, list(overrides))
+
+
+def _explain(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> str:
+    """Hydra says what failed; we add which keys would have been accepted there."""
+    message = str(error).strip()
+    cause = str(error.__cause__).strip() if error.__cause__ else ""
+    if "Cannot find primary config" in message:
+        return f"no recipe is called {name!r}; shipped: {', '.join(shipped_recipes())}"
+    match = re.search(r"Could not override '([^']+)'", message)
+    if match is None:
+        return "\n".join(part for part in (message, cause) if part)
+    key = match.group(1)
+    base = _compose(name, [], config_dir)
+    known_parent, bad, siblings = _nearest_parent(base, key)
+    near = difflib.get_close_matches(bad, siblings, n=3, cutoff=0.5)
+    value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), "?")
+    hint = f" Did you mean {' or '.join(_join(known_parent, n) for n in near)}?" if near else ""
+    return (
+        f"unknown key {key} (given value {value!r}).{hint}\n"
+        f"Keys accepted below {known_parent or 'the top level'}: {', '.join(siblings)}"
+    )
+
+
+def _nearest_parent(config: DictConfig, key: str) -> tuple[str, str, list[str]]:
+    """(longest existing parent, first part that does not exist, the parent's keys)."""
+    parts, node, parent = key.split("."), config, ""
+    for part in parts:
+        if not isinstance(node, DictConfig) or part not in node:
+            names = [str(k) for k in node] if isinstance(node, DictConfig) else []
+            return parent, part, names
+        parent, node = _join(parent, part), OmegaConf.select(node, part)
+    return parent, parts[-1], []
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name
+
+
+def shipped_recipes() -> list[str]:
+    """Primary recipes of the package (files with a Hydra search path)."""
+    from importlib.resources import files
+
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in files(RECIPES).iterdir()
+        if entry.name.endswith(".yaml") and "searchpath" in entry.read_text(encoding="utf-8")
+    )

@@ -1,0 +1,13 @@
+"""Notes of a run that a person must see (banner, resume): kept in a file, shown by the progress display."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from verl_credit.host.run_files import EVENTS, append_json
+
+
+def note(run_dir: Path, kind: str, text: str) -> None:
+    print(text, flush=True)
+    append_json(Path(run_dir) / EVENTS, {"time": time.time(), "kind": kind, "text": text})

@@ -1,0 +1,101 @@
+"""The turn-level PPO loss inside verl's own ``ppo_loss``, so that KL, entropy and correction terms stay.
+
+verl's ``ppo_loss`` hands a registered policy loss nothing but log-probs, advantages and the mask.
+``credit_ppo_loss`` is installed in the worker in its place: it puts the per-token fields that are missing
+where the registered loss finds them, and calls ``ppo_loss``.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from verl.trainer.ppo.core_algos import register_policy_loss
+from verl.workers.config.actor import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from verl_credit.credit import turn_policy_loss
+from verl_credit.host.fields import CLIP_SCALE, LOSS_MODE, TURN_IDS
+
+
+@dataclass
+class TurnPolicyLossConfig(PolicyLossConfig):
+    """``actor.policy_loss`` with our keys; chosen by ``_target_``."""
+
+    ratio_level: str = "turn"
+    """Level of the importance ratio: token, turn or sequence."""
+    dynamic_clip: bool = True
+    """Scale each turn's clip range by its information gain."""
+    clip_beta: float = 0.3
+    """Largest relative change of the clip range; read where the advantages are computed."""
+
+
+@dataclass(frozen=True)
+class _TurnFields:
+    turn_ids_B_T: torch.Tensor
+    clip_scale_B_T: torch.Tensor
+
+
+_FIELDS: ContextVar[_TurnFields | None] = ContextVar("verl_credit_turn_fields", default=None)
+
+
+def credit_ppo_loss(config, model_output, data, dp_group=None):
+    """``ppo_loss`` with turn ids and clip scale at hand. Raises when a field has not arrived."""
+    missing = [name for name in (TURN_IDS, CLIP_SCALE) if name not in data]
+    if missing:
+        raise RuntimeError(
+            f"policy_loss.loss_mode={LOSS_MODE} needs the per-token fields {missing}, which are not in the "
+            "training batch: trainer.v1.trainer_mode must be 'credit' and the agent loop 'search_agent' "
+            "(or one that writes turn_ids)"
+        )
+    padded = data.select(TURN_IDS, CLIP_SCALE).to_padded_tensor()
+    token = _FIELDS.set(_TurnFields(padded[TURN_IDS], padded[CLIP_SCALE]))
+    try:
+        return ppo_loss(config=config, model_output=model_output, data=data, dp_group=dp_group)
+    finally:
+        _FIELDS.reset(token)
+
+
+@register_policy_loss(LOSS_MODE)
+def turn_ppo(
+    old_log_prob,
+    log_prob,
+    advantages,
+    response_mask,
+    loss_agg_mode="token-mean",
+    config=None,
+    rollout_is_weights=None,
+):
+    """verl's policy-loss signature; equation, shapes and sources: ``verl_credit.credit.turn_policy_loss``.
+
+    At token level verl's dual clip (``clip_ratio_c``) is kept, so that it equals verl's vanilla loss; the
+    released turn-level loss has none.
+    """
+    fields = _FIELDS.get()
+    if fields is None:
+        raise RuntimeError(
+            f"policy loss {LOSS_MODE!r} was called without turn ids: only the worker of trainer mode 'credit' "
+            "brings them (set trainer.v1.trainer_mode=credit)"
+        )
+    settings = config.policy_loss
+    loss, metrics = turn_policy_loss(
+        log_prob,
+        old_log_prob,
+        advantages,
+        response_mask,
+        fields.turn_ids_B_T,
+        clip_ratio_low=_first_set(config.clip_ratio_low, config.clip_ratio),
+        clip_ratio_high=_first_set(config.clip_ratio_high, config.clip_ratio),
+        clip_scale_B_T=fields.clip_scale_B_T if settings.dynamic_clip else None,
+        ratio_level=settings.ratio_level,
+        loss_agg_mode=loss_agg_mode,
+        rollout_is_weights=rollout_is_weights,
+        clip_ratio_c=config.clip_ratio_c if settings.ratio_level == "token" else None,
+        **config.global_batch_info,
+    )
+    return loss, {f"actor/{name}": value for name, value in metrics.items()}
+
+
+def _first_set(value, default):
+    return default if value is None else value

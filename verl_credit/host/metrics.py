@@ -1,0 +1,94 @@
+"""Metrics of the credit step, all under ``credit/``.
+
+verl reduces metrics by substring of their name (max, min, sum, total); the names here avoid those words
+unless they mean it. Means are per row or per turn as said; nothing is averaged twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from verl_credit.host.credit_step import TurnStep
+from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.host.turn_book import STOP_REASONS
+
+SCORES = ("em", "f1", "format_ok", "format_penalty")
+
+
+def row_metrics(turns: TurnBatch) -> dict[str, float]:
+    """What agent loops and reward function reported, over all real rows (tool faults included)."""
+    real = [row for row, pad in enumerate(turns.is_padding) if not pad]
+    records, rows = [turns.records[row] for row in real], max(len(real), 1)
+    reasons = Counter(record["stop_reason"] for record in records)
+    metrics = {f"credit/stop/{reason}": reasons[reason] / rows for reason in STOP_REASONS}
+    faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
+    metrics |= {f"credit/tool/fault_{code}": count for code, count in faults.items()}
+    metrics["credit/tool/fault_rows"] = sum(faults.values())
+    metrics["credit/tool/bad_calls"] = sum(record["bad_calls"] for record in records)
+    metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
+    metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())
+    for name in SCORES:
+        values = [turns.scores[row][name] for row in real if name in turns.scores[row]]
+        if values:
+            metrics[f"credit/outcome/{name}"] = sum(values) / len(values)
+    return metrics
+
+
+def gain_metrics(step: TurnStep) -> dict[str, float]:
+    """Information gain of the turns that have one: mean, spread, share positive, and per turn index."""
+    mask, gain = step.turn_mask_B_K & step.row_valid_B[:, None], step.info_gain_B_K
+    metrics = {"credit/gain/turns": int(mask.sum())}
+    if not mask.any():
+        return metrics
+    values = gain[mask].double()
+    metrics["credit/gain/mean"] = values.mean().item()
+    metrics["credit/gain/std"] = values.std(correction=0).item()
+    metrics["credit/gain/share_positive"] = (values > 0).double().mean().item()
+    for turn in range(mask.shape[1]):
+        if mask[:, turn].any():
+            metrics[f"credit/gain/turn_{turn}"] = gain[mask[:, turn], turn].double().mean().item()
+    return metrics
+
+
+def credit_metrics(step: TurnStep, n_turns_B: torch.Tensor, group_size: int) -> dict[str, float]:
+    """Turns, advantages per turn index, clip scale, and what the groups could teach."""
+    credit, valid = step.credit, step.row_valid_B
+    metrics = {f"credit/{name}": value for name, value in credit.counts.items()}
+    metrics["credit/turns_per_row"] = n_turns_B[valid].double().mean().item() if valid.any() else 0.0
+    for turn in range(credit.advantage_B_K.shape[1]):
+        rows = valid & (n_turns_B - 1 > turn)
+        if rows.any():
+            metrics[f"credit/advantage/turn_{turn}"] = credit.advantage_B_K[rows, turn].double().mean().item()
+            metrics[f"credit/advantage_abs/turn_{turn}"] = (
+                credit.advantage_B_K[rows, turn].abs().double().mean().item()
+            )
+    if valid.any():
+        metrics["credit/advantage/answer"] = credit.outcome_advantage_B[valid].double().mean().item()
+        metrics["credit/advantage_abs/answer"] = (
+            credit.outcome_advantage_B[valid].abs().double().mean().item()
+        )
+    mask = step.turn_mask_B_K & valid[:, None]
+    if mask.any():
+        scale = credit.clip_scale_B_K[mask].double()
+        metrics["credit/clip_scale/mean"] = scale.mean().item()
+        metrics["credit/clip_scale/std"] = scale.std(correction=0).item()
+    return metrics | group_metrics(step, group_size)
+
+
+def group_metrics(step: TurnStep, group_size: int) -> dict[str, float]:
+    """Zero-variance groups split into all-solved and all-failed ("solved" = outcome above 0.5); short groups."""
+    counts: Counter = Counter()
+    groups = step.group_B[step.row_valid_B].unique()
+    for group in groups:
+        outcome = step.outcome_B[step.row_valid_B & (step.group_B == group)]
+        counts["short"] += len(outcome) < group_size
+        if len(outcome) > 1 and bool((outcome == outcome[0]).all()):
+            counts["tied_solved" if outcome[0] > 0.5 else "tied_failed"] += 1
+    total = max(len(groups), 1)
+    return {
+        "credit/groups/all_solved": counts["tied_solved"] / total,
+        "credit/groups/all_failed": counts["tied_failed"] / total,
+        "credit/groups/short": counts["short"],
+    }

@@ -1,0 +1,93 @@
+"""The progress display: reads the run's files as they grow and prints a line per step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, read_json_lines
+
+
+class Progress:
+    """A thread of the launching process; ``with Progress(run_dir, total_steps): ...``"""
+
+    def __init__(self, run_dir: Path, total_steps: int, *, write=print, interval_s: float = 0.5) -> None:
+        self.run_dir, self.total_steps, self.write, self.interval_s = (
+            Path(run_dir),
+            total_steps,
+            write,
+            interval_s,
+        )
+        self.start = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        # What stands in the files before the run starts is not news.
+        self._shown = {
+            name: len(read_json_lines(self.run_dir / name)) for name in (EVENTS, METRICS, VALIDATION)
+        }
+        self._running_em: float | None = None
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show()
+
+    def say(self, text: str) -> None:
+        self.write(f"{clock(time.monotonic() - self.start)}  {text}")
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            self._show()
+
+    def _show(self) -> None:
+        for row in self._news(EVENTS):
+            self.say(row["text"])
+        for row in self._news(VALIDATION):
+            self.say(evaluation_line(row))
+        for row in self._news(METRICS):
+            em = row.get("credit/outcome/em")
+            if em is not None:  # exponential mean over about five steps
+                self._running_em = em if self._running_em is None else 0.8 * self._running_em + 0.2 * em
+            self.say(step_line(row, self.total_steps, self._running_em))
+
+    def _news(self, name: str) -> list[dict]:
+        rows = read_json_lines(self.run_dir / name)
+        seen = min(self._shown[name], len(rows))  # a resume may have cut the file
+        self._shown[name] = len(rows)
+        return rows[seen:]
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
+    """elapsed is printed before it; here: step, EM, turns, gain, seconds."""
+    parts = [f"step {row['step']:>3}/{total_steps}"]
+    if row.get("credit/outcome/em") is not None:
+        parts.append(f"EM {row['credit/outcome/em']:.3f} (running {running_em:.3f})")
+    for label, key, form in (
+        ("turns", "credit/turns_per_row", ".2f"),
+        ("gain", "credit/gain/mean", "+.4f"),
+        ("clipped", "actor/pg_clipfrac", ".3f"),
+        ("s/step", "timing_s/step", ".1f"),
+        ("of it gain", "timing_s/info_gain", ".1f"),
+    ):
+        if row.get(key) is not None:
+            parts.append(f"{label} {row[key]:{form}}")
+    return "  ".join(parts)
+
+
+def evaluation_line(row: dict) -> str:
+    """Held-out exact match by sampling mode."""
+    found = [f"{_mode(key)} {value:.3f}" for key, value in sorted(row.items()) if key.endswith("/em/mean@1")]
+    return f"held-out EM after step {row['step']}: " + ", ".join(found)
+
+
+def _mode(key: str) -> str:
+    return key.split("/")[1]

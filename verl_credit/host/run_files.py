@@ -1,0 +1,77 @@
+"""Files of a run: metrics and sample trajectories as JSON lines, plugin state beside verl's checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+METRICS = "metrics.jsonl"
+VALIDATION = "validation.jsonl"
+TRAJECTORIES = "trajectories.jsonl"
+EVENTS = "events.jsonl"
+STATE = "verl_credit_state.json"
+
+
+def append_json(path: Path, row: dict) -> None:
+    """One line, flushed; numbers that JSON cannot hold become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_plain(row), ensure_ascii=False) + "\n")
+
+
+def read_json_lines(path: Path) -> list[dict]:
+    """All complete lines; a last line cut short by a kill is left out. Missing file: empty list."""
+    if not path.exists():
+        return []
+    rows = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path} line {number} is not JSON: {error}") from error
+    return rows
+
+
+def rewind(path: Path, last_step: int) -> int:
+    """Keep rows up to ``last_step``; later ones move to ``*.superseded.jsonl``. Returns how many moved.
+
+    After a crash a run goes on from its last checkpoint: steps after it are made again, and the curve must
+    not show both.
+    """
+    rows = read_json_lines(path)
+    later = [row for row in rows if row["step"] > last_step]
+    if not later:
+        return 0
+    for row in later:
+        append_json(path.with_suffix(".superseded.jsonl"), row)
+    kept = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= last_step)
+    write_text(path, kept)
+    return len(later)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomic: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,68 @@
+"""The ``search`` tool as the policy sees it: one required argument, pages as text."""
+
+from __future__ import annotations
+
+import json
+
+from omegaconf import OmegaConf
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from verl_credit.host.search_client import SearchClient, format_pages
+
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches the encyclopedia and returns the best matching pages.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What to look for."}},
+            "required": ["query"],
+        },
+    },
+}
+
+
+class SearchTool(BaseTool):
+    """Shared by all trajectories of a worker process, so that connections are reused."""
+
+    _shared: dict[str, SearchTool] = {}
+
+    def __init__(self, settings):
+        # BaseTool.__init__ prints the schema for every instance; nothing else of it is needed.
+        self.config = settings
+        self.tool_schema = OpenAIFunctionToolSchema.model_validate(SCHEMA)
+        self.name = self.tool_schema.function.name
+        self.max_page_chars = settings.max_page_chars
+        self.client = SearchClient(
+            [settings.url] if isinstance(settings.url, str) else list(settings.url),
+            topk=settings.topk,
+            timeout_s=settings.timeout_s,
+            max_retries=settings.max_retries,
+            shuffle_seed=settings.shuffle_seed,
+        )
+
+    @classmethod
+    def for_settings(cls, settings) -> SearchTool:
+        key = OmegaConf.to_yaml(settings)
+        if key not in cls._shared:
+            cls._shared[key] = cls(settings)
+        return cls._shared[key]
+
+    async def lookup(self, query: str) -> tuple[str, list[str]]:
+        """(text for the policy, ids of the pages in the order shown). Raises SearchFault."""
+        result = await self.client.search(query)
+        return format_pages(result.pages, self.max_page_chars), [page.id for page in result.pages]
+
+
+def bad_query_reason(arguments: str) -> tuple[str | None, str]:
+    """(what is wrong with the call's arguments or None, the query). The policy's mistake, so it is told."""
+    try:
+        parsed = json.loads(arguments)
+    except (json.JSONDecodeError, TypeError) as error:
+        return f"Error: the arguments of search are not valid JSON ({error}).", ""
+    query = parsed.get("query") if isinstance(parsed, dict) else None
+    if not isinstance(query, str) or not query.strip():
+        return "Error: search needs a non-empty string argument 'query'.", ""
+    return None, query

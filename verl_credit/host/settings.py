@@ -1,0 +1,65 @@
+"""What the credit step is told by the configuration, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from verl_credit.host.fields import LOSS_MODE
+
+
+@dataclass(frozen=True)
+class CreditSettings:
+    """Resolved keys; the names are those of the configuration."""
+
+    info_gain_norm_mode: str
+    info_gain_type: str
+    info_gain_first_turn: str
+    info_gain_context: str
+    info_gain_template: str
+    info_gain_on_error: str
+    gamma: float
+    adv_rescale_alpha: float
+    norm_adv_by_std_in_grpo: bool
+    ratio_level: str
+    dynamic_clip: bool
+    clip_beta: float
+
+    @classmethod
+    def from_config(cls, config) -> CreditSettings:
+        algorithm, loss = config.algorithm, config.actor_rollout_ref.actor.policy_loss
+        ours = loss.loss_mode == LOSS_MODE
+        return cls(
+            info_gain_norm_mode=algorithm.info_gain_norm_mode,
+            info_gain_type=algorithm.info_gain_type,
+            info_gain_first_turn=algorithm.info_gain_first_turn,
+            info_gain_context=algorithm.info_gain_context,
+            info_gain_template=algorithm.info_gain_template,
+            info_gain_on_error=algorithm.info_gain_on_error,
+            gamma=float(algorithm.gamma),
+            adv_rescale_alpha=float(algorithm.adv_rescale_alpha),
+            norm_adv_by_std_in_grpo=bool(algorithm.norm_adv_by_std_in_grpo),
+            ratio_level=loss.ratio_level if ours else "token",
+            dynamic_clip=bool(loss.dynamic_clip) if ours else False,
+            clip_beta=float(loss.clip_beta) if ours else 0.0,
+        )
+
+    @property
+    def scores_gain(self) -> bool:
+        """Mode ``none`` needs no information gain, so none is computed."""
+        return self.info_gain_norm_mode != "none"
+
+    def banner(self) -> str:
+        """One line that says what is active."""
+        parts = [f"advantage={self.info_gain_norm_mode}"]
+        if self.scores_gain:
+            parts.append(
+                f"gain={self.info_gain_type}/{self.info_gain_context}/first_turn={self.info_gain_first_turn} scorer=rows"
+            )
+        parts.append(f"gamma={self.gamma:g} alpha={self.adv_rescale_alpha:g}")
+        parts.append(f"loss ratio={self.ratio_level} dynamic_clip={self.dynamic_clip}")
+        if self.dynamic_clip:
+            parts.append(f"clip_beta={self.clip_beta:g}")
+        return "verl_credit: " + " | ".join(parts)
+
+    def as_dict(self) -> dict:
+        return asdict(self)

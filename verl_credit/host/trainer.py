@@ -1,0 +1,221 @@
+"""verl's synchronous v1 trainer with turns: what is added to each of its steps, and nothing else.
+
+Registered as ``trainer.v1.trainer_mode=credit``. verl's own code samples, balances, computes log-probs,
+updates and saves; here rollouts are checked, gains are scored, the estimator is given turns, and what
+happened is written down.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+from verl.workers.utils.padding import response_to_nested
+
+from verl_credit.host import events
+from verl_credit.host.agent_manager import CreditAgentLoopManager
+from verl_credit.host.checks import check_gain_has_signal, check_rollouts, check_tool_faults
+from verl_credit.host.credit_step import TurnStep, bring_turns
+from verl_credit.host.evaluation import EvaluationLoader, label_mode
+from verl_credit.host.fields import ADV_ESTIMATOR, CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
+from verl_credit.host.gain_step import score_gains
+from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.plugin_state import describe_resume, save_state
+from verl_credit.host.register import require_registered
+from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, append_json, rewind
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.trajectories import sample_trajectories
+from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
+from verl_credit.host.worker import CreditWorker
+
+
+@register_trainer(TRAINER_MODE)
+class CreditTrainer(PPOTrainerSync):
+    """One instance in the task runner process; workers are Ray actors."""
+
+    def __init__(self, config):
+        self.settings = CreditSettings.from_config(config)
+        self.run_dir = Path(config.run_dir)
+        self._uses_turns = (
+            config.algorithm.adv_estimator == ADV_ESTIMATOR
+            or config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
+        )
+        self._signal_seen = False
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl compares the mode with "sync" in six places; by its rules this trainer is that one."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None:
+        if value not in (TRAINER_MODE, "sync"):
+            raise ValueError(f"trainer.v1.trainer_mode is {value!r}: expected {TRAINER_MODE!r}")
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def _build_replay_buffer(self):
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = self.config.poll_interval_s
+        return buffer
+
+    def _init_resource_pool_mgr(self):
+        super()._init_resource_pool_mgr()
+        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(CreditWorker)
+
+    def _setup(self):
+        super()._setup()
+        for rank, names in enumerate(self.actor_rollout_wg.credit_probe()):
+            require_registered(f"actor worker {rank}", names)
+            if self._loss_is_ours and names["actor_loss"] != "credit_ppo_loss":
+                raise RuntimeError(
+                    f"actor worker {rank} trains with {names['actor_loss']}, not credit_ppo_loss"
+                )
+
+    def fit(self, agent_loop_manager):
+        if not isinstance(agent_loop_manager, CreditAgentLoopManager):
+            raise TypeError(
+                "actor_rollout_ref.rollout.agent.agent_loop_manager_class must be "
+                f"{CreditAgentLoopManager.__module__}.{CreditAgentLoopManager.__name__}, "
+                f"got {type(agent_loop_manager).__name__}: failed rollouts would go unnoticed"
+            )
+        for number, names in enumerate(agent_loop_manager.probe()):
+            require_registered(f"agent loop worker {number}", names)
+        events.note(self.run_dir, "banner", self.settings.banner())
+        super().fit(agent_loop_manager)
+
+    @property
+    def _loss_is_ours(self) -> bool:
+        return self.config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
+
+    # --- one step --------------------------------------------------------------------------------
+
+    def _fetch_one_gen_batch(self):
+        """verl draws random prompt ids; ours follow from seed, step and place, so row order repeats."""
+        batch = super()._fetch_one_gen_batch()
+        names = [f"{self.config.seed}/{self.global_steps}/{i}" for i in range(len(batch))]
+        uids = np.array([str(uuid.uuid5(uuid.NAMESPACE_OID, name)) for name in names], dtype=object)
+        return _with_uids(batch, uids)
+
+    def _balance_batch(self, batch, metrics, *args, **kwargs):
+        """First place that sees the sampled rows: order them, and stop on failed rollouts."""
+        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        errors = self.agent_loop_manager.drain_errors()
+        metrics["credit/rollouts_failed"] = check_rollouts(
+            expected, len(batch.keys), errors, self.config.faults.max_failed_rollouts
+        )
+        batch.reorder(sorted(range(len(batch.keys)), key=lambda row: batch.keys[row]))
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _compute_old_log_prob(self, batch, metrics):
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self._uses_turns:
+            with marked_timer("info_gain", self.timing_raw):
+                self._turns = fetch_turn_batch(batch)
+                batch = self._write_rows(batch, {TURN_IDS: self._turns.turn_ids_B_T})
+                self._step = self._score(self._turns, metrics)
+        return batch
+
+    def _score(self, turns: TurnBatch, metrics) -> TurnStep:
+        metrics.update(row_metrics(turns))
+        records = [record for record, pad in zip(turns.records, turns.is_padding, strict=True) if not pad]
+        check_tool_faults(records, self.config.faults.max_tool_faults, self.config.search.url)
+        gain_B_K, mask_B_K = score_gains(
+            turns,
+            self.settings,
+            self.tokenizer,
+            self.actor_rollout_wg.compute_log_prob,
+            dp_size=self._dp_size(),
+            metrics=metrics,
+        )
+        return TurnStep(self.settings, turns.turn_ids_B_T, gain_B_K, mask_B_K, turns.row_valid_B)
+
+    def _compute_advantage(self, batch, metrics):
+        if not self._uses_turns:
+            return super()._compute_advantage(batch, metrics)
+        step = self._step
+        with bring_turns(step):
+            batch = super()._compute_advantage(batch, metrics)
+        if step.credit is None:  # another estimator with our loss: no gain, no adaptive clip
+            return self._write_rows(batch, {CLIP_SCALE: torch.ones(step.turn_ids_B_T.shape)})
+        batch = self._write_rows(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
+        metrics.update(gain_metrics(step))
+        n = self.config.actor_rollout_ref.rollout.n
+        metrics.update(credit_metrics(step, self._turns.n_turns_B, n))
+        if not self._signal_seen:
+            check_gain_has_signal(step)
+            self._signal_seen = True
+        for row in sample_trajectories(self._turns, step, self.tokenizer, self.config.sample_trajectories):
+            append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
+        return batch
+
+    def _write_rows(self, batch, tensors_B_T: dict[str, torch.Tensor]):
+        """Padded tensors back to TransferQueue, each row cut to its own response.
+
+        Returns the batch handle to go on with: only the one that the write returned knows the new fields.
+        """
+        mask = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
+        )["response_mask"]
+        fields = {name: response_to_nested(tensor, mask) for name, tensor in tensors_B_T.items()}
+        written = tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+        )
+        written.extra_info.update(batch.extra_info)
+        return written
+
+    def _dp_size(self) -> int:
+        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
+
+    # --- held-out evaluation, checkpoints --------------------------------------------------------
+
+    def _validate(self):
+        """Once per mode of ``evaluation.modes``, each under its own data source name."""
+        loader, merged = self.val_dataloader, {}
+        try:
+            for mode in self.config.evaluation.modes:
+                self.val_dataloader = EvaluationLoader(loader, mode)
+                merged |= label_mode(super()._validate(), mode)
+        finally:
+            self.val_dataloader = loader
+        check_rollouts(0, 0, self.agent_loop_manager.drain_errors(), 0.0)
+        append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
+        return merged
+
+    def _save_checkpoint(self):
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        save_state(folder, self.config, self.settings, self.global_steps)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        if self.global_steps > 0:
+            events.note(
+                self.run_dir, "resume", describe_resume(self.config, self.settings, self.global_steps)
+            )
+        for name in (METRICS, VALIDATION, TRAJECTORIES):
+            rewind(self.run_dir / name, self.global_steps)
+
+
+def _with_uids(batch: TensorDict, uids: np.ndarray) -> TensorDict:
+    from verl.utils import tensordict_utils as tu
+
+    batch.pop("uid")
+    tu.assign_non_tensor_stack(batch, "uid", uids.tolist())
+    return batch

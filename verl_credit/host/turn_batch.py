@@ -1,0 +1,75 @@
+"""One training batch as the credit step reads it: turn ids, what the agent loops reported, who counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import transfer_queue as tq
+
+from verl_credit.credit import turn_table
+from verl_credit.host.fields import AGENT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.host.turn_book import RowRecord
+
+
+@dataclass(frozen=True)
+class TurnBatch:
+    """B rows (padding rows included), T response tokens of the longest row."""
+
+    prompt_ids: list[list[int]]
+    response_ids: list[list[int]]
+    turn_ids_B_T: torch.Tensor
+    response_mask_B_T: torch.Tensor
+    records: list[dict]
+    scores: list[dict]
+    """What the reward function returned besides the score (em, f1, format_ok)."""
+    ground_truths: list
+    questions: list[str]
+    is_padding: list[bool]
+    row_valid_B: torch.Tensor
+    """False for padding rows (copies of real rows) and rows lost to a tool fault."""
+    n_turns_B: torch.Tensor
+
+
+def fetch_turn_batch(batch) -> TurnBatch:
+    """Read a ``KVBatchMeta``. Raises RuntimeError when the agent loop wrote no turn ids."""
+    fields = ["prompts", "responses", "response_mask", TURN_IDS, "extra_fields", "reward_model", "extra_info"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    if TURN_IDS not in data:
+        raise RuntimeError(
+            f"rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or rollout.agent.default_agent_loop) "
+            f"to {AGENT_NAME!r}"
+        )
+    is_padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+    mask_B_T = data["response_mask"].to_padded_tensor(padding=0)
+    turn_ids_B_T = torch.full(mask_B_T.shape, -1, dtype=torch.int64)
+    for row, ids in enumerate(data[TURN_IDS].unbind()):
+        if not is_padding[row]:  # a padding row carries the ids of the row it was copied from
+            turn_ids_B_T[row, : len(ids)] = ids
+    extra_fields = _objects(data["extra_fields"])
+    records = [_record(fields) for fields in extra_fields]
+    faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
+    padding = torch.tensor(is_padding)
+    return TurnBatch(
+        prompt_ids=[ids.tolist() for ids in data["prompts"].unbind()],
+        response_ids=[ids.tolist() for ids in data["responses"].unbind()],
+        turn_ids_B_T=turn_ids_B_T,
+        response_mask_B_T=mask_B_T,
+        records=records,
+        scores=[fields.get("reward_extra_info") or {} for fields in extra_fields],
+        ground_truths=[item["ground_truth"] for item in _objects(data["reward_model"])],
+        questions=[str(item.get("question", "")) for item in _objects(data["extra_info"])],
+        is_padding=is_padding,
+        row_valid_B=~(padding | faulty),
+        n_turns_B=turn_table(turn_ids_B_T, mask_B_T).n_turns_B,
+    )
+
+
+def _objects(column) -> list:
+    """A non-tensor column as a list; TransferQueue returns lists, stacks or wrapped items by backend."""
+    return [getattr(item, "data", item) for item in column]
+
+
+def _record(extra_fields) -> dict:
+    record = extra_fields.get(ROW_RECORD) if isinstance(extra_fields, dict) else None
+    return record if record is not None else RowRecord().as_dict()

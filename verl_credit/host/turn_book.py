@@ -1,0 +1,54 @@
+"""Bookkeeping of one trajectory: which token belongs to which turn, why it stopped, what went wrong.
+
+A turn is one call of the policy: its tokens up to a tool call (parallel calls are one turn) or up to
+the end. Nothing is inferred from token values: the agent loop says when a turn was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+STOP_REASONS = ("answer", "no_answer", "bad_call", "length", "max_turns", "tool_fault")
+
+
+@dataclass
+class RowRecord:
+    """What the trainer reads about a row; travels as a plain dict."""
+
+    stop_reason: str = "no_answer"
+    n_searches: int = 0
+    bad_calls: int = 0
+    """Calls that are the policy's mistake: broken JSON, unknown tool, missing query."""
+    tool_fault: str = ""
+    """Code of a fault that is *not* the policy's (server down, deadline): the row is not trained on."""
+    final_text: str = ""
+    """The policy's own text of its last turn: the only place an answer is read from."""
+    searches: list[dict] = field(default_factory=list)
+    """Per search: query and the ids of the pages shown, in order."""
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+class TurnBook:
+    """Turn ids of a growing response, aligned with verl's ``response_mask``."""
+
+    def __init__(self) -> None:
+        self.turn_ids: list[int] = []
+        self.n_turns = 0
+
+    def wrote_turn(self, response_mask: list[int]) -> None:
+        """The policy has just written a turn: new tokens with mask 1 are its tokens."""
+        new = response_mask[len(self.turn_ids) :]
+        self.turn_ids += [self.n_turns if m else -1 for m in new]
+        self.n_turns += 1
+
+    def observed(self, response_mask: list[int]) -> None:
+        """An observation was appended: none of its tokens is the policy's."""
+        self.turn_ids += [-1] * (len(response_mask) - len(self.turn_ids))
+
+    def close(self, length: int) -> list[int]:
+        """Turn ids of the ``length`` tokens that are kept."""
+        if len(self.turn_ids) < length:
+            raise ValueError(f"turn ids for {len(self.turn_ids)} tokens, but the response has {length}")
+        return self.turn_ids[:length]

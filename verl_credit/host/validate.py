@@ -1,0 +1,146 @@
+"""Values and combinations of our keys, checked before anything heavy starts."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES
+from verl_credit.credit.modes import MODES
+from verl_credit.credit.policy_loss import RATIO_LEVELS
+from verl_credit.host.compose import ConfigError
+from verl_credit.host.evaluation import MODES as EVALUATION_MODES
+from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, TRAINER_MODE
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+CHOICES = {
+    "algorithm.info_gain_norm_mode": tuple(MODES),
+    "algorithm.info_gain_type": INFO_GAIN_TYPES,
+    "algorithm.info_gain_first_turn": FIRST_TURN,
+    "algorithm.info_gain_context": ("observation", "call"),
+    "algorithm.info_gain_on_error": ("raise", "zero"),
+    "trainer.v1.trainer_mode": (TRAINER_MODE,),
+}
+NUMBERS = {  # key: (smallest, largest, whole number?)
+    "algorithm.gamma": (0.0, 1.0, False),
+    "algorithm.adv_rescale_alpha": (0.0, math.inf, False),
+    "search.topk": (1, 1000, True),
+    "search.max_searches": (1, 1000, True),
+    "search.max_new_tokens": (1, math.inf, True),
+    "search.max_page_chars": (1, math.inf, True),
+    "search.timeout_s": (1e-3, math.inf, False),
+    "search.max_retries": (0, 100, True),
+    "faults.max_failed_rollouts": (0.0, 1.0, False),
+    "faults.max_tool_faults": (0.0, 1.0, False),
+    "sample_trajectories": (0, 1000, True),
+    "poll_interval_s": (1e-3, 60.0, False),
+    "seed": (0, 2**31 - 1, True),
+    "actor_rollout_ref.rollout.n": (1, math.inf, True),
+    "data.train_batch_size": (1, math.inf, True),
+}
+FLAGS = ("algorithm.norm_adv_by_std_in_grpo",)
+
+
+def validate(config: DictConfig) -> None:
+    """Raise ConfigError for the first thing that is wrong."""
+    for key, accepted in CHOICES.items():
+        _one_of(config, key, accepted)
+    for key, (low, high, whole) in NUMBERS.items():
+        _number(config, key, low, high, whole)
+    for key in FLAGS:
+        _flag(config, key)
+    _evaluation_modes(config)
+    _template(config)
+    if _get(config, f"{LOSS}.loss_mode") == LOSS_MODE:
+        _one_of(config, f"{LOSS}.ratio_level", RATIO_LEVELS)
+        _flag(config, f"{LOSS}.dynamic_clip")
+        _number(config, f"{LOSS}.clip_beta", 0.0, 1.0, False)
+    _combinations(config)
+    _resolve(config)
+
+
+def _combinations(config: DictConfig) -> None:
+    estimator, mode = _get(config, "algorithm.adv_estimator"), _get(config, "algorithm.info_gain_norm_mode")
+    ours = _get(config, f"{LOSS}.loss_mode") == LOSS_MODE
+    dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
+    if dynamic and (estimator != ADV_ESTIMATOR or mode != "turn-group-v1d"):
+        raise ConfigError(
+            f"{LOSS}.dynamic_clip=true with algorithm.adv_estimator={estimator}, info_gain_norm_mode={mode}: only "
+            "turn-group-v1d gives turns a clip scale; elsewhere the switch would do nothing. "
+            f"Set {LOSS}.dynamic_clip=false"
+        )
+    n = _get(config, "actor_rollout_ref.rollout.n")
+    if estimator == ADV_ESTIMATOR and n < 2:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n={n}: group-relative credit needs groups of at least 2"
+        )
+    batch, mini = (
+        _get(config, "data.train_batch_size"),
+        _get(config, "actor_rollout_ref.actor.ppo_mini_batch_size"),
+    )
+    if batch % mini:
+        raise ConfigError(
+            f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
+        )
+    turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
+    if turns * _get(config, "search.max_new_tokens") > budget:
+        raise ConfigError(
+            f"data.max_response_length={budget} cannot hold search.max_searches+1={turns} turns of "
+            f"search.max_new_tokens={_get(config, 'search.max_new_tokens')}, observations not counted"
+        )
+
+
+def _evaluation_modes(config: DictConfig) -> None:
+    modes = _get(config, "evaluation.modes")
+    if not modes or any(mode not in EVALUATION_MODES for mode in modes):
+        raise ConfigError(f"evaluation.modes={modes}: expected a list of {list(EVALUATION_MODES)}, not empty")
+
+
+def _template(config: DictConfig) -> None:
+    template = _get(config, "algorithm.info_gain_template")
+    if "{answer}" not in str(template):
+        raise ConfigError(f"algorithm.info_gain_template={template!r}: it must contain {{answer}}")
+
+
+def _one_of(config: DictConfig, key: str, accepted) -> None:
+    value = _get(config, key)
+    value = (
+        "none" if value is None and "none" in accepted else value
+    )  # YAML reads a bare none as text, null as None
+    if value not in accepted:
+        near = difflib.get_close_matches(str(value), accepted, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ConfigError(f"{key}={value!r}{hint}: accepted are {', '.join(accepted)}")
+
+
+def _number(config: DictConfig, key: str, low, high, whole: bool) -> None:
+    value = _get(config, key)
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        name = "a whole number" if whole else "a number"
+        raise ConfigError(f"{key}={value!r}: expected {name} from {low:g} to {high:g}")
+
+
+def _flag(config: DictConfig, key: str) -> None:
+    value = _get(config, key)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}={value!r}: expected true or false")
+
+
+def _get(config: DictConfig, key: str):
+    try:
+        return OmegaConf.select(config, key, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key} has no value: {error}") from error
+
+
+def _resolve(config: DictConfig) -> None:
+    """Every interpolation must resolve now, not in a worker."""
+    try:
+        OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from error

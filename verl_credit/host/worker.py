@@ -1,0 +1,32 @@
+"""verl's actor worker with our loss installed and a probe that says what is registered here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from verl_credit.host.fields import LOSS_MODE
+from verl_credit.host.loss import credit_ppo_loss
+from verl_credit.host.register import register_all, registered_names
+
+
+class CreditWorker(ActorRolloutRefWorker):
+    """Stock worker; after ``init_model`` the actor's loss is the one that brings turns."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self):
+        register_all()
+        super().init_model()
+        if self._is_actor and self.config.actor.policy_loss.loss_mode == LOSS_MODE:
+            if self.distillation_enabled:
+                raise ValueError(f"policy_loss.loss_mode={LOSS_MODE} and distillation cannot be combined")
+            self.loss_fn = partial(credit_ppo_loss, config=self.loss_fn.keywords["config"])
+            self.actor.set_loss_fn(self.loss_fn)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def credit_probe(self) -> dict:
+        """What this process has registered, and which loss the actor will use."""
+        function = getattr(self.loss_fn, "func", self.loss_fn)
+        return {**registered_names(), "actor_loss": function.__name__}
