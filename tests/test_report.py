@@ -1,0 +1,374 @@
+"""The report of a run: what it shows, what it survives, and that nothing in a trajectory can act on the page."""
+
+import base64
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("matplotlib")
+
+from verl_credit.report import write_report
+from verl_credit.report.choose import RECENT_STEPS, choose
+from verl_credit.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit
+from verl_credit.report.markup import dialogue, escape
+from verl_credit.report.numbers import MINUS, percent, points, seconds_change, signed
+from verl_credit.report.run_data import Series, read_run
+from verl_credit.report.settings import read_settings
+
+ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
+
+
+def turn(text="<think>look</think>", observation="Page 1: Town\nA town.", gain=0.25, advantage=0.5, clip=1.1):
+    return {
+        "text": text,
+        "observation": observation,
+        "info_gain": gain,
+        "advantage": advantage,
+        "clip_scale": clip,
+    }
+
+
+def trajectory(step=3, outcome=1.0, n_turns=2, question="Where is the town?", **changes):
+    turns = [turn() for _ in range(n_turns - 1)]
+    turns.append(turn("<answer>here</answer>", "", None, -0.75, 1.0))
+    row = {
+        "step": step,
+        "question": question,
+        "golds": ["here", "there"],
+        "outcome": outcome,
+        "stop_reason": "answer",
+    }
+    return row | {"turns": turns} | changes
+
+
+def training(step):
+    return {
+        "step": step,
+        "credit/outcome/em": 0.25 * step,
+        "credit/outcome/format_ok": 1.0,
+        "critic/score/mean": 0.2 * step,
+        "credit/turns_per_row": 3.0 - 0.25 * step,
+        "credit/gain/mean": 0.0625 * step,
+        "credit/gain/turn_0": 0.125 * step,
+        "credit/gain/turn_1": None if step == 2 else -0.01,
+        "credit/gain/share_positive": 0.5,
+        "credit/groups/all_solved": 0.1,
+        "credit/groups/all_failed": 0.2,
+        "actor/pg_clipfrac": 0.0125 * step,
+        "timing_s/step": 10.0 + step,
+    }
+
+
+def evaluation(step, greedy, sampled):
+    return {
+        "step": step,
+        "val-core/lab-greedy/em/mean@1": greedy,
+        "val-aux/lab-sampled/em/mean@1": sampled,
+        "val-aux/lab-sampled/format_ok/mean@1": 0.8,
+    }
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [training(step) for step in (1, 2, 3)])
+    write_lines(tmp_path / "validation.jsonl", [evaluation(0, 0.375, 0.2), evaluation(3, 0.625, 0.4)])
+    rows = [trajectory(), trajectory(outcome=0.0, question="Who?"), trajectory(step=1, question="What?")]
+    write_lines(tmp_path / "trajectories.jsonl", rows)
+    write_lines(
+        tmp_path / "events.jsonl",
+        [
+            {"time": 1.0, "kind": "banner", "text": "verl_credit: advantage=turn-group-v1d"},
+            {"time": 2.0, "kind": "resume", "text": "resume: exact (step 2)"},
+        ],
+    )
+    (tmp_path / "config.yaml").write_text(
+        "seed: 7\nalgorithm:\n  info_gain_norm_mode: turn-group-v1d\n  info_gain_type: prob_diff\n"
+    )
+    return tmp_path
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text as a browser would see them; unbalanced tags fail."""
+
+    VOID = {"meta", "img", "wbr"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text, self.rows = [], set(), [], "", []
+        self.feed(text)
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+    def values(self, name, attribute):
+        return [value for tag, key, value in self.attributes if (tag, key) == (name, attribute)]
+
+
+@pytest.fixture
+def pictures():
+    """Asked for by the tests that look at the pictures; the others do without, to be quick."""
+
+
+@pytest.fixture(autouse=True)
+def _draw_only_where_asked(request, monkeypatch):
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("verl_credit.report.page.panel_data_uri", lambda panel: "data:,")
+        monkeypatch.setattr("verl_credit.report.write.curves_png", lambda panels: b"")
+
+
+def report(run_dir):
+    return write_report(run_dir).read_text(encoding="utf-8")
+
+
+def test_first_and_last_values(run_dir):
+    rows = [row[:] for row in Page(report(run_dir)).rows]
+    assert ["Held-out questions", "Step 0", "Step 3", "Change"] in rows
+    assert ["Exact match (EM), greedy", "37.5 %", "62.5 %", "+25.0 points"] in rows
+    assert ["EM of well-formatted answers, sampled", "25.0 %", "50.0 %", "+25.0 points"] in rows
+    assert ["EM of well-formatted answers, greedy", "not recorded"] in rows
+    assert ["Training", "Step 1", "Step 3", "Change"] in rows
+    assert ["Exact match (EM)", "25.0 %", "75.0 %", "+50.0 points"] in rows
+    assert ["Turns per trajectory", "2.75", "2.25", f"{MINUS}0.500"] in rows
+    assert ["Information gain, mean", "+0.062", "+0.188", "+0.125"] in rows
+    assert ["Clipped tokens", "1.2 %", "3.8 %", "+2.5 points"] in rows
+    assert ["Time per step", "11.0 s", "13.0 s", "+2.0 s"] in rows
+
+
+def test_page_is_one_offline_accessible_document(run_dir, pictures):
+    text = report(run_dir)
+    page = Page(text)
+    assert page.values("html", "lang") == ["en"]
+    assert page.tags.isdisjoint({"script", "link", "iframe", "object"})
+    addresses = [value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action")]
+    assert addresses and all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
+    assert "http://" not in text and "https://" not in text and "@import" not in text and "url(" not in text
+    alts = page.values("img", "alt")
+    assert len(alts) == len(addresses) == 6
+    assert (
+        alts[0].startswith("Exact match")
+        and "held-out, greedy: 37.5 % at step 0, 62.5 % at step 3" in alts[0]
+    )
+    for address in addresses:
+        assert b"<svg" in base64.b64decode(address.split(",", 1)[1])
+    assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(run_dir.glob("*.partial"))
+
+
+def test_banner_resume_and_settings_are_told(run_dir):
+    text = Page(report(run_dir)).text
+    for words in (
+        "verl_credit: advantage=turn-group-v1d",
+        "resume: exact (step 2)",
+        "algorithm.info_gain_norm_mode",
+    ):
+        assert words in text
+    assert read_settings(run_dir / "config.yaml")["seed"] == "7"
+
+
+def test_trajectory_shows_number_colour_and_words(run_dir):
+    text = report(run_dir)
+    page = Page(text)
+    assert "Advantage +0.500 more likely" in page.text and f"Advantage {MINUS}0.750 less likely" in page.text
+    assert "Information gain +0.250 gold answer likelier" in page.text
+    assert "no gain" in page.text
+    backgrounds = set(re.findall(r"background:(#[0-9a-f]{6})", " ".join(page.values("span", "style"))))
+    assert {colour(-0.75, 0.75), colour(0.5, 0.75), colour(0.25, 0.25)} <= backgrounds
+    assert "Page 1: Town\nA town." in page.text and "here or there" in page.text
+
+
+def test_no_gain_is_not_a_zero_gain(run_dir):
+    turns = [turn(gain=None), turn(gain=0.0), turn("<answer>x</answer>", "", None)]
+    write_lines(run_dir / "trajectories.jsonl", [trajectory(turns=turns)])
+    text = Page(report(run_dir)).text
+    assert text.count("no gain") == 2
+    assert "Information gain 0.000 no difference" in text
+
+
+def test_nothing_in_the_files_acts_on_the_page(run_dir, pictures):
+    hostile = trajectory(
+        question=ATTACK,
+        golds=[ATTACK],
+        stop_reason=ATTACK,
+        turns=[turn(ATTACK, ATTACK), turn(ATTACK, "", None)],
+    )
+    write_lines(run_dir / "trajectories.jsonl", [hostile])
+    write_lines(run_dir / "events.jsonl", [{"time": 0, "kind": "banner", "text": ATTACK}])
+    write_lines(run_dir / "validation.jsonl", [{"step": 0, f"val-core/{ATTACK}-greedy/em/mean@1": 0.5}])
+    (run_dir / "config.yaml").write_text('seed: <script>alert("1")</script>\n')
+    text = report(run_dir)
+    page = Page(text)
+    assert "<script" not in text and "\x00" not in text
+    assert page.tags.isdisjoint({"script"})
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert all(address.startswith("data:") for address in page.values("img", "src"))
+    assert page.text.count('<script>alert("1")</script>') >= 7  # shown as text in every place
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([*"<>&;|/\"'#x3 \n\té", "think>", "<|im_end|>", "amp;", "span", "</"])).map(
+        "".join
+    )
+)
+def test_escaping_keeps_every_readable_character(text):
+    shown = dialogue(f"<think>{text}</think>")
+    assert html.unescape(re.sub(r"</?span[^<>]*>", "", shown)) == f"<think>{text}</think>"
+    assert "<" not in re.sub(r'<span class="mark">|</span>', "", shown)
+    assert html.unescape(escape(text)) == text and not set(escape(text)) & set("<>\"'")
+
+
+def test_characters_that_html_cannot_carry_are_shown_as_pictures():
+    assert escape("a\x00\x1b\x7f\ud800\n") == "a\u2400\u241b\u2421\ufffd\n"
+
+
+def test_cut_last_line_is_left_out(run_dir):
+    for name in ("metrics", "validation", "trajectories", "events"):
+        with (run_dir / f"{name}.jsonl").open("a") as file:
+            file.write('{"step": 4, "credit/outcome/em": 0.9')
+    assert ["Training", "Step 1", "Step 3", "Change"] in Page(report(run_dir)).rows
+
+
+def test_missing_or_empty_metrics_name_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl does not exist"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "cred')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no complete line"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"credit/outcome/em": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.*step=None"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 5, "credit/outcome/em": 0.5}])
+    page = Page(report(tmp_path))
+    for words in (
+        "validation.jsonl is missing",
+        "trajectories.jsonl is missing",
+        "events.jsonl has no banner",
+        "config.yaml is missing",
+        "No data: critic/score/mean in metrics.jsonl",
+        "No data: credit/gain/mean in metrics.jsonl",
+    ):
+        assert words in page.text, words
+    assert ["Exact match (EM)", "50.0 %", "recorded once"] in page.rows
+    assert ["Exact match (EM), greedy", "not recorded"] in page.rows
+
+
+def test_validation_without_modes_is_said(run_dir):
+    write_lines(run_dir / "validation.jsonl", [{"step": 0, "val-core/lab/em/mean@1": 0.5}])
+    assert "It has: val-core/lab/em/mean@1" in Page(report(run_dir)).text
+
+
+def test_held_out_series_by_source_and_mode(run_dir):
+    row = {
+        "step": 0,
+        "val-core/a/b-greedy/em/mean@1": 0.1,
+        "val-core/a/b-greedy/em/mean@4": 0.2,
+        "val-core/nq-sampled/em/mean@1": 0.3,
+        "val-core/nq-sampled/em/best@4/mean": 0.9,
+        "val-aux/nq-sampled/format_ok/mean@1": 0.0,
+    }
+    write_lines(run_dir / "validation.jsonl", [row])
+    found = {
+        (e.source, e.mode): (e.em.values, e.em_well_formatted.values) for e in read_run(run_dir).held_out()
+    }
+    assert found == {("a/b", "greedy"): ((0.2,), ()), ("nq", "sampled"): ((0.3,), ())}
+    assert "Exact match (EM), sampled, nq" in Page(report(run_dir)).text
+
+
+def test_a_step_written_twice_counts_as_last_written(run_dir):
+    write_lines(
+        run_dir / "metrics.jsonl", [training(2), training(1), training(2) | {"critic/score/mean": 9.0}]
+    )
+    assert read_run(run_dir).series("critic/score/mean") == Series((1, 2), (0.2, 9.0))
+
+
+def test_same_run_same_bytes(run_dir, pictures):
+    first = report(run_dir), (run_dir / "curves.png").read_bytes()
+    assert (report(run_dir), (run_dir / "curves.png").read_bytes()) == first
+
+
+def test_solved_and_failed_are_both_chosen():
+    rows = [trajectory(step=s, question=f"q{s}", n_turns=2 + s % 2) for s in range(30)]
+    only_failure = trajectory(step=4, outcome=0.0, question="lost")
+    chosen = choose([*rows, only_failure])
+    assert len(chosen) == 3
+    assert only_failure in chosen
+    recent = [row for row in chosen if row is not only_failure]
+    assert all(row["step"] >= 30 - RECENT_STEPS and len(row["turns"]) == 3 for row in recent)
+    assert recent[0]["step"] == 29
+    assert chosen[-1] is only_failure
+
+
+def test_choice_prefers_other_questions_and_outcomes():
+    same = [trajectory(question="q", n_turns=5), trajectory(question="q", n_turns=4)]
+    other = trajectory(question="r", n_turns=2)
+    assert other in choose([*same, other], count=2)
+    half = trajectory(question="s", outcome=0.75)
+    assert half in choose([same[0], trajectory(question="t", outcome=0.0), other, half])
+    assert choose([]) == [] and choose([{"step": 1, "turns": []}]) == []
+
+
+def test_colour_scale_is_symmetric_clamped_and_legible():
+    as_hex = ["#" + "".join(f"{part:02x}" for part in end) for end in (NEGATIVE, NEUTRAL, POSITIVE)]
+    assert [colour(v, 2.0) for v in (-2.0, 0.0, 2.0)] == as_hex == [colour(v, 2.0) for v in (-9.0, None, 9.0)]
+    assert limit([None, -0.5, 0.25]) == 0.5 and limit([0.0]) == limit([]) == 1.0
+    for share in range(-10, 11):
+        assert _contrast("#1d2126", colour(share / 10, 1.0)) > 7
+
+
+def _contrast(dark, light):
+    def luminance(value):
+        parts = [int(value[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    return (luminance(light) + 0.05) / (luminance(dark) + 0.05)
+
+
+def test_numbers_are_rounded_with_their_sign():
+    assert signed(-0.0004) == "0.000" and signed(-0.0006) == f"{MINUS}0.001"
+    assert points(-0.127) == f"{MINUS}12.7 points" and percent(0.5) == "50.0 %"
+    assert seconds_change(0.19) == "+0.2 s" and seconds_change(-0.01) == "0.0 s"
+
+
+def test_settings_are_read_by_place_not_by_name_alone(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "critic:\n  optim:\n    lr: 9\nactor_rollout_ref:\n  actor:\n    optim:\n      betas:\n      - 0.9\n"
+        "      lr: 0.001\n  model:\n    path: '/models/a: b'\nseed: 1\nalgorithm:\n  gamma: 1.0\n"
+    )
+    assert read_settings(tmp_path / "config.yaml") == {
+        "seed": "1",
+        "actor_rollout_ref.model.path": "/models/a: b",
+        "algorithm.gamma": "1.0",
+        "actor_rollout_ref.actor.optim.lr": "0.001",
+    }

@@ -1,0 +1,45 @@
+"""Which trajectories the report shows."""
+
+from __future__ import annotations
+
+RECENT_STEPS = 10
+
+
+def solved(trajectory: dict) -> bool:
+    """An outcome above 0.5, as the group metrics count it."""
+    return (trajectory.get("outcome") or 0.0) > 0.5
+
+
+def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
+    """Up to ``count`` trajectories: a solved and a failed one if there are, then what differs most.
+
+    Within the last ``RECENT_STEPS`` recorded steps more turns come first, then the later step; an older
+    trajectory is taken only where no recent one will do. Solved ones lead.
+    """
+    usable = [row for row in trajectories if row.get("turns")]
+    recent = set(sorted({_step(row) for row in usable})[-RECENT_STEPS:])
+
+    def rank(row: dict) -> tuple:
+        turns, step = len(row["turns"]), _step(row)
+        return (True, turns, step) if step in recent else (False, step, turns)
+
+    ordered = sorted(usable, key=rank, reverse=True)
+    chosen: list[dict] = []
+    for wanted in (True, False):
+        chosen += [row for row in ordered if solved(row) is wanted][:1]
+    while len(chosen) < min(count, len(ordered)):
+        left = [row for row in ordered if not any(row is taken for taken in chosen)]
+        chosen.append(max(left, key=lambda row: _news(row, chosen)))
+    return sorted(chosen[:count], key=solved, reverse=True)
+
+
+def _news(row: dict, chosen: list[dict]) -> tuple[bool, bool]:
+    """Another question, another outcome; max() keeps the order among equals."""
+    return (
+        row.get("question") not in {taken.get("question") for taken in chosen},
+        row.get("outcome") not in {taken.get("outcome") for taken in chosen},
+    )
+
+
+def _step(row: dict) -> int:
+    return row.get("step") or 0
