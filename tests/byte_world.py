@@ -50,7 +50,7 @@ def build_byte_world(root: Path, hotpot_file: Path, *, steps: int = 150) -> Byte
     rows = rows[:N_QUESTIONS]
     _write_corpus(root, rows)
     _write_questions(root, rows)
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer()
     _train_policy(root / "policy", tokenizer, rows, rng, steps)
     _write_encoder(root / "encoder", tokenizer)
     build_index(root / "corpus.jsonl", root / "encoder", root / "index")
@@ -86,7 +86,7 @@ def _write_questions(root: Path, rows: list[dict]) -> None:
     parquet.write_table(pa.Table.from_pylist(table), root / "train.parquet")
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     vocab = {token: i for i, token in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -37,9 +37,12 @@ def _train(arguments) -> int:
 
 
 def _lab(arguments) -> int:
+    from verl_credit.host.progress import Throttled
     from verl_credit.lab.build import build_lab
 
-    paths = build_lab(arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=print)
+    paths = build_lab(
+        arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=Throttled(print)
+    )
     print(f"lab ready: {paths.root}")
     return 0
 

@@ -55,13 +55,11 @@ class SearchAgentLoop(ToolAgentLoop):
         self.book, self.record = TurnBook(), RowRecord()
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
-        self._seed_parts = (
-            self.config.seed,
-            kwargs.get("global_steps", 0),
-            kwargs.get("uid", ""),
-            kwargs.get("session_id", 0),
-        )
-        params = apply_sampling_mode(sampling_params, kwargs.get("sampling"))
+        mode = kwargs.get("sampling")
+        params = apply_sampling_mode(sampling_params, mode)
+        # Training: one draw per step and place in the batch. Evaluation: the same draws at every step.
+        row = ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["index"])
+        self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         output = await super().run(params, **kwargs)
         return self._finish(output)
 

@@ -64,7 +64,7 @@ def _contexts(turns: TurnBatch, settings: CreditSettings, tokenizer):
     header = assistant_header(tokenizer) if settings.info_gain_context == "call" else []
     answers: dict[str, PseudoAnswer] = {}
     places, score_list = [], []
-    for row, record in enumerate(turns.records):
+    for row in range(len(turns.records)):
         if not turns.row_valid_B[row]:
             continue
         gold = gold_answers(turns.ground_truths[row])[0]

@@ -10,10 +10,12 @@ from collections import Counter
 
 import torch
 
+from verl_credit.credit.outcome import group_counts
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.turn_batch import TurnBatch
 from verl_credit.host.turn_book import STOP_REASONS
 
+DROPPED = ("invalid_rows", "nonfinite_outcomes", "nonfinite_gains")
 SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
@@ -52,10 +54,22 @@ def gain_metrics(step: TurnStep) -> dict[str, float]:
     return metrics
 
 
-def credit_metrics(step: TurnStep, n_turns_B: torch.Tensor, group_size: int) -> dict[str, float]:
-    """Turns, advantages per turn index, clip scale, and what the groups could teach."""
-    credit, valid = step.credit, step.row_valid_B
-    metrics = {f"credit/{name}": value for name, value in credit.counts.items()}
+def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[str, float]:
+    """Turns, advantages per turn index, clip scale, and what the groups could teach.
+
+    Groups are counts: all, singletons, short (fewer valid rows than rollout.n), tied, and the tied ones split
+    into all solved (outcome above 0.5) and all failed. Padding rows, a group of their own in verl's data, are
+    no group here.
+    """
+    credit, valid, n_turns_B = step.credit, step.row_valid_B, turns.n_turns_B
+    real = ~torch.tensor(turns.is_padding)
+    metrics = {f"credit/{name}": credit.counts[name] for name in DROPPED}
+    metrics |= {
+        f"credit/groups/{name.removesuffix('_groups')}": count
+        for name, count in group_counts(
+            step.outcome_B[real], step.group_B[real], row_valid_B=valid[real], group_size=group_size
+        ).items()
+    }
     metrics["credit/turns_per_row"] = n_turns_B[valid].double().mean().item() if valid.any() else 0.0
     for turn in range(credit.advantage_B_K.shape[1]):
         rows = valid & (n_turns_B - 1 > turn)
@@ -74,21 +88,4 @@ def credit_metrics(step: TurnStep, n_turns_B: torch.Tensor, group_size: int) -> 
         scale = credit.clip_scale_B_K[mask].double()
         metrics["credit/clip_scale/mean"] = scale.mean().item()
         metrics["credit/clip_scale/std"] = scale.std(correction=0).item()
-    return metrics | group_metrics(step, group_size)
-
-
-def group_metrics(step: TurnStep, group_size: int) -> dict[str, float]:
-    """Zero-variance groups split into all-solved and all-failed ("solved" = outcome above 0.5); short groups."""
-    counts: Counter = Counter()
-    groups = step.group_B[step.row_valid_B].unique()
-    for group in groups:
-        outcome = step.outcome_B[step.row_valid_B & (step.group_B == group)]
-        counts["short"] += len(outcome) < group_size
-        if len(outcome) > 1 and bool((outcome == outcome[0]).all()):
-            counts["tied_solved" if outcome[0] > 0.5 else "tied_failed"] += 1
-    total = max(len(groups), 1)
-    return {
-        "credit/groups/all_solved": counts["tied_solved"] / total,
-        "credit/groups/all_failed": counts["tied_failed"] / total,
-        "credit/groups/short": counts["short"],
-    }
+    return metrics

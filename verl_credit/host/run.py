@@ -18,7 +18,7 @@ from verl_credit.host.preflight import (
     check_names,
     check_server,
 )
-from verl_credit.host.progress import Progress
+from verl_credit.host.progress import Progress, Throttled
 from verl_credit.host.validate import validate
 
 DONE, PREFLIGHT, INTEGRITY, INTERRUPTED = 0, 4, 5, 130
@@ -74,7 +74,10 @@ def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> No
     from verl_credit.lab.build import build_lab
 
     lab = build_lab(
-        Path(config.lab.dir), world_seed=config.lab.world_seed, size=config.lab.size, progress=progress.say
+        Path(config.lab.dir),
+        world_seed=config.lab.world_seed,
+        size=config.lab.size,
+        progress=Throttled(progress.say),
     )
     if config.search.url is None:
         index = Path(config.lab.index) if config.lab.index else lab.index

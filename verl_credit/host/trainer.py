@@ -153,7 +153,7 @@ class CreditTrainer(PPOTrainerSync):
         batch = self._write_rows(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
-        metrics.update(credit_metrics(step, self._turns.n_turns_B, n))
+        metrics.update(credit_metrics(step, self._turns, n))
         if not self._signal_seen:
             check_gain_has_signal(step)
             self._signal_seen = True

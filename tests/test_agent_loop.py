@@ -1,0 +1,199 @@
+"""The search agent on scripted policies: turns, stop reasons, the policy's mistakes and the server's faults."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from byte_world import make_tokenizer
+
+from verl_credit.host.compose import load_config
+from verl_credit.host.fields import ROW_RECORD
+from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
+
+REQUIRED = [
+    "data.train_files=x",
+    "data.val_files=x",
+    "actor_rollout_ref.model.path=x",
+    "search.url=http://127.0.0.1:9",
+    "search.max_searches=2",
+    "search.max_new_tokens=200",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+class ScriptedPolicy:
+    """Stands in for the rollout engine: turn k of a trajectory is script[k]."""
+
+    def __init__(self, tokenizer, script):
+        self.tokenizer, self.script, self.requests = tokenizer, list(script), []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        self.requests.append((prompt_ids, sampling_params))
+        ids = self.tokenizer(self.script[len(self.requests) - 1], add_special_tokens=False)["input_ids"]
+        return SimpleNamespace(
+            token_ids=ids,
+            log_probs=[-0.5] * len(ids),
+            routed_experts=None,
+            num_preempted=0,
+            extra_fields={"global_steps": 1},
+        )
+
+
+def run(tokenizer, script, *overrides, lookup=None, **row):
+    """(output, policy) of one trajectory; ``lookup`` replaces the search."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from verl_credit.host.agent_loop import SearchAgentLoop
+
+    config = load_config("search_cpu", [*REQUIRED, *overrides])
+    policy = ScriptedPolicy(tokenizer, script)
+
+    async def found(query):
+        return f"Page 1: about {query}\ntext", ["7"]
+
+    async def trajectory():
+        loop = SearchAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=policy,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            hf_model_type="qwen3",
+        )
+        loop.search.lookup = lookup or found
+        question = [{"role": "user", "content": "Who?"}]
+        return await loop.run(
+            {"temperature": 1.0}, raw_prompt=question, uid="u", session_id=0, global_steps=1, **row
+        )
+
+    return asyncio.run(trajectory()), policy
+
+
+def record(output):
+    return output.extra_fields[ROW_RECORD]
+
+
+def policy_text(tokenizer, output, turn):
+    ids = [t for t, k in zip(output.response_ids, output.turn_ids, strict=True) if k == turn]
+    return tokenizer.decode(ids)
+
+
+def test_every_policy_token_has_its_turn_and_no_other_token_has_one(tokenizer):
+    output, policy = run(tokenizer, [search_turn("a"), search_turn("b"), answer_turn("c")])
+    assert [policy_text(tokenizer, output, k) for k in range(3)] == policy.script
+    assert [k >= 0 for k in output.turn_ids] == [bool(m) for m in output.response_mask]
+    assert (record(output)["stop_reason"], record(output)["n_searches"]) == ("answer", 2)
+    assert record(output)["searches"] == [{"query": "a", "pages": ["7"]}, {"query": "b", "pages": ["7"]}]
+
+
+def test_the_observation_is_what_the_chat_template_renders(tokenizer):
+    output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")])
+    whole = tokenizer.decode(output.response_ids)
+    assert whole == (
+        f"{search_turn('a')}\n<|im_start|>user\n<tool_response>\nPage 1: about a\ntext\n</tool_response>{TURN_END}\n"
+        f"<|im_start|>assistant\n{answer_turn('c')}"
+    )
+
+
+def test_tensors_travel_with_turn_ids(tokenizer):
+    output, _ = run(tokenizer, [search_turn("a"), answer_turn("c")])
+    fields = output.as_dict()
+    assert fields["turn_ids"].shape == fields["responses"].shape == fields["rollout_log_probs"].shape
+
+
+def test_parallel_calls_are_one_turn(tokenizer):
+    both = search_turn("a").removesuffix(TURN_END) + "\n" + search_turn("b")
+    output, _ = run(tokenizer, [both, answer_turn("c")])
+    assert max(output.turn_ids) == 1 and record(output)["n_searches"] == 2
+    assert policy_text(tokenizer, output, 0) == both
+
+
+@pytest.mark.parametrize(
+    "script, reason, bad_calls",
+    [
+        ([f"I do not know{TURN_END}"], "no_answer", 0),
+        ([f"<tool_call>\n{{broken json\n</tool_call>{TURN_END}"], "bad_call", 1),
+        ([f"<tool_call>\nnever closed{TURN_END}"], "bad_call", 1),
+        ([search_turn("a"), search_turn("b"), search_turn("c")], "max_turns", 0),
+    ],
+)
+def test_trajectories_that_end_without_an_answer(tokenizer, script, reason, bad_calls):
+    output, _ = run(tokenizer, script)
+    assert (record(output)["stop_reason"], record(output)["bad_calls"]) == (reason, bad_calls)
+    assert max(output.turn_ids) == len(script) - 1  # its last policy tokens are the answer turn
+
+
+@pytest.mark.parametrize(
+    "call, told",
+    [
+        ('{"name": "browse", "arguments": {"query": "x"}}', "Unknown function 'browse'"),
+        ('{"name": "search", "arguments": {"q": "x"}}', "search needs a non-empty string argument 'query'"),
+        ('{"name": "search", "arguments": {"query": " "}}', "search needs a non-empty string"),
+        ('{"name": "search", "arguments": ["x"]}', "search needs a non-empty string"),
+    ],
+)
+def test_a_wrong_call_is_told_and_counted(tokenizer, call, told):
+    output, _ = run(tokenizer, [f"<tool_call>\n{call}\n</tool_call>{TURN_END}", answer_turn("c")])
+    assert told in tokenizer.decode(output.response_ids)
+    assert (record(output)["bad_calls"], record(output)["n_searches"]) == (1, 0)
+    assert record(output)["stop_reason"] == "answer" and sum(output.response_mask) > 0
+
+
+def test_a_fault_of_the_server_masks_the_row_and_shows_no_observation(tokenizer):
+    from verl_credit.host.search_client import SearchFault
+
+    async def down(query):
+        raise SearchFault("connect", "refused")
+
+    output, policy = run(tokenizer, [search_turn("a"), answer_turn("c")], lookup=down)
+    assert (record(output)["tool_fault"], record(output)["stop_reason"]) == ("connect", "tool_fault")
+    assert sum(output.response_mask) == 0 and set(output.turn_ids) == {-1}
+    assert len(policy.requests) == 1 and "tool_response" not in tokenizer.decode(output.response_ids)
+
+
+def test_other_exceptions_are_not_swallowed(tokenizer):
+    async def broken(query):
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError, match="bug"):
+        run(tokenizer, [search_turn("a"), answer_turn("c")], lookup=broken)
+
+
+def test_an_observation_that_does_not_fit_ends_the_row_at_its_call(tokenizer):
+    async def long(query):
+        return "x" * 700, ["7"]
+
+    output, _ = run(
+        tokenizer, [search_turn("a"), answer_turn("c")], "data.max_response_length=600", lookup=long
+    )
+    assert record(output)["stop_reason"] == "length" and max(output.turn_ids) == 0
+    assert tokenizer.decode(output.response_ids) == search_turn("a")
+
+
+def test_each_turn_has_a_budget_and_a_seed_of_its_own(tokenizer):
+    script = [search_turn("a"), answer_turn("c")]
+    _, policy = run(tokenizer, script)
+    _, again = run(tokenizer, script)
+    seeds = [params["seed"] for _, params in policy.requests]
+    assert len(set(seeds)) == 2 and seeds == [params["seed"] for _, params in again.requests]
+    assert all(params["max_tokens"] == 200 for _, params in policy.requests)
+    _, other = run(tokenizer, script, "seed=2")
+    assert seeds != [params["seed"] for _, params in other.requests]
+
+
+def test_other_engines_get_no_seed(tokenizer):
+    _, policy = run(tokenizer, [answer_turn("c")], "actor_rollout_ref.rollout.name=vllm")
+    assert "seed" not in policy.requests[0][1]
+
+
+def test_evaluation_rows_choose_their_sampling(tokenizer):
+    _, policy = run(tokenizer, [answer_turn("c")], sampling="greedy", index=3)
+    assert policy.requests[0][1]["temperature"] == 0.0
+    with pytest.raises(ValueError, match="expected 'greedy' or 'sampled'"):
+        run(tokenizer, [answer_turn("c")], sampling="beam")

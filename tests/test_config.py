@@ -1,0 +1,113 @@
+"""Mistakes in a configuration end before Ray starts and name what would be right."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_credit.host.compose import ConfigError, load_config, shipped_recipes
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.validate import validate
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+def check(*overrides, recipe="lab"):
+    config = load_config(recipe, list(overrides))
+    validate(config)
+    return config
+
+
+def test_every_shipped_recipe_composes_and_is_valid():
+    assert {"lab", "search_cpu"} <= set(shipped_recipes())
+    own = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
+    for recipe in shipped_recipes():
+        check(*([] if recipe == "lab" else own), recipe=recipe)
+
+
+def test_our_defaults_are_the_documented_ones():
+    settings = CreditSettings.from_config(check())
+    assert settings.as_dict() == {
+        "info_gain_norm_mode": "turn-group-v1d",
+        "info_gain_type": "prob_diff",
+        "info_gain_first_turn": "prior",
+        "info_gain_context": "observation",
+        "info_gain_template": "<answer>{answer}</answer>",
+        "info_gain_on_error": "raise",
+        "gamma": 1.0,
+        "adv_rescale_alpha": 0.3,
+        "norm_adv_by_std_in_grpo": True,
+        "ratio_level": "turn",
+        "dynamic_clip": True,
+        "clip_beta": 0.3,
+    }
+
+
+@pytest.mark.parametrize("mode", ["none", "joint", "separate", "turn-group", "turn-group-v1d"])
+def test_every_mode_is_an_override_without_plus(mode):
+    dynamic = str(mode == "turn-group-v1d").lower()
+    config = check(f"algorithm.info_gain_norm_mode={mode}", f"{LOSS}.dynamic_clip={dynamic}")
+    assert CreditSettings.from_config(config).info_gain_norm_mode == mode
+
+
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("algorithm.info_gain_nrom_mode=joint", "Did you mean algorithm.info_gain_norm_mode"),
+        ("serach.topk=3", "unknown key serach.topk"),
+        (f"{LOSS}.dynamic_clp=true", f"Did you mean {LOSS}.dynamic_clip"),
+        ("algorithm.info_gain_norm_mode=turn-grup", "did you mean turn-group?"),
+        ("algorithm.info_gain_type=diff", "accepted are prob_diff, log_prob_diff"),
+        ("algorithm.info_gain_first_turn=zero", "accepted are prior, none"),
+        ("algorithm.info_gain_context=page", "accepted are observation, call"),
+        ("algorithm.info_gain_on_error=ignore", "accepted are raise, zero"),
+        ("algorithm.gamma=1.5", "from 0 to 1"),
+        ("algorithm.gamma=high", "expected a number"),
+        ("algorithm.norm_adv_by_std_in_grpo=1", "expected true or false"),
+        (f"{LOSS}.ratio_level=word", "accepted are token, turn, sequence"),
+        (f"{LOSS}.clip_beta=2", "from 0 to 1"),
+        ("search.topk=0", "search.topk=0"),
+        ("search.topk=1.5", "a whole number"),
+        ("seed=-1", "seed=-1"),
+        ("evaluation.modes=[beam]", "evaluation.modes"),
+        ("algorithm.info_gain_template=x", "must contain {answer}"),
+        ("trainer.v1.trainer_mode=sync", "accepted are credit"),
+        ("actor_rollout_ref.rollout.n=1", "groups of at least 2"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "not a multiple"),
+        ("data.max_response_length=100", "cannot hold"),
+        ("algorithm.info_gain_norm_mode=joint", "only turn-group-v1d gives turns a clip scale"),
+        ("algorithm.adv_estimator=grpo", "dynamic_clip=true with algorithm.adv_estimator=grpo"),
+        ("lab.size=${nothing}", "nothing"),
+    ],
+)
+def test_mistakes_are_named(override, said):
+    with pytest.raises(ConfigError) as error:
+        check(override)
+    assert said in str(error.value)
+
+
+def test_unknown_recipe_lists_the_shipped_ones():
+    with pytest.raises(ConfigError, match="shipped: lab"):
+        check(recipe="labb")
+
+
+def test_a_required_value_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match="run_dir"):
+        config = load_config("lab", [])
+        config.run_dir = "???"
+        validate(config)
+
+
+def test_one_seed_drives_data_rollout_and_actor():
+    config = OmegaConf.to_container(check("seed=7"), resolve=True)
+    actor = config["actor_rollout_ref"]["actor"]
+    assert config["data"]["seed"] == config["actor_rollout_ref"]["rollout"]["seed"] == 7
+    assert actor["data_loader_seed"] == actor["fsdp_config"]["seed"] == 7
+
+
+def test_own_recipe_from_a_folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "hydra: {searchpath: [pkg://verl.trainer.config, pkg://verl_credit_recipes]}\n"
+        "defaults: [ppo_trainer, credit_defaults, cpu_host, _self_]\nrun_dir: here\n"
+    )
+    assert load_config("mine", [], str(tmp_path)).run_dir == "here"
+    with pytest.raises(ConfigError, match="is not a directory"):
+        load_config("mine", [], str(tmp_path / "nowhere"))

@@ -1,0 +1,84 @@
+"""Files of a run survive kills and resumes; progress and evaluation read what was written."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from verl_credit.host.checks import IntegrityError, check_rollouts, check_tool_faults
+from verl_credit.host.evaluation import EvaluationLoader, label_mode
+from verl_credit.host.progress import Progress, evaluation_line, step_line
+from verl_credit.host.run_files import METRICS, VALIDATION, append_json, read_json_lines, rewind
+
+
+def test_lines_round_trip_and_a_cut_last_line_is_left_out(tmp_path):
+    path = tmp_path / METRICS
+    append_json(
+        path, {"step": 1, "a": np.float64(0.5), "b": torch.tensor(2), "c": float("nan"), "d": [np.int64(3)]}
+    )
+    with path.open("a") as file:
+        file.write('{"step": 2, "a"')
+    assert read_json_lines(path) == [{"step": 1, "a": 0.5, "b": 2, "c": None, "d": [3]}]
+
+
+def test_damage_before_the_last_line_is_an_error(tmp_path):
+    (tmp_path / METRICS).write_text('{"step": 1\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl line 1 is not JSON"):
+        read_json_lines(tmp_path / METRICS)
+
+
+def test_a_resume_moves_later_steps_aside_and_loses_none(tmp_path):
+    path = tmp_path / METRICS
+    for step in (1, 2, 3, 4):
+        append_json(path, {"step": step})
+    assert rewind(path, 2) == 2
+    assert [row["step"] for row in read_json_lines(path)] == [1, 2]
+    assert [row["step"] for row in read_json_lines(path.with_suffix(".superseded.jsonl"))] == [3, 4]
+    assert rewind(path, 2) == 0 and rewind(tmp_path / "absent.jsonl", 0) == 0
+
+
+def test_failed_rollouts_stop_the_run_unless_tolerated():
+    assert check_rollouts(8, 8, [], 0.0) == 0
+    assert check_rollouts(8, 7, ["KeyError: x"], 0.2) == 1
+    with pytest.raises(IntegrityError, match="1 of 8 rollouts raised.*KeyError: x"):
+        check_rollouts(8, 7, ["KeyError: x"], 0.0)
+    with pytest.raises(IntegrityError, match="no exception was recorded"):
+        check_rollouts(8, 6, [], 0.1)
+
+
+def test_too_many_tool_faults_stop_the_run():
+    records = [{"tool_fault": "connect"}, {"tool_fault": ""}, {"tool_fault": ""}, {"tool_fault": ""}]
+    check_tool_faults(records, 0.25, "http://x")
+    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://x.*'connect': 1"):
+        check_tool_faults(records, 0.2, "http://x")
+
+
+def test_evaluation_rows_carry_their_mode():
+    batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
+    (batch,) = EvaluationLoader(batches, "greedy")
+    assert batch["sampling"].tolist() == ["greedy"] * 2
+    assert batch["data_source"].tolist() == ["nq-greedy", "lab-greedy"]
+    assert batches[0]["data_source"].tolist() == ["nq", "lab"]
+    assert label_mode({"val-aux/num_turns/mean": 2, "x": 1}, "greedy") == {
+        "val-aux/num_turns-greedy/mean": 2,
+        "x": 1,
+    }
+
+
+def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):
+    append_json(tmp_path / METRICS, {"step": 1, "credit/outcome/em": 0.1})
+    said = []
+    with Progress(tmp_path, 3, write=said.append, interval_s=60.0) as progress:
+        append_json(tmp_path / METRICS, {"step": 2, "credit/outcome/em": 0.5, "credit/gain/mean": 0.25})
+        append_json(tmp_path / VALIDATION, {"step": 2, "val-aux/lab-greedy/em/mean@1": 0.4})
+        progress._show()
+    assert len(said) == 2
+    assert "held-out EM after step 2: lab-greedy 0.400" in said[0]
+    assert "step   2/3  EM 0.500 (running 0.500)  gain +0.2500" in said[1]
+
+
+def test_lines_show_only_what_is_there():
+    assert step_line({"step": 1}, 10, None) == "step   1/10"
+    row = {"step": 3, "val-core/lab-sampled/em/mean@1": 0.5, "val-aux/lab-sampled/f1/mean@1": 0.9}
+    assert evaluation_line(json.loads(json.dumps(row))) == "held-out EM after step 3: lab-sampled 0.500"
