@@ -327,6 +327,10 @@ def test_solved_and_failed_are_both_chosen():
     assert all(row["step"] >= 30 - RECENT_STEPS and len(row["turns"]) == 3 for row in recent)
     assert recent[0]["step"] == 29
     assert chosen[-1] is only_failure
+    partly = [trajectory(step=29, outcome=0.6 + 0.1 * i, question=f"p{i}") for i in range(4)]
+    assert trajectory(step=0, outcome=0.0, question="p0") in choose(
+        [*partly, *rows, trajectory(step=0, outcome=0.0, question="p0")]
+    )
 
 
 def test_choice_prefers_other_questions_and_outcomes():
@@ -364,11 +368,12 @@ def test_numbers_are_rounded_with_their_sign():
 def test_settings_are_read_by_place_not_by_name_alone(tmp_path):
     (tmp_path / "config.yaml").write_text(
         "critic:\n  optim:\n    lr: 9\nactor_rollout_ref:\n  actor:\n    optim:\n      betas:\n      - 0.9\n"
-        "      lr: 0.001\n  model:\n    path: '/models/a: b'\nseed: 1\nalgorithm:\n  gamma: 1.0\n"
+        "      lr: 0.001\n  rollout:\n    'n': 8\n  model:\n    path: '/models/a: b'\nseed: 1\nalgorithm:\n  gamma: 1.0\n"
     )
     assert read_settings(tmp_path / "config.yaml") == {
         "seed": "1",
         "actor_rollout_ref.model.path": "/models/a: b",
         "algorithm.gamma": "1.0",
         "actor_rollout_ref.actor.optim.lr": "0.001",
+        "actor_rollout_ref.rollout.n": "8",
     }

@@ -24,7 +24,8 @@ SHOWN = (
     "actor_rollout_ref.rollout.n",
     "data.train_batch_size",
 )
-_ENTRY = re.compile(r"( *)([^\s:#'\"-][^\s:]*):(?: (.*))?")
+# A key may be quoted: YAML 1.1 reads a bare `n` as a truth value, so writers put it in quotes.
+_ENTRY = re.compile(r"( *)(['\"]?)([^\s:#'\"-][^\s:'\"]*)\2:(?: (.*))?")
 
 
 def read_settings(path: Path) -> dict[str, str]:
@@ -41,7 +42,7 @@ def read_settings(path: Path) -> dict[str, str]:
         match = _ENTRY.fullmatch(line)
         if not match:
             continue
-        indent, key, value = len(match[1]), match[2], match[3]
+        indent, key, value = len(match[1]), match[3], match[4]
         while parents and parents[-1][0] >= indent:
             parents.pop()
         parents.append((indent, key))
