@@ -1,0 +1,140 @@
+"""Builds the lab into a folder: world, questions, encoder, index, warm-started policy, manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import torch
+from transformers.utils import logging as transformers_logging
+from verl_credit_retriever.index import build_index
+
+from verl_credit.lab import protocol
+from verl_credit.lab.cache import refuse_foreign, why_invalid, write_manifest
+from verl_credit.lab.config import SIZES, LabConfig
+from verl_credit.lab.encoder import save_encoder, train_encoder
+from verl_credit.lab.evaluate import Roller
+from verl_credit.lab.paths import LabPaths
+from verl_credit.lab.questions import Question, make_questions, to_rows
+from verl_credit.lab.retrieval import LocalRetriever, recall
+from verl_credit.lab.tokenizer import make_tokenizer
+from verl_credit.lab.warm_start import warm_start
+from verl_credit.lab.world import SPLITS, World, make_world
+
+Progress = Callable[[float, str], None]  # share done in [0, 1], what is going on
+
+# What a recipe needs to know about lengths, in tokens of the lab's tokenizer.
+RECIPE = {
+    "max_prompt_length": 64,
+    "max_response_length": 512,
+    "max_new_tokens_per_turn": protocol.MAX_NEW_TOKENS,
+    "max_searches": protocol.MAX_SEARCHES,
+    "top_k": protocol.TOP_K,
+    "tools_in_prompt": False,
+}
+
+
+def build_lab(
+    directory: Path,
+    *,
+    world_seed: int = 0,
+    size: str = "full",
+    progress: Progress = lambda share, text: None,
+    rebuild: bool = False,
+) -> LabPaths:
+    """The lab of ``world_seed`` in ``directory``: reused when it is there and valid, else built anew.
+
+    It is built in a folder beside ``directory`` and moved there when complete, so an interrupted build leaves
+    no half lab. Uses torch's current number of threads and leaves torch's global random state alone.
+
+    Raises ValueError for an unknown size, FileExistsError when ``directory`` holds other things, and
+    LabGateError when the policy does not reach the wanted exact match.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
+    directory = Path(directory).resolve()
+    if directory.exists():
+        refuse_foreign(directory)
+        reason = "rebuild was asked for" if rebuild else why_invalid(directory, world_seed=world_seed, size=size)
+        if reason is None:
+            progress(1.0, f"using the lab in {directory}")
+            return LabPaths(directory)
+        if any(directory.iterdir()):
+            progress(0.0, f"rebuilding the lab in {directory}: {reason}")
+    work = directory.with_name(f".{directory.name}.{os.getpid()}.building")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        _fill(LabPaths(work), SIZES[size], world_seed, size, progress)
+        shutil.rmtree(directory, ignore_errors=True)
+        work.rename(directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    progress(1.0, f"the lab is in {directory}")
+    return LabPaths(directory)
+
+
+def make_splits(world: World, config: LabConfig, seed: int) -> dict[str, list[Question]]:
+    """The questions of every split."""
+    return {
+        split: make_questions(world, split, getattr(config.world, split), random.Random(f"{split} {seed}"))
+        for split in SPLITS
+    }
+
+
+def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Progress) -> None:
+    started = time.monotonic()
+    progress(0.0, "world and tokenizer")
+    world = make_world(seed, config.world)
+    tokenizer = make_tokenizer(world.names())
+    splits = make_splits(world, config, seed)
+    _write_corpus(world, paths.corpus)
+    for split, questions in splits.items():
+        rows = to_rows(questions, split)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), paths.questions(split))
+    encoder = train_encoder(
+        world, tokenizer, seed=seed, steps=config.encoder_steps,
+        on_step=lambda step: progress(0.05 * step / config.encoder_steps, f"encoder: step {step}"),
+    )  # fmt: skip
+    transformers_logging.disable_progress_bar()
+    save_encoder(encoder, tokenizer, paths.encoder)
+    progress(0.05, "index")
+    build_index(paths.corpus, paths.encoder, paths.index)
+    retriever = LocalRetriever(paths.encoder, paths.index)
+    progress(0.06, "demonstrations")
+    policy, measured = warm_start(
+        world, tokenizer, retriever, splits["dev"], config, seed, lambda share, text: progress(0.06 + 0.93 * share, text)
+    )
+    policy.save_pretrained(paths.policy)
+    tokenizer.save_pretrained(paths.policy)
+    measured |= _measure_recall(retriever, splits["dev"])
+    measured |= {"build_seconds": round(time.monotonic() - started, 1), "threads": torch.get_num_threads()}
+    measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
+    write_manifest(paths.root, world_seed=seed, size=size, recipe=RECIPE, measured=measured)
+
+
+def _write_corpus(world: World, path: Path) -> None:
+    with open(path, "w") as lines:
+        for article in world.articles.values():
+            lines.write(json.dumps({"id": article.id, "contents": article.contents}) + "\n")
+
+
+def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:
+    """Recall of the first hop's article, by the whole question and by the tool call of a perfect policy."""
+    gold = [q.gold_ids[0] for q in questions]
+    texts = {"question": [q.text for q in questions], "call": [f" {q.path[0]} {q.relations[0]}" for q in questions]}
+    return {
+        f"recall@{k}_{kind}": round(share, 4)
+        for kind, queries in texts.items()
+        for k, share in recall(retriever, queries, gold).items()
+    }
+
+
+__all__ = ["RECIPE", "Roller", "build_lab", "make_splits"]

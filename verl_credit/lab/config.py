@@ -1,0 +1,47 @@
+"""The two sizes of the lab: ``full`` learns, ``tiny`` is for tests and builds in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from verl_credit.lab.demos import DemoStyle
+from verl_credit.lab.policy import WarmStart
+from verl_credit.lab.world import WorldSize
+
+# Raise it whenever a lab built before would differ from one built now: cached labs are then rebuilt.
+GENERATOR_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Gate:
+    """After the warm start, sampled dev EM must lie in [low, high]; below, training goes on in chunks."""
+
+    low: float = 0.24
+    high: float = 0.45
+    chunk_steps: int = 150
+    max_chunks: int = 3
+    questions: int = 384
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """Everything a lab is made from, besides its seed."""
+
+    world: WorldSize = field(default_factory=WorldSize)
+    encoder_steps: int = 100
+    demonstrations: int = 6000
+    style: DemoStyle = field(default_factory=DemoStyle)
+    warm_start: WarmStart = field(default_factory=WarmStart)
+    gate: Gate | None = field(default_factory=Gate)
+
+
+SIZES = {
+    "full": LabConfig(),
+    "tiny": LabConfig(
+        world=WorldSize(people=80, companies=40, towns=40, works=40, train=64, dev=24, test=24),
+        encoder_steps=60,
+        demonstrations=1000,
+        warm_start=WarmStart(steps=100, short_steps=50, drill_rows=0),
+        gate=None,
+    ),
+}

@@ -1,0 +1,120 @@
+"""Contrastive training of the tiny sentence encoder, used exactly as e5 is (prefixes, mean pooling, L2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from verl_credit.lab.questions import make_questions
+from verl_credit.lab.tokenizer import name_ids
+from verl_credit.lab.world import RELATIONS, Article, World
+
+QUERY, PASSAGE = "query: ", "passage: "
+TEMPERATURE = 0.05
+
+
+def train_encoder(
+    world: World,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    seed: int,
+    steps: int,
+    noise: float = 0.3,
+    batch: int = 96,
+    hidden: int = 64,
+    lr: float = 3e-3,
+    on_step: Callable[[int], None] = lambda step: None,
+) -> BertModel:
+    """A two-layer BERT trained with InfoNCE so that a query lies near its article.
+
+    Queries are tool calls ("N founder") and whole questions (whose first article is wanted), of training
+    entities only. Names are permuted at random in every batch: what is learned is to compare names, not to
+    know them. A share ``noise`` of the pairs names another article of the entity: relevance judged by the
+    title alone, as in weakly labelled data. So all articles of an entity rank high, the wanted one often not
+    first, and the policy has to read.
+    """
+    rng = random.Random(f"encoder {seed}")
+    with torch.random.fork_rng():
+        torch.manual_seed(rng.randrange(2**31))
+        model = BertModel(_config(len(tokenizer), hidden, tokenizer.pad_token_id))
+    pairs = [(_encode(tokenizer, QUERY + q), _encode(tokenizer, PASSAGE + p)) for q, p in _pairs(world, noise, rng)]
+    permute = NamePermuter(name_ids(tokenizer, world.names()), len(tokenizer), rng.randrange(2**31))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    model.train()
+    for step in range(steps):
+        chosen = rng.sample(pairs, batch)
+        table = permute.draw()
+        query_B_D = embed(model, [table[q] for q, _ in chosen], tokenizer.pad_token_id)
+        passage_B_D = embed(model, [table[p] for _, p in chosen], tokenizer.pad_token_id)
+        logits_B_B = query_B_D @ passage_B_D.T / TEMPERATURE
+        loss = nn.functional.cross_entropy(logits_B_B, torch.arange(batch))
+        optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 20, 2 * (1 - step / steps))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        on_step(step + 1)
+    return model.eval()
+
+
+def save_encoder(model: BertModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Model and tokenizer in Hugging Face format."""
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
+    """Mean over the real tokens of the last hidden states, L2-normalised: [B, D]."""
+    ids_B_T = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    mask_B_T = ids_B_T != pad
+    hidden_B_T_D = model(input_ids=ids_B_T, attention_mask=mask_B_T.long()).last_hidden_state
+    mean_B_D = (hidden_B_T_D * mask_B_T[..., None]).sum(1) / mask_B_T.sum(1, keepdim=True)
+    return nn.functional.normalize(mean_B_D, dim=-1)
+
+
+class NamePermuter:
+    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence."""
+
+    def __init__(self, names: list[int], vocab_size: int, seed: int):
+        self._names, self._vocab_size = torch.tensor(names), vocab_size
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> torch.Tensor:
+        table_V = torch.arange(self._vocab_size)
+        order = torch.randperm(len(self._names), generator=self._generator)
+        table_V[self._names] = self._names[order]
+        return table_V
+
+
+def _pairs(world: World, noise: float, rng: random.Random) -> list[tuple[str, str]]:
+    """(query, article) texts: every training article by tool call, and the first articles of questions."""
+    wanted = [
+        (f"{rng.choice(('', ' '))}{name} {relation}", name, relation)
+        for name, relation in world.articles
+        if world.entities[name].split == "train"
+    ]
+    for question in make_questions(world, "train", len(wanted), rng, repeat=True):
+        wanted.append((question.text, question.path[0], question.relations[0]))
+    return [(query, _article(world, name, relation, noise, rng).contents) for query, name, relation in wanted]
+
+
+def _article(world: World, name: str, relation: str, noise: float, rng: random.Random) -> Article:
+    if rng.random() < noise:
+        relation = rng.choice([r for r in RELATIONS[world.entities[name].kind] if r != relation])
+    return world.articles[name, relation]
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
+    return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _config(vocab_size: int, hidden: int, pad: int) -> BertConfig:
+    return BertConfig(
+        vocab_size=vocab_size, hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=2 * hidden, max_position_embeddings=256, pad_token_id=pad,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
