@@ -22,6 +22,27 @@ def test_lines_round_trip_and_a_cut_last_line_is_left_out(tmp_path):
     assert read_json_lines(path) == [{"step": 1, "a": 0.5, "b": 2, "c": None, "d": [3]}]
 
 
+def test_a_row_after_a_cut_line_stands_on_its_own(tmp_path):
+    path = tmp_path / METRICS
+    for cut in ('{"step": 2, "a"', '{"step"'):
+        append_json(path, {"step": 1})
+        with path.open("a") as file:
+            file.write(cut)
+    append_json(path, {"step": 3})
+    assert [row["step"] for row in read_json_lines(path)] == [1, 1, 3]
+
+
+@pytest.mark.parametrize("text", ["\u2028", "\x85", "\ud800", "Zürich", '"\n\\'])
+def test_any_text_survives(tmp_path, text):
+    append_json(tmp_path / METRICS, {"step": 1, "text": text})
+    assert read_json_lines(tmp_path / METRICS) == [{"step": 1, "text": text}]
+
+
+def test_a_kill_inside_a_character_costs_only_that_line(tmp_path):
+    (tmp_path / METRICS).write_bytes('{"step": 1}\n{"text": "ü'.encode()[:-1])
+    assert read_json_lines(tmp_path / METRICS) == [{"step": 1}]
+
+
 def test_damage_before_the_last_line_is_an_error(tmp_path):
     (tmp_path / METRICS).write_text('{"step": 1\n{"step": 2}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl line 1 is not JSON"):

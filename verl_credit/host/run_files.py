@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
@@ -15,24 +16,30 @@ STATE = "verl_credit_state.json"
 
 
 def append_json(path: Path, row: dict) -> None:
-    """One line, flushed; numbers that JSON cannot hold become null."""
+    """One line of ASCII JSON, flushed; numbers that JSON cannot hold become null.
+
+    A last line that a kill cut short is removed first, or the new row would be glued to it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_plain(row), ensure_ascii=False) + "\n")
+    line = (json.dumps(_plain(row)) + "\n").encode("ascii")
+    with path.open("a+b") as file:
+        _cut_partial_line(file)
+        file.write(line)
 
 
 def read_json_lines(path: Path) -> list[dict]:
-    """All complete lines; a last line cut short by a kill is left out. Missing file: empty list."""
+    """All complete lines; a last line cut short by a kill is left out. Missing file: empty list.
+
+    Raises ValueError naming file and line for anything else that is not JSON.
+    """
     if not path.exists():
         return []
     rows = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
+        except ValueError as error:  # JSON and UTF-8 errors both are
             raise ValueError(f"{path} line {number} is not JSON: {error}") from error
     return rows
 
@@ -49,7 +56,7 @@ def rewind(path: Path, last_step: int) -> int:
         return 0
     for row in later:
         append_json(path.with_suffix(".superseded.jsonl"), row)
-    kept = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["step"] <= last_step)
+    kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= last_step)
     write_text(path, kept)
     return len(later)
 
@@ -63,6 +70,18 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def _cut_partial_line(file: BinaryIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
 
 
 def _plain(value):
