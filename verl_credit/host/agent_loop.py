@@ -19,7 +19,7 @@ from verl.tools.schemas import ToolResponse
 from verl_credit.host.fields import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.host.reward import extract_answer
 from verl_credit.host.search_client import SearchFault
-from verl_credit.host.search_tool import SearchTool, bad_query_reason
+from verl_credit.host.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
 from verl_credit.host.turn_book import RowRecord, TurnBook
 
 
@@ -52,6 +52,7 @@ class SearchAgentLoop(ToolAgentLoop):
             tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools.values()
         ]
         self.max_assistant_turns = settings.max_searches + 1
+        self.control_tokens = control_tokens(self.tokenizer)
         self.book, self.record = TurnBook(), RowRecord()
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
@@ -111,7 +112,7 @@ class SearchAgentLoop(ToolAgentLoop):
             raise RowFault(fault.code) from fault
         self.record.n_searches += 1
         self.record.searches.append({"query": query, "pages": page_ids})
-        return ToolResponse(text=text), 0.0, {}
+        return ToolResponse(text=without_markup(text, self.control_tokens)), 0.0, {}
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
         turn_ids = self.book.close(len(output.response_ids))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from verl_credit.host.search_client import SearchClient, format_pages
+
+MAX_QUERY_CHARS = 2000
 
 SCHEMA = {
     "type": "function",
@@ -65,4 +68,25 @@ def bad_query_reason(arguments: str) -> tuple[str | None, str]:
     query = parsed.get("query") if isinstance(parsed, dict) else None
     if not isinstance(query, str) or not query.strip():
         return "Error: search needs a non-empty string argument 'query'.", ""
+    if len(query) > MAX_QUERY_CHARS:
+        return f"Error: the query is longer than {MAX_QUERY_CHARS} characters.", ""
+    try:
+        query.encode()
+    except UnicodeEncodeError:  # a lone surrogate written as \\udXXX: no server can be asked for it
+        return "Error: the query is not valid text.", ""
     return None, query
+
+
+def without_markup(text: str, control_tokens: Iterable[str]) -> str:
+    """Control tokens inside a page are broken up: a page must not be able to end the observation.
+
+    "</tool_response>" becomes "< /tool_response>"; ordinary text, HTML included, stays.
+    """
+    for token in control_tokens:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def control_tokens(tokenizer) -> tuple[str, ...]:
+    """The tokenizer's added tokens that look like markup (``<...>``)."""
+    return tuple(sorted(t for t in tokenizer.get_added_vocab() if t.startswith("<") and t.endswith(">")))
