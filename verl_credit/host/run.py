@@ -19,6 +19,7 @@ from verl_credit.host.preflight import (
     check_server,
 )
 from verl_credit.host.progress import Progress, Throttled
+from verl_credit.host.run_files import METRICS
 from verl_credit.host.validate import validate
 
 DONE, PREFLIGHT, INTEGRITY, INTERRUPTED = 0, 4, 5, 130
@@ -62,9 +63,18 @@ def _train(config: DictConfig) -> int:
             _prepare_lab(config, stack, progress)
         _preflight(config)
         OmegaConf.save(config, run_dir / "config.yaml", resolve=True)
+        stack.callback(_report, run_dir, progress)
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
         return _run_verl(config, progress)
+
+
+def _report(run_dir: Path, progress: Progress) -> None:
+    """Written however the run ended, as long as it made a step."""
+    from verl_credit.report import write_report
+
+    if (run_dir / METRICS).exists():
+        progress.say(f"report: {write_report(run_dir)}")
 
 
 def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> None:

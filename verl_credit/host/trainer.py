@@ -26,8 +26,16 @@ from verl_credit.host.agent_manager import CreditAgentLoopManager
 from verl_credit.host.checks import check_gain_has_signal, check_rollouts, check_tool_faults
 from verl_credit.host.credit_step import TurnStep, bring_turns
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
-from verl_credit.host.fields import ADV_ESTIMATOR, CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
+from verl_credit.host.fields import (
+    ADV_ESTIMATOR,
+    CLIP_SCALE,
+    LOSS_MODE,
+    ROLLOUT_NAME,
+    TRAINER_MODE,
+    TURN_IDS,
+)
 from verl_credit.host.gain_step import score_gains
+from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
@@ -182,6 +190,23 @@ class CreditTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
+
+    def on_init_end(self):
+        super().on_init_end()
+        self._weights = self._rollout_checksum()
+
+    def on_step_end(self):
+        """The engine compares checksums at every sync; here it is recorded that the weights moved at all."""
+        super().on_step_end()
+        before, self._weights = self._weights, self._rollout_checksum()
+        if self._weights is not None:
+            self._pending_sync_metrics = {"credit/sync/weights_changed": float(before != self._weights)}
+
+    def _rollout_checksum(self) -> str | None:
+        """Checksum of the weights the first rollout server holds; None for engines that give none."""
+        if self.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+            return None
+        return ray.get(ray.get_actor(server_name(0)).weights_checksum.remote())
 
     # --- held-out evaluation, checkpoints --------------------------------------------------------
 

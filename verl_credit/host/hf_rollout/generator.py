@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from verl_credit.host.hf_rollout.attention import grouped_decode_attention
 from verl_credit.host.hf_rollout.kv_cache import GrowingCache
 from verl_credit.host.hf_rollout.sampling import RowSampler, SamplingParams
 
@@ -65,7 +66,8 @@ class BatchGenerator:
         was_training = self.model.training
         self.model.eval()
         try:
-            return _Batch(self.model, self.pad_token_id, self.sampled_vocab_size, prompts, params).run()
+            with grouped_decode_attention(self.model):
+                return _Batch(self.model, self.pad_token_id, self.sampled_vocab_size, prompts, params).run()
         finally:
             self.model.train(was_training)
 
