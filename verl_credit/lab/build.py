@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable
@@ -20,13 +19,12 @@ from verl_credit.lab import protocol
 from verl_credit.lab.cache import refuse_foreign, why_invalid, write_manifest
 from verl_credit.lab.config import SIZES, LabConfig
 from verl_credit.lab.encoder import save_encoder, train_encoder
-from verl_credit.lab.evaluate import Roller
 from verl_credit.lab.paths import LabPaths
-from verl_credit.lab.questions import Question, make_questions, to_rows
+from verl_credit.lab.questions import Question, make_splits, to_rows
 from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.tokenizer import make_tokenizer
 from verl_credit.lab.warm_start import warm_start
-from verl_credit.lab.world import SPLITS, World, make_world
+from verl_credit.lab.world import World, make_world
 
 Progress = Callable[[float, str], None]  # share done in [0, 1], what is going on
 
@@ -62,7 +60,9 @@ def build_lab(
     directory = Path(directory).resolve()
     if directory.exists():
         refuse_foreign(directory)
-        reason = "rebuild was asked for" if rebuild else why_invalid(directory, world_seed=world_seed, size=size)
+        reason = (
+            "rebuild was asked for" if rebuild else why_invalid(directory, world_seed=world_seed, size=size)
+        )
         if reason is None:
             progress(1.0, f"using the lab in {directory}")
             return LabPaths(directory)
@@ -81,20 +81,12 @@ def build_lab(
     return LabPaths(directory)
 
 
-def make_splits(world: World, config: LabConfig, seed: int) -> dict[str, list[Question]]:
-    """The questions of every split."""
-    return {
-        split: make_questions(world, split, getattr(config.world, split), random.Random(f"{split} {seed}"))
-        for split in SPLITS
-    }
-
-
 def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Progress) -> None:
     started = time.monotonic()
     progress(0.0, "world and tokenizer")
     world = make_world(seed, config.world)
     tokenizer = make_tokenizer(world.names())
-    splits = make_splits(world, config, seed)
+    splits = make_splits(world, config.world, seed)
     _write_corpus(world, paths.corpus)
     for split, questions in splits.items():
         rows = to_rows(questions, split)
@@ -110,7 +102,13 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Pr
     retriever = LocalRetriever(paths.encoder, paths.index)
     progress(0.06, "demonstrations")
     policy, measured = warm_start(
-        world, tokenizer, retriever, splits["dev"], config, seed, lambda share, text: progress(0.06 + 0.93 * share, text)
+        world,
+        tokenizer,
+        retriever,
+        splits["dev"],
+        config,
+        seed,
+        lambda share, text: progress(0.06 + 0.93 * share, text),
     )
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
@@ -129,12 +127,12 @@ def _write_corpus(world: World, path: Path) -> None:
 def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:
     """Recall of the first hop's article, by the whole question and by the tool call of a perfect policy."""
     gold = [q.gold_ids[0] for q in questions]
-    texts = {"question": [q.text for q in questions], "call": [f" {q.path[0]} {q.relations[0]}" for q in questions]}
+    texts = {
+        "question": [q.text for q in questions],
+        "call": [f" {q.path[0]} {q.relations[0]}" for q in questions],
+    }
     return {
         f"recall@{k}_{kind}": round(share, 4)
         for kind, queries in texts.items()
         for k, share in recall(retriever, queries, gold).items()
     }
-
-
-__all__ = ["RECIPE", "Roller", "build_lab", "make_splits"]

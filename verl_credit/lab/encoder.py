@@ -42,7 +42,9 @@ def train_encoder(
     with torch.random.fork_rng():
         torch.manual_seed(rng.randrange(2**31))
         model = BertModel(_config(len(tokenizer), hidden, tokenizer.pad_token_id))
-    pairs = [(_encode(tokenizer, QUERY + q), _encode(tokenizer, PASSAGE + p)) for q, p in _pairs(world, noise, rng)]
+    pairs = [
+        (_encode(tokenizer, QUERY + q), _encode(tokenizer, PASSAGE + p)) for q, p in _pairs(world, noise, rng)
+    ]
     permute = NamePermuter(name_ids(tokenizer, world.names()), len(tokenizer), rng.randrange(2**31))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     model.train()

@@ -111,7 +111,9 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "response_tokens": _mean([len(r.response_ids) for r in rollouts]),
         "response_tokens_max": max(len(r.response_ids) for r in rollouts),
     }
-    summary["gram_token_share"] = _mean([r.gram_tokens for r in rollouts]) / max(summary["policy_tokens"], 1.0)
+    summary["gram_token_share"] = _mean([r.gram_tokens for r in rollouts]) / max(
+        summary["policy_tokens"], 1.0
+    )
     for hops in sorted({r.question.hops for r in rollouts}):
         summary[f"em_{hops}hop"] = _mean([r.em for r in rollouts if r.question.hops == hops])
     return summary

@@ -99,7 +99,9 @@ class Trainer:
         self._full_lr = [style.muon_lr, style.adamw_lr]
         self.step = 0
 
-    def run(self, steps: int, on_step: Callable[[int], None] = lambda step: None, lr_scale: float = 1.0) -> float:
+    def run(
+        self, steps: int, on_step: Callable[[int], None] = lambda step: None, lr_scale: float = 1.0
+    ) -> float:
         """``steps`` updates: warm up, hold, decay linearly over the last half. Returns the last losses' mean."""
         self.model.train()
         losses = []

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from verl_credit.lab.world import RELATIONS, World
+from verl_credit.lab.world import RELATIONS, SPLITS, World, WorldSize
 
 HOP_SHARES = {1: 0.3, 2: 0.5, 3: 0.2}
 
@@ -66,6 +66,14 @@ def make_questions(
         seen.add(question)
         questions.append(question)
     return questions
+
+
+def make_splits(world: World, size: WorldSize, seed: int) -> dict[str, list[Question]]:
+    """The questions of train, dev and test."""
+    return {
+        split: make_questions(world, split, getattr(size, split), random.Random(f"{split} {seed}"))
+        for split in SPLITS
+    }
 
 
 def _walk(world: World, start: str, hops: int, rng: random.Random) -> Question | None:

@@ -38,9 +38,13 @@ def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedToke
     words = template_words()
     core.train_from_iterator(
         [text for word in words for text in (word, " " + word)],
-        trainers.BpeTrainer(vocab_size=len(alphabet) + merges, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=len(alphabet) + merges, initial_alphabet=alphabet, show_progress=False
+        ),
     )
-    core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (PAD, TURN_START, TURN_END)])
+    core.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in (PAD, TURN_START, TURN_END)]
+    )
     plain = [*TAGS, CALL_HEAD, CALL_TAIL, *_APOSTROPHES, *(f" {name}" for name in names)]
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
     tokenizer = PreTrainedTokenizerFast(
@@ -56,8 +60,36 @@ def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedToke
 
 def template_words() -> list[str]:
     """Every word that the lab's questions, articles and thoughts are made of, names aside."""
-    words = {"What", "is", "the", "of", "A", "a", "With", "with", "Page", "search", "user", "assistant", "system", "query"}
-    words |= {"1", "2", "3", "4", "passage", "answer", "tool", "name", "arguments", "Answer", *FILLER, *RELATIONS}
+    words = {
+        "What",
+        "is",
+        "the",
+        "of",
+        "A",
+        "a",
+        "With",
+        "with",
+        "Page",
+        "search",
+        "user",
+        "assistant",
+        "system",
+        "query",
+    }
+    words |= {
+        "1",
+        "2",
+        "3",
+        "4",
+        "passage",
+        "answer",
+        "tool",
+        "name",
+        "arguments",
+        "Answer",
+        *FILLER,
+        *RELATIONS,
+    }
     words |= {relation for relations in RELATIONS.values() for relation in relations}
     words |= {word for grams in GRAMS.values() for gram in grams for word in gram.split() if "'" not in word}
     return sorted(words)

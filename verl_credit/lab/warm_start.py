@@ -14,7 +14,7 @@ from verl_credit.lab.policy import Trainer, encode_demo, make_policy
 from verl_credit.lab.questions import Question, make_questions
 from verl_credit.lab.retrieval import LocalRetriever
 from verl_credit.lab.tokenizer import name_ids
-from verl_credit.lab.world import RELATIONS, World
+from verl_credit.lab.world import Article, World
 
 # More long questions than are asked later: every further hop is rarer in a trajectory that may stop early.
 DEMO_HOPS = {1: 0.30, 2: 0.45, 3: 0.25}
@@ -73,16 +73,18 @@ def make_demonstrations(
     return [demonstrator.write(question) for question in questions]
 
 
-def make_drills(world: World, count: int, seed: int, entities: int = 3) -> list[list[Segment]]:
-    """Reading drills over both articles of a few training entities each."""
+def make_drills(world: World, count: int, seed: int, articles: int = 6) -> list[list[Segment]]:
+    """Reading drills over a few articles about training entities, each with another relation."""
     rng = random.Random(f"drills {seed}")
-    names = world.names("train")
-    drills = []
-    for _ in range(count):
-        chosen = rng.sample(names, entities)
-        pages = [world.articles[name, r] for name in chosen for r in RELATIONS[world.entities[name].kind]]
-        drills.append(write_drill(pages, rng))
-    return drills
+    by_relation: dict[str, list[Article]] = {}
+    for (name, relation), article in world.articles.items():
+        if world.entities[name].split == "train":
+            by_relation.setdefault(relation, []).append(article)
+    relations = sorted(by_relation)
+    return [
+        write_drill([rng.choice(by_relation[r]) for r in rng.sample(relations, articles)], rng)
+        for _ in range(count)
+    ]
 
 
 def _outside(em: float, gate: Gate, seed: int, steps: int) -> str:

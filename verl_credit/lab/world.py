@@ -20,9 +20,9 @@ RELATIONS = {
 FILLER = ("quiet", "famous", "small", "modern", "proud", "busy", "rich", "strange", "gentle", "bold")
 SPLITS = {"train": 0.70, "dev": 0.15, "test": 0.15}
 
-_ONSETS = "b d f g h j k l m n p r s t v w z br dr gl kr pl tr st".split()
-_VOWELS = "a e i o u".split()
-_CODAS = "k l m n p r s t x sk rn nd".split()
+_ONSETS = (*"bdfghjklmnprstvwz", "br", "dr", "gl", "kr", "pl", "tr", "st")
+_VOWELS = tuple("aeiou")
+_CODAS = (*"klmnprstx", "sk", "rn", "nd")
 
 
 @dataclass(frozen=True)
