@@ -16,6 +16,7 @@ from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
 from verl_credit.host.cpu.register import register as register_cpu  # noqa: E402
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected  # noqa: E402
 from verl_credit.host.hf_rollout.generator import Generation, SamplingParams  # noqa: E402
+from verl_credit.host.hf_rollout.options import EngineOptions  # noqa: E402
 from verl_credit.host.hf_rollout.register import register as register_hf  # noqa: E402
 from verl_credit.host.hf_rollout.request import sampling_params  # noqa: E402
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource  # noqa: E402
@@ -265,6 +266,17 @@ def test_a_bad_parameter_names_itself(given, message):
 def test_a_prompt_without_room_is_refused():
     with pytest.raises(ValueError, match="32 tokens: rollout.max_model_len=32"):
         sampling_params({}, prompt_tokens=32, **LIMITS)
+
+
+def test_engine_options():
+    assert EngineOptions.read({}) == EngineOptions()
+    assert EngineOptions.read({"hf": {"num_threads": 2, "quiet_ms": None}}) == EngineOptions(num_threads=2)
+    with pytest.raises(
+        ValueError, match="engine_kwargs.hf.threads is not known: accepted are num_threads, quiet_ms"
+    ):
+        EngineOptions.read({"hf": {"threads": 2}})
+    with pytest.raises(ValueError, match="engine_kwargs.hf.num_threads=0"):
+        EngineOptions.read({"hf": {"num_threads": 0}})
 
 
 # --- batching ---

@@ -168,11 +168,29 @@ def test_new_weights_take_effect(model):
     assert generator.generate([[5, 6]], [SamplingParams(8, 0.0)])[0].token_ids != before.token_ids
 
 
-def test_the_mode_of_the_model_is_restored(model, generator):
+def test_mode_and_attention_of_the_model_are_restored(model, generator):
     model.train()
-    generator.generate([[5]], [SamplingParams(1)])
+    generator.generate([[5]], [SamplingParams(2)])
     assert model.training
+    assert model.config._attn_implementation == "sdpa"
     model.eval()
+
+
+def test_another_attention_implementation_is_refused(model):
+    config = transformers.Qwen3Config(**model.config.to_dict())
+    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with pytest.raises(ValueError, match="'eager': only 'sdpa'"):
+        BatchGenerator(eager, pad_token_id=0)
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(model):
+    generator = BatchGenerator(model, pad_token_id=0, sampled_vocab_size=5)
+    kinds = [SamplingParams(30, seed=1), SamplingParams(30, top_p=0.9, seed=2), SamplingParams(30, 0.0)]
+    for params, output in zip(kinds, generator.generate([[5, 6]] * 3, kinds), strict=True):
+        assert max(output.token_ids) < 5, params
+        assert torch.tensor(output.log_probs) == pytest.approx(
+            one_row_log_probs(model, [5, 6], output.token_ids), abs=2e-5
+        )
 
 
 def test_empty_batch(generator):

@@ -36,10 +36,9 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 @contextmanager
 def grouped_decode_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Use it inside the block if the model runs on sdpa; any other implementation is left alone."""
+    """Inside the block a model that runs on sdpa decodes without copies; its configuration is put back after."""
     before = model.config._attn_implementation
-    if before == "sdpa":
-        model.config._attn_implementation = _NAME
+    model.config._attn_implementation = _NAME
     try:
         yield
     finally:

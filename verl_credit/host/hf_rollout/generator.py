@@ -37,7 +37,8 @@ class BatchGenerator:
     `sampled_vocab_size` keeps ids at or above it from being drawn (a model's vocabulary is often padded
     beyond its tokenizer's); like top-k it does not enter the log-probabilities.
 
-    Only full-attention decoders (every row sees its whole context) are accepted.
+    Only full-attention decoders (every row sees its whole context) that run on sdpa are accepted; another
+    attention implementation would need its masks in another form.
     """
 
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int, sampled_vocab_size: int | None = None):
@@ -45,6 +46,10 @@ class BatchGenerator:
         if layer_types != {"full_attention"}:
             raise ValueError(
                 f"config.layer_types holds {sorted(layer_types)}: only 'full_attention' layers are supported"
+            )
+        if model.config._attn_implementation != "sdpa":
+            raise ValueError(
+                f"the model's attn_implementation is {model.config._attn_implementation!r}: only 'sdpa' is supported"
             )
         self.model = model
         self.pad_token_id = pad_token_id

@@ -1,41 +1,18 @@
 """The rollout server: a Ray actor that generates with transformers for verl's agent loops."""
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.generator import BatchGenerator
+from verl_credit.host.hf_rollout.model import build_model, eos_token_ids, max_model_len
+from verl_credit.host.hf_rollout.options import EngineOptions
 from verl_credit.host.hf_rollout.request import sampling_params as read_sampling_params
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSink
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """`rollout.engine_kwargs.hf`: threads of the server, and how long it waits for a batch to fill."""
-
-    num_threads: int = 1
-    """Threads of torch in the server process."""
-    quiet_ms: float = 5.0
-    """A batch starts when no request arrived for so many milliseconds."""
-
-    @classmethod
-    def read(cls, engine_kwargs: dict[str, Any]) -> "EngineOptions":
-        """Raises ValueError for a key that is not one of the fields."""
-        given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise ValueError(
-                f"rollout.engine_kwargs.hf.{unknown[0]} is not known: accepted are {', '.join(known)}"
-            )
-        return cls(**given)
 
 
 class HFServer:
@@ -57,8 +34,8 @@ class HFServer:
         options = EngineOptions.read(dict(self.config.engine_kwargs))
         torch.set_num_threads(options.num_threads)
         self._model = build_model(self.model_config, self.config)
-        self._max_model_len = _max_model_len(self._model.config, self.config.max_model_len)
-        self._eos_token_ids = _eos_token_ids(self.model_config)
+        self._max_model_len = max_model_len(self._model.config, self.config.max_model_len)
+        self._eos_token_ids = eos_token_ids(self.model_config)
         tokenizer = self.model_config.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._eos_token_ids[0]
         self._generator = BatchGenerator(self._model, pad_token_id=pad, sampled_vocab_size=len(tokenizer))
@@ -187,42 +164,3 @@ class HFServer:
 
     async def stop_profile(self) -> None:
         """The server has no profiler."""
-
-
-def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
-    """The causal language model of `model_config` in `rollout.dtype`, in evaluation mode."""
-    dtype = PrecisionType.to_dtype(config.dtype)
-    attention = model_config.hf_config._attn_implementation
-    if attention is not None and "flash" in attention:
-        raise ValueError(
-            f"attn_implementation={attention!r} needs a GPU: "
-            "set +actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-        )
-    trust = {"trust_remote_code": model_config.trust_remote_code}
-    if config.load_format == "dummy":
-        model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=dtype, **trust)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_config.local_path, config=model_config.hf_config, dtype=dtype, **trust
-        )
-    return model.eval()
-
-
-def _max_model_len(hf_config: Any, configured: int | None) -> int:
-    positions = hf_config.get_text_config().max_position_embeddings
-    if configured is None:
-        return positions
-    if configured > positions:
-        raise ValueError(f"rollout.max_model_len={configured}: the model has only {positions} positions")
-    return configured
-
-
-def _eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
-    of_model = getattr(model_config.generation_config, "eos_token_id", None)
-    found = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
-    flat = [token for token in found if token is not None]
-    if not flat:
-        raise ValueError(
-            f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"
-        )
-    return tuple(dict.fromkeys(flat))

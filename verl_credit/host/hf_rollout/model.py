@@ -1,0 +1,49 @@
+"""The rollout server's model, and what verl's configuration says about it."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+
+def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
+    """The causal language model in `rollout.dtype`: random weights when `rollout.load_format` is "dummy"."""
+    dtype = PrecisionType.to_dtype(config.dtype)
+    attention = model_config.hf_config._attn_implementation
+    if attention != "sdpa":
+        raise ValueError(
+            f"rollout.name=hf needs attn_implementation=sdpa, not {attention!r}: "
+            "set +actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+        )
+    trust = {"trust_remote_code": model_config.trust_remote_code}
+    if config.load_format == "dummy":
+        model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=dtype, **trust)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_config.local_path, config=model_config.hf_config, dtype=dtype, **trust
+        )
+    return model.eval()
+
+
+def max_model_len(hf_config: Any, configured: int | None) -> int:
+    """`rollout.max_model_len`, or all positions of the model when it is unset; raises ValueError beyond them."""
+    positions = hf_config.get_text_config().max_position_embeddings
+    if configured is None:
+        return positions
+    if configured > positions:
+        raise ValueError(f"rollout.max_model_len={configured}: the model has only {positions} positions")
+    return configured
+
+
+def eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
+    """Ids that end a request: those of the generation config and the tokenizer's; raises ValueError without any."""
+    of_model = getattr(model_config.generation_config, "eos_token_id", None)
+    found = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
+    flat = [token for token in found if token is not None]
+    if not flat:
+        raise ValueError(
+            f"model.path={model_config.path}: neither its generation config nor tokenizer has an eos"
+        )
+    return tuple(dict.fromkeys(flat))
