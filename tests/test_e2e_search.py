@@ -1,0 +1,173 @@
+"""verl's real trainer, Ray, FSDP2, FAISS and HTTP on real text: HotpotQA questions and paragraphs.
+
+A byte-level tokenizer and a policy that knows only the format of a tool call. Every run is started the way
+a user starts it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from byte_world import N_QUESTIONS, build_byte_world
+from verl_credit_retriever.launch import start_server
+
+from verl_credit.host.run_files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+
+pytestmark = pytest.mark.e2e
+
+GROUP = 4
+SETTINGS = [
+    f"actor_rollout_ref.rollout.n={GROUP}",
+    "trainer.save_freq=1",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "sample_trajectories=8",
+]
+TIMEOUT_S = 420
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = os.environ.get("VERL_CREDIT_TEST_DATA")
+    if not folder:
+        pytest.skip("VERL_CREDIT_TEST_DATA is not set: the HotpotQA paragraphs are not here")
+    return build_byte_world(
+        tmp_path_factory.mktemp("world"), Path(folder) / "hotpotqa_dev_distractor_70.json"
+    )
+
+
+@pytest.fixture(scope="module")
+def retriever(world):
+    with start_server(
+        world.root / "index", world.root / "encoder", log_path=world.root / "retriever.log"
+    ) as server:
+        yield server
+
+
+def start(world, url, run_dir, *overrides, **popen):
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "verl_credit.cli",
+        "train",
+        "--config-name",
+        "search_cpu",
+    ]
+    arguments = [*world.overrides, f"search.url={url}", f"run_dir={run_dir}", *SETTINGS, *overrides]
+    return subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=run_dir.parent,
+        **popen,
+    )
+
+
+def train(world, url, run_dir, *overrides):
+    """(exit code, everything printed)."""
+    process = start(world, url, run_dir, *overrides)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, output
+
+
+def metrics(run_dir):
+    return read_json_lines(run_dir / METRICS)
+
+
+@pytest.fixture(scope="module")
+def two_steps(world, retriever, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "two_steps"
+    code, output = train(world, retriever.url, run_dir, "trainer.total_training_steps=2")
+    assert code == 0, output
+    return run_dir
+
+
+def test_two_steps_on_real_text(two_steps):
+    first, second = metrics(two_steps)
+    assert (first["step"], second["step"]) == (1, 2)
+    for row in (first, second):
+        assert row["credit/rows_trained"] == N_QUESTIONS * GROUP and row["credit/rollouts_failed"] == 0
+        assert isinstance(row["actor/pg_loss"], float) and isinstance(row["actor/grad_norm"], float)
+        assert row["credit/turns_per_row"] > 1 and row["credit/gain/turns"] > 0
+        assert row["credit/clip_scale/std"] > 0 and row["credit/gain/failed_rows"] == 0
+        assert row["credit/sync/weights_changed"] == 1.0
+        # the engine's log-probs are those of the policy that is trained
+        assert row["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_most_questions_see_a_successful_search(two_steps):
+    rows = [row for row in read_json_lines(two_steps / TRAJECTORIES) if row["step"] == 1]
+    assert len(rows) == N_QUESTIONS  # one trajectory of each question's group, the one with most turns
+    searched = [row for row in rows if "<tool_response>\nPage 1:" in row["turns"][0]["observation"]]
+    assert len(searched) >= N_QUESTIONS // 2
+    for row in searched:
+        assert row["turns"][0]["info_gain"] is not None and row["turns"][-1]["info_gain"] is None
+
+
+def test_report_and_banner(two_steps):
+    assert "advantage=turn-group-v1d" in read_json_lines(two_steps / EVENTS)[0]["text"]
+    assert (two_steps / "report.html").stat().st_size > 10_000
+
+
+def test_interrupted_run_leaves_nothing_behind_and_resume_repeats_the_straight_run(
+    world, retriever, two_steps, tmp_path
+):
+    straight = tmp_path / "straight"
+    process = start(world, retriever.url, straight, "trainer.total_training_steps=50", start_new_session=True)
+    for line in process.stdout:
+        if "step   3/50" in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, rest
+    assert "goes on from the last checkpoint" in rest
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+    code, output = train(world, retriever.url, two_steps, "trainer.total_training_steps=3")
+    assert code == 0, output
+    assert "resume: exact, from step 2" in output
+    resumed = metrics(two_steps)
+    assert [row["step"] for row in resumed] == [1, 2, 3]
+    expected = metrics(straight)[2]
+    for name in (
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "actor/entropy",
+        "credit/gain/mean",
+        "response_length/mean",
+    ):
+        assert resumed[2][name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+
+
+def test_retriever_that_dies_mid_run_stops_it(world, tmp_path):
+    log = tmp_path / "retriever.log"
+    with start_server(world.root / "index", world.root / "encoder", log_path=log) as server:
+        process = start(
+            world, server.url, tmp_path / "run", "trainer.total_training_steps=50", "search.timeout_s=2"
+        )
+        for line in process.stdout:
+            if "step   1/50" in line:
+                break
+        server.stop()
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 5, rest
+    assert f"lost to faults of the search server at {server.url}" in rest
+
+
+def test_reward_function_that_raises_stops_the_run(world, retriever, tmp_path):
+    reward = tmp_path / "broken_reward.py"
+    reward.write_text("def compute_score(**_):\n    raise KeyError('no such column')\n")
+    code, output = train(
+        world, retriever.url, tmp_path / "run", f"reward.custom_reward_function.path={reward}"
+    )
+    assert code == 5, output
+    assert "rollouts raised" in output and "no such column" in output
