@@ -52,6 +52,22 @@ def test_log_probs_equal_one_row_forward(model, generator, temperature):
         assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=2e-5)
 
 
+def test_long_generations_outgrow_the_first_cache_buffer(model, generator):
+    (output,) = generator.generate([[5, 6, 7]], [SamplingParams(200, seed=0)])
+    expected = one_row_log_probs(model, [5, 6, 7], output.token_ids)
+    assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=5e-5)
+
+
+def test_ended_rows_leave_the_batch(model, generator):
+    sizes = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    generator.generate([[5], [6], [7], [8]], [SamplingParams(n, seed=n) for n in (2, 3, 4, 6)])
+    hook.remove()
+    assert sizes == [4, 4, 4, 2, 1, 1]  # prefill, then five steps
+
+
 def test_greedy_equals_transformers_generate(model, generator):
     outputs = generator.generate(PROMPTS, [SamplingParams(12, temperature=0.0)] * len(PROMPTS))
     for prompt, output in zip(PROMPTS, outputs, strict=True):
