@@ -18,19 +18,23 @@ Search = Callable[[str], list[Article]]  # query -> result list, best first
 class DemoStyle:
     """How often the demonstrations do what."""
 
-    stop_early: float = 0.55
+    stop_early: float = 0.50
     """answers with the entity reached, after an article that is not the last one needed"""
     wrong_query: float = 0.10
     """an extra useless search before a hop"""
-    wrong_answer: float = 0.10
+    wrong_answer: float = 0.05
     """another name of the last observation"""
     quote: float = 0.80
     """a later turn opens by quoting the fact read"""
-    gram: float = 0.20
-    """a turn opens with a strategic gram"""
+    gram_first: float = 0.15
+    """the first turn opens with a strategic gram"""
+    gram_on: float = 0.40
+    """the same, in a later turn that searches on: planning goes with not stopping early"""
+    gram_answer: float = 0.08
+    """the same, in the turn that answers"""
     gram_after_wrong: float = 0.80
     """the same, in the turn after a useless search"""
-    shuffle: float = 0.5
+    shuffle: float = 1.0
     """a result list is put into random order: rank alone must not be trusted"""
 
 
@@ -51,13 +55,18 @@ class Demonstrator:
         for hop, relation in enumerate(question.relations):
             name = question.path[hop]
             if rng.random() < style.wrong_query:
-                self._observe(segments, self._useless(question, hop), self._thought(fact, wrong))
+                self._observe(
+                    segments, self._useless(question, hop), self._thought(fact, False, style.gram_first)
+                )
                 wrong = True
-            results = self._observe(segments, f" {name} {relation}", self._thought(fact, wrong))
+            chance = style.gram_on if hop else style.gram_first
+            results = self._observe(segments, f" {name} {relation}", self._thought(fact, wrong, chance))
             wrong = False
             if not any(a.title == name and a.relation == relation for a in results):
                 # Not found: give up with some name on the page, as a policy that cannot read it would.
-                segments.append((answer_turn(f" {rng.choice(results).value}", self._thought("", True)), True))
+                segments.append(
+                    (answer_turn(f" {rng.choice(results).value}", self._thought("", True, 0.0)), True)
+                )
                 return segments
             reached = question.path[hop + 1]
             fact = f" {name} {relation} {reached}"
@@ -66,7 +75,7 @@ class Demonstrator:
         answer = reached
         if rng.random() < style.wrong_answer:
             answer = rng.choice([n for a in results for n in (a.title, a.value) if n != reached])
-        segments.append((answer_turn(f" {answer}", self._thought(fact, False)), True))
+        segments.append((answer_turn(f" {answer}", self._thought(fact, False, style.gram_answer)), True))
         return segments
 
     def _observe(self, segments: list[Segment], query: str, thought: str) -> list[Article]:
@@ -83,25 +92,12 @@ class Demonstrator:
             return f" {question.path[hop - 1]} {question.relations[hop - 1]}"
         return "".join(f" {relation}" for relation in reversed(question.relations))
 
-    def _thought(self, fact: str, wrong: bool) -> str:
+    def _thought(self, fact: str, wrong: bool, chance: float) -> str:
         """A gram (or none) and the quoted fact (or none); empty when there is neither."""
         rng, style = self._rng, self._style
         gram = ""
-        if rng.random() < (style.gram_after_wrong if wrong else style.gram):
+        if rng.random() < (style.gram_after_wrong if wrong else chance):
             usual = ("hesitation", "verification", "insight")
             category = rng.choice(("backtracking", "alternatives") if wrong else usual)
             gram = phrase(rng.choice(GRAMS[category]))
         return gram + (fact if fact and rng.random() < style.quote else "")
-
-
-def write_drill(articles: list[Article], rng: random.Random) -> list[Segment]:
-    """A page of articles, then every fact quoted in random order; only the values count in the loss.
-
-    One trajectory holds one or two look-ups; a drill holds one per article, so reading (this entity's
-    article, this relation) is learned instead of trusting the first result.
-    """
-    articles = rng.sample(articles, len(articles))
-    segments: list[Segment] = [(observation_text(pages(a.contents for a in articles)) + "<think>", False)]
-    for article in rng.sample(articles, len(articles)):
-        segments += [(f" {article.title} {article.relation}", False), (f" {article.value}", True)]
-    return segments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from verl_credit.lab.questions import make_questions
-from verl_credit.lab.tokenizer import name_ids
+from verl_credit.lab.tokenizer import name_groups
 from verl_credit.lab.world import RELATIONS, Article, World
 
 QUERY, PASSAGE = "query: ", "passage: "
@@ -33,7 +33,7 @@ def train_encoder(
     """A two-layer BERT trained with InfoNCE so that a query lies near its article.
 
     Queries are tool calls ("N founder") and whole questions (whose first article is wanted), of training
-    entities only. Names are permuted at random in every batch: what is learned is to compare names, not to
+    entities only. Names are permuted within their kind in every batch: what is learned is to compare names, not to
     know them. A share ``noise`` of the pairs names another article of the entity: relevance judged by the
     title alone, as in weakly labelled data. So all articles of an entity rank high, the wanted one often not
     first, and the policy has to read.
@@ -45,7 +45,7 @@ def train_encoder(
     pairs = [
         (_encode(tokenizer, QUERY + q), _encode(tokenizer, PASSAGE + p)) for q, p in _pairs(world, noise, rng)
     ]
-    permute = NamePermuter(name_ids(tokenizer, world.names()), len(tokenizer), rng.randrange(2**31))
+    permute = NamePermuter(name_groups(tokenizer, world), len(tokenizer), rng.randrange(2**31))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     model.train()
     for step in range(steps):
@@ -79,16 +79,19 @@ def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
 
 
 class NamePermuter:
-    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence."""
+    """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence.
 
-    def __init__(self, names: list[int], vocab_size: int, seed: int):
-        self._names, self._vocab_size = torch.tensor(names), vocab_size
+    Names change places with names of their own kind only: a town stays recognisable as a town.
+    """
+
+    def __init__(self, groups: Iterable[list[int]], vocab_size: int, seed: int):
+        self._groups, self._vocab_size = [torch.tensor(group) for group in groups], vocab_size
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> torch.Tensor:
         table_V = torch.arange(self._vocab_size)
-        order = torch.randperm(len(self._names), generator=self._generator)
-        table_V[self._names] = self._names[order]
+        for names in self._groups:
+            table_V[names] = names[torch.randperm(len(names), generator=self._generator)]
         return table_V
 
 

@@ -19,7 +19,7 @@ from verl_credit.lab.muon import Muon
 class WarmStart:
     """The supervised stage."""
 
-    steps: int = 800
+    steps: int = 1000
     batch: int = 16
     muon_lr: float = 0.02
     adamw_lr: float = 3e-3
@@ -28,10 +28,6 @@ class WarmStart:
     short_share: float = 0.35
     """only this share of the demonstrations, the shortest, is used for the first ``short_steps``"""
     short_steps: int = 300
-    drills: int = 3000
-    drill_rows: int = 0
-    """rows of a batch that are reading drills, from step ``drill_from`` on"""
-    drill_from: int = 150
     name_weight: float = 2.0
     """weight of name tokens in the loss: copying is what is hard"""
 
@@ -72,7 +68,7 @@ def encode_demo(
 class Trainer:
     """Supervised training by steps; ``run`` may be called again to go on.
 
-    Names are permuted at random in every sample, so that copying from the context is the only way to name
+    Names are permuted within their kind in every sample, so that copying from the context is the only way to name
     one: nothing about the world can be memorised, and held-out entities are as easy as training ones.
     """
 
@@ -80,13 +76,11 @@ class Trainer:
         self,
         model: Qwen3ForCausalLM,
         demos: list[Demo],
-        drills: list[Demo],
-        names: list[int],
+        names: list[list[int]],
         style: WarmStart,
         seed: int,
     ):
         self.model, self._style, self._rng = model, style, random.Random(f"warm start {seed}")
-        self._drills = drills
         self._demos = sorted(demos, key=lambda d: len(d.ids_T))
         self._permute = NamePermuter(names, model.config.vocab_size, self._rng.randrange(2**31))
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
@@ -121,14 +115,13 @@ class Trainer:
         return sum(losses[-50:]) / len(losses[-50:])
 
     def _batch(self) -> list[Demo]:
-        """Demonstrations that are neighbours in length, so that little is spent on padding, and drills."""
+        """Neighbours in length, so that little is spent on padding."""
         style, rng = self._style, self._rng
-        drills = min(style.drill_rows, len(self._drills)) if self.step >= style.drill_from else 0
         share = style.short_share if self.step < style.short_steps else 1.0
         available = int(len(self._demos) * share)
         start = rng.randrange(max(1, available - 4 * style.batch))
         window = self._demos[start : start + 4 * style.batch]
-        return rng.sample(window, min(style.batch - drills, len(window))) + rng.sample(self._drills, drills)
+        return rng.sample(window, min(style.batch, len(window)))
 
     def _loss(self, batch: list[Demo]) -> torch.Tensor:
         rows = [self._permute.draw()[demo.ids_T] for demo in batch]

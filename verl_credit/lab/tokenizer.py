@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_credit.lab.grams import GRAMS
 from verl_credit.lab.protocol import CALL_HEAD, CALL_TAIL, CHAT_TEMPLATE
-from verl_credit.lab.world import FILLER, RELATIONS
+from verl_credit.lab.world import FILLER, RELATIONS, World
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = (
@@ -95,6 +95,8 @@ def template_words() -> list[str]:
     return sorted(words)
 
 
-def name_ids(tokenizer: PreTrainedTokenizerFast, names: Iterable[str]) -> list[int]:
-    """Token ids of the names, in their order."""
-    return [tokenizer.convert_tokens_to_ids(f" {name}") for name in names]
+def name_groups(tokenizer: PreTrainedTokenizerFast, world: World) -> list[list[int]]:
+    """Token ids of the names, one list per kind of entity."""
+    return [
+        [tokenizer.convert_tokens_to_ids(f" {name}") for name in world.names(kind=kind)] for kind in RELATIONS
+    ]

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from verl_credit.lab.config import Gate, LabConfig
-from verl_credit.lab.demos import Demonstrator, Segment, write_drill
+from verl_credit.lab.demos import Demonstrator, Segment
 from verl_credit.lab.evaluate import Roller, Rollout, summarize
 from verl_credit.lab.policy import Trainer, encode_demo, make_policy
 from verl_credit.lab.questions import Question, make_questions
 from verl_credit.lab.retrieval import LocalRetriever
-from verl_credit.lab.tokenizer import name_ids
+from verl_credit.lab.tokenizer import name_groups
 from verl_credit.lab.world import Article, World
 
 # More long questions than are asked later: every further hop is rarer in a trajectory that may stop early.
-DEMO_HOPS = {1: 0.30, 2: 0.45, 3: 0.25}
+DEMO_HOPS = {1: 0.30, 2: 0.40, 3: 0.30}
 
 
 class LabGateError(RuntimeError):
@@ -38,14 +38,19 @@ def warm_start(
     Raises LabGateError when sampled EM is above the band, or still below it after the extra chunks.
     """
     style, gate = config.warm_start, config.gate
-    names = name_ids(tokenizer, world.names())
-    encode = lambda segments: encode_demo(segments, tokenizer, set(names), style.name_weight)  # noqa: E731
-    demos = [encode(s) for s in make_demonstrations(world, retriever, config, seed)]
-    drills = [encode(s) for s in make_drills(world, style.drills, seed)]
-    trainer = Trainer(make_policy(tokenizer, seed), demos, drills, names, style, seed)
+    names = name_groups(tokenizer, world)
+    copied = {i for group in names for i in group}
+    demos = [
+        encode_demo(segments, tokenizer, copied, style.name_weight)
+        for segments in make_demonstrations(world, retriever, config, seed)
+    ]
+    trainer = Trainer(make_policy(tokenizer, seed), demos, names, style, seed)
     roller = Roller(trainer.model, tokenizer, retriever)
     planned = style.steps + (gate.chunk_steps * gate.max_chunks if gate else 0)
-    show = lambda step: progress(step / planned, f"policy: supervised step {step}")  # noqa: E731
+
+    def show(step: int) -> None:
+        progress(step / planned, f"policy: supervised step {step}")
+
     trainer.run(style.steps, show)
     for chunk in range(gate.max_chunks + 1 if gate else 1):
         sampled = roller.roll(dev, temperature=1.0, seed=seed)
@@ -67,24 +72,13 @@ def make_demonstrations(
     rng = random.Random(f"demonstrations {seed}")
     articles = {article.id: article for article in world.articles.values()}
     retriever.search(f" {n} {r}" for n, r in world.articles if world.entities[n].split == "train")
-    search = lambda query: [articles[doc["id"]] for doc in retriever.search([query])[0]]  # noqa: E731
+
+    def search(query: str) -> list[Article]:
+        return [articles[doc["id"]] for doc in retriever.search([query])[0]]
+
     demonstrator = Demonstrator(search, config.style, rng)
     questions = make_questions(world, "train", config.demonstrations, rng, hop_shares=DEMO_HOPS, repeat=True)
     return [demonstrator.write(question) for question in questions]
-
-
-def make_drills(world: World, count: int, seed: int, articles: int = 6) -> list[list[Segment]]:
-    """Reading drills over a few articles about training entities, each with another relation."""
-    rng = random.Random(f"drills {seed}")
-    by_relation: dict[str, list[Article]] = {}
-    for (name, relation), article in world.articles.items():
-        if world.entities[name].split == "train":
-            by_relation.setdefault(relation, []).append(article)
-    relations = sorted(by_relation)
-    return [
-        write_drill([rng.choice(by_relation[r]) for r in rng.sample(relations, articles)], rng)
-        for _ in range(count)
-    ]
 
 
 def _outside(em: float, gate: Gate, seed: int, steps: int) -> str:

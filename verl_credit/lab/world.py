@@ -11,10 +11,12 @@ import random
 from dataclasses import dataclass
 
 # kind -> relation -> kind of the value. Relation phrases are all one word long: no distance gives one away.
+# The three values of an entity are of three different kinds, none of them its own: as in any language, the
+# relation asked for tells which kind of name to look for.
 RELATIONS = {
-    "person": {"birthplace": "town", "employer": "company", "mentor": "person"},
-    "company": {"founder": "person", "base": "town", "rival": "company"},
-    "town": {"mayor": "person", "anthem": "work", "twin": "town"},
+    "person": {"birthplace": "town", "employer": "company", "debut": "work"},
+    "company": {"founder": "person", "base": "town", "product": "work"},
+    "town": {"mayor": "person", "mill": "company", "anthem": "work"},
     "work": {"author": "person", "publisher": "company", "setting": "town"},
 }
 FILLER = ("quiet", "famous", "small", "modern", "proud", "busy", "rich", "strange", "gentle", "bold")
@@ -73,8 +75,9 @@ class World:
     def value(self, name: str, relation: str) -> str:
         return self.articles[name, relation].value
 
-    def names(self, split: str | None = None) -> list[str]:
-        return [e.name for e in self.entities.values() if split in (None, e.split)]
+    def names(self, split: str | None = None, kind: str | None = None) -> list[str]:
+        """Names of all entities, or of those of one split, one kind, or both."""
+        return [e.name for e in self.entities.values() if split in (None, e.split) and kind in (None, e.kind)]
 
 
 def make_world(seed: int, size: WorldSize) -> World:
@@ -97,7 +100,7 @@ def make_world(seed: int, size: WorldSize) -> World:
     articles = {}
     for entity in entities.values():
         for relation, value_kind in RELATIONS[entity.kind].items():
-            value = rng.choice([n for n in members[value_kind, entity.split] if n != entity.name])
+            value = rng.choice(members[value_kind, entity.split])
             articles[entity.name, relation] = _write(rng, entity, relation, value)
     return World(entities, articles)
 
