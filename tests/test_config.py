@@ -7,6 +7,7 @@ from verl_credit.host.compose import ConfigError, load_config, shipped_recipes
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate import validate
 
+OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
@@ -18,13 +19,12 @@ def check(*overrides, recipe="lab"):
 
 def test_every_shipped_recipe_composes_and_is_valid():
     assert {"lab", "search_cpu"} <= set(shipped_recipes())
-    own = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
     for recipe in shipped_recipes():
-        check(*([] if recipe == "lab" else own), recipe=recipe)
+        check(*([] if recipe == "lab" else OWN), recipe=recipe)
 
 
 def test_our_defaults_are_the_documented_ones():
-    settings = CreditSettings.from_config(check())
+    settings = CreditSettings.from_config(check(*OWN, recipe="search_cpu"))
     assert settings.as_dict() == {
         "info_gain_norm_mode": "turn-group-v1d",
         "info_gain_type": "prob_diff",

@@ -111,7 +111,8 @@ class SearchAgentLoop(ToolAgentLoop):
         except SearchFault as fault:
             raise RowFault(fault.code) from fault
         self.record.n_searches += 1
-        self.record.searches.append({"query": query, "pages": page_ids})
+        turn = self.book.n_turns - 1  # the turn that asked; parallel calls share it
+        self.record.searches.append({"turn": turn, "query": query, "pages": page_ids})
         return ToolResponse(text=without_markup(text, self.control_tokens)), 0.0, {}
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from verl_credit.host.credit_step import TurnStep
+from verl_credit.host.reward import gold_answers
 from verl_credit.host.turn_batch import TurnBatch
 
 
 def sample_trajectories(turns: TurnBatch, step: TurnStep, tokenizer, count: int) -> list[dict]:
-    """Up to ``count`` valid rows, the longest of different groups first; ties by row, so a choice repeats."""
+    """Up to ``count`` valid rows: the longest of every group first, then the rest; the choice repeats."""
     order = sorted(
         (row for row in range(len(turns.records)) if turns.row_valid_B[row]),
         key=lambda row: (-int(turns.n_turns_B[row]), row),
     )
-    chosen, groups = [], set()
+    groups: set[int] = set()
+    first, rest = [], []
     for row in order:
         group = int(step.group_B[row])
-        if group not in groups and len(chosen) < count:
-            groups.add(group)
-            chosen.append(row)
-    return [_describe(turns, step, tokenizer, row) for row in chosen]
+        (rest if group in groups else first).append(row)
+        groups.add(group)
+    return [_describe(turns, step, tokenizer, row) for row in (first + rest)[:count]]
 
 
 def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int) -> dict:
@@ -39,8 +40,10 @@ def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int) -> dict:
             }
         )
     return {
-        "question": turns.questions[row],
-        "golds": list(_golds(turns.ground_truths[row])),
+        "question": str(turns.extra_infos[row].get("question", "")),
+        "golds": gold_answers(turns.ground_truths[row]),
+        "gold_ids": turns.extra_infos[row].get("gold_ids"),
+        "searches": record["searches"],
         "outcome": float(step.outcome_B[row]),
         "stop_reason": record["stop_reason"],
         "turns": described,
@@ -57,9 +60,3 @@ def _turn_texts(ids: list[int], turn_ids: list[int], n_turns: int, tokenizer) ->
         if current >= 0:
             (written if turn >= 0 else observed)[current].append(token)
     return [(tokenizer.decode(w), tokenizer.decode(o)) for w, o in zip(written, observed, strict=True)]
-
-
-def _golds(ground_truth):
-    from verl_credit.host.reward import gold_answers
-
-    return gold_answers(ground_truth)

@@ -24,7 +24,8 @@ class TurnBatch:
     scores: list[dict]
     """What the reward function returned besides the score (em, f1, format_ok)."""
     ground_truths: list
-    questions: list[str]
+    extra_infos: list[dict]
+    """The data set's own columns (question, index, ...)."""
     is_padding: list[bool]
     row_valid_B: torch.Tensor
     """False for padding rows (copies of real rows) and rows lost to a tool fault."""
@@ -58,7 +59,7 @@ def fetch_turn_batch(batch) -> TurnBatch:
         records=records,
         scores=[fields.get("reward_extra_info") or {} for fields in extra_fields],
         ground_truths=[item["ground_truth"] for item in _objects(data["reward_model"])],
-        questions=[str(item.get("question", "")) for item in _objects(data["extra_info"])],
+        extra_infos=_objects(data["extra_info"]),
         is_padding=is_padding,
         row_valid_B=~(padding | faulty),
         n_turns_B=turn_table(turn_ids_B_T, mask_B_T).n_turns_B,

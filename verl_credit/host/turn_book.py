@@ -24,7 +24,7 @@ class RowRecord:
     final_text: str = ""
     """The policy's own text of its last turn: the only place an answer is read from."""
     searches: list[dict] = field(default_factory=list)
-    """Per search: query and the ids of the pages shown, in order."""
+    """Per search: turn, query, and the ids of the pages shown, in order."""
 
     def as_dict(self) -> dict:
         return asdict(self)

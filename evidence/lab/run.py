@@ -1,0 +1,140 @@
+"""What the lab shows, measured: python evidence/lab/run.py --seeds 0 1 2 [--out DIR] [--labs DIR]
+
+Per world seed: the lab is built (or reused), then `verl-credit train --config-name lab` runs under each
+condition. Held-out questions are the lab's test split, which nothing was tuned on. One JSON file per run is
+written into --out as soon as it ends; `summarize.py` makes the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.lab.build import build_lab
+from verl_credit.lab.controls import swap_contents
+
+STEPS = 40
+CONDITIONS = {
+    "main": [],
+    "shuffled": ["search.shuffle_seed=1"],
+    "swapped": [],  # lab.index is set to an index with swapped contents
+    "static_clip": [
+        "actor_rollout_ref.actor.policy_loss.dynamic_clip=false",
+        "trainer.total_training_steps=3",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+    ],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--labs", type=Path, default=Path.home() / ".cache/verl_credit/lab")
+    parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for condition in arguments.conditions:
+        for seed in arguments.seeds:
+            lab = build_lab(arguments.labs / f"full-{seed}", world_seed=seed)
+            run_dir = (arguments.runs / f"{condition}-{seed}").resolve()
+            result = measure(condition, seed, lab, run_dir)
+            target = arguments.out / f"{condition}-{seed}.json"
+            target.write_text(json.dumps(result, indent=1) + "\n")
+            print(target, flush=True)
+
+
+def measure(condition: str, seed: int, lab, run_dir: Path) -> dict:
+    overrides = [
+        f"lab.world_seed={seed}",
+        f"lab.dir={lab.root}",
+        f"run_dir={run_dir}",
+        f"trainer.total_training_steps={STEPS}",
+        "sample_trajectories=128",
+        *CONDITIONS[condition],
+    ]
+    if condition == "swapped":
+        swapped = run_dir / "swapped_index"
+        if not swapped.exists():
+            swap_contents(lab.index, swapped, seed=seed)
+        overrides.append(f"lab.index={swapped}")
+    command = [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", "lab", *overrides]
+    start = time.monotonic()
+    subprocess.run(command, check=True)
+    seconds = time.monotonic() - start
+    metrics = read_json_lines(run_dir / METRICS)
+    return {
+        "condition": condition,
+        "world_seed": seed,
+        "command": "verl-credit train --config-name lab " + " ".join(CONDITIONS[condition]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "seconds": round(seconds, 1),
+        "lab": json.loads(lab.manifest.read_text())["measured"],
+        "held_out": [held_out(row) for row in read_json_lines(run_dir / VALIDATION)],
+        "train_em": [row["credit/outcome/em"] for row in metrics],
+        "pg_clipfrac": [row["actor/pg_clipfrac"] for row in metrics],
+        "clip_scale_std": [row.get("credit/clip_scale/std") for row in metrics],
+        "seconds_per_step": [row["timing_s/step"] for row in metrics],
+        "seconds_gain": [row.get("timing_s/info_gain") for row in metrics],
+        "gain": gain_by_kind(read_json_lines(run_dir / TRAJECTORIES), last_step=5),
+    }
+
+
+def held_out(row: dict) -> dict:
+    result = {"step": row["step"]}
+    for mode in ("greedy", "sampled"):
+        em, formatted = (
+            next(v for k, v in row.items() if k.endswith(f"lab-{mode}/{name}/mean@1"))
+            for name in ("em", "format_ok")
+        )
+        result[mode] = {
+            "em": em,
+            "formatted": formatted,
+            "em_formatted": em / formatted if formatted else None,
+        }
+    return result
+
+
+def gain_by_kind(rows: list[dict], last_step: int) -> dict:
+    """Gains of the first steps by what the turn's search brought, for the first time in its trajectory."""
+    gains: dict[str, list[float]] = {"answer": [], "intermediate": [], "useless": []}
+    for row in rows:
+        if row["step"] > last_step or not row["gold_ids"]:
+            continue
+        seen: set[str] = set()
+        for turn, entry in enumerate(row["turns"]):
+            if entry["info_gain"] is None:
+                continue
+            pages = {page for search in row["searches"] if search["turn"] == turn for page in search["pages"]}
+            new = pages - seen
+            seen |= pages
+            if row["gold_ids"][-1] in new:
+                kind = "answer"
+            elif set(row["gold_ids"]) & new:
+                kind = "intermediate"
+            else:
+                kind = "useless"
+            gains[kind].append(entry["info_gain"])
+    return {kind: moments(values) for kind, values in gains.items()} | {"steps": f"1-{last_step}"}
+
+
+def moments(values: list[float]) -> dict:
+    n = len(values)
+    if n == 0:
+        return {"turns": 0}
+    mean = sum(values) / n
+    variance = sum((v - mean) ** 2 for v in values) / max(n - 1, 1)
+    return {"turns": n, "mean": mean, "standard_error": (variance / n) ** 0.5}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Tables of evidence/lab/results as Markdown: python evidence/lab/summarize.py > evidence/lab/tables.md"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    print(lab_table(runs), learning_table(runs), gain_table(runs), clip_table(runs), sep="\n\n")
+
+
+def table(header: list[str], rows: list[list]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def lab_table(runs: list[dict]) -> str:
+    rows = []
+    for run in (run for run in runs if run["condition"] == "main"):
+        lab = run["lab"]
+        keys = ("dev_em", "dev_greedy_em", "recall@1_call", "recall@3_call", "dev_gram_token_share")
+        rows.append([run["world_seed"], *(f"{lab[key]:.3f}" for key in keys), f"{lab['build_seconds']:.0f}"])
+    header = ["world seed", "dev EM T=1", "dev EM greedy", "recall@1", "recall@3", "gram tokens", "build s"]
+    return "The lab after the warm start:\n\n" + table(header, rows)
+
+
+def learning_table(runs: list[dict]) -> str:
+    rows = []
+    for run in (run for run in runs if len(run["held_out"]) > 1):
+        first, last = run["held_out"][0], run["held_out"][-1]
+        cells = [run["condition"], run["world_seed"], last["step"]]
+        for mode in ("sampled", "greedy"):
+            for key in ("em", "em_formatted"):
+                before, after = first[mode][key], last[mode][key]
+                cells.append(f"{before:.3f} → {after:.3f} ({100 * (after - before):+.1f})")
+        rows.append([*cells, f"{sum(run['seconds_per_step']) / len(run['seconds_per_step']):.1f}"])
+    header = [
+        "condition",
+        "world seed",
+        "steps",
+        "EM T=1",
+        "EM T=1, formatted",
+        "EM greedy",
+        "EM greedy, formatted",
+    ]
+    return "Held-out EM before and after:\n\n" + table([*header, "s/step"], rows)
+
+
+def gain_table(runs: list[dict]) -> str:
+    rows = []
+    for run in (run for run in runs if run["condition"] == "main"):
+        gain, cells = run["gain"], [run["world_seed"]]
+        for kind in ("answer", "intermediate", "useless"):
+            entry = gain[kind]
+            cells.append(
+                f"{entry['mean']:+.4f} ± {entry['standard_error']:.4f} (n={entry['turns']})"
+                if entry["turns"]
+                else "none"
+            )
+        rows.append([*cells, separation(gain)])
+    header = ["world seed", "answer's article", "intermediate article", "useless", "answer above useless"]
+    return "Information gain by what a search brought (steps 1-5, ± standard error):\n\n" + table(
+        header, rows
+    )
+
+
+def separation(gain: dict) -> str:
+    answer, useless = gain["answer"], gain["useless"]
+    if not answer["turns"] or not useless["turns"]:
+        return "not measurable"
+    error = (answer["standard_error"] ** 2 + useless["standard_error"] ** 2) ** 0.5
+    return f"{(answer['mean'] - useless['mean']) / error:.1f} standard errors"
+
+
+def clip_table(runs: list[dict]) -> str:
+    static = {run["world_seed"]: run["pg_clipfrac"] for run in runs if run["condition"] == "static_clip"}
+    rows = [
+        [run["world_seed"], name, *(f"{value:.4f}" for value in values[:3])]
+        for run in runs
+        if run["condition"] == "main"
+        for name, values in (("dynamic", run["pg_clipfrac"]), ("static", static.get(run["world_seed"], [])))
+    ]
+    return "Share of clipped tokens:\n\n" + table(["world seed", "clip", "step 1", "step 2", "step 3"], rows)
+
+
+if __name__ == "__main__":
+    main()
