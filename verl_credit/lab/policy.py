@@ -68,8 +68,8 @@ def encode_demo(
 class Trainer:
     """Supervised training by steps; ``run`` may be called again to go on.
 
-    Names are permuted within their kind in every sample, so that copying from the context is the only way to name
-    one: nothing about the world can be memorised, and held-out entities are as easy as training ones.
+    Names are permuted within their kind in every sample, so that copying from the context is the only way
+    to name one: nothing about the world can be memorised, and held-out entities are as easy as training ones.
     """
 
     def __init__(
@@ -95,24 +95,20 @@ class Trainer:
 
     def run(
         self, steps: int, on_step: Callable[[int], None] = lambda step: None, lr_scale: float = 1.0
-    ) -> float:
-        """``steps`` updates: warm up, hold, decay linearly over the last half. Returns the last losses' mean."""
+    ) -> None:
+        """``steps`` updates: warm up, hold, decay linearly over the last half."""
         self.model.train()
-        losses = []
         for done in range(steps):
             scale = lr_scale * min(1.0, (done + 1) / self._style.warmup, 2 * (1 - done / steps))
             for optimizer, lr in zip(self._optimizers, self._full_lr, strict=True):
                 optimizer.param_groups[0]["lr"] = lr * scale
                 optimizer.zero_grad()
-            loss = self._loss(self._batch())
-            loss.backward()
+            self._loss(self._batch()).backward()
             for optimizer in self._optimizers:
                 optimizer.step()
             self.step += 1
-            losses.append(loss.item())
             on_step(self.step)
         self.model.eval()
-        return sum(losses[-50:]) / len(losses[-50:])
 
     def _batch(self) -> list[Demo]:
         """Neighbours in length, so that little is spent on padding."""

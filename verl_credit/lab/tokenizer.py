@@ -60,36 +60,10 @@ def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedToke
 
 def template_words() -> list[str]:
     """Every word that the lab's questions, articles and thoughts are made of, names aside."""
-    words = {
-        "What",
-        "is",
-        "the",
-        "of",
-        "A",
-        "a",
-        "With",
-        "with",
-        "Page",
-        "search",
-        "user",
-        "assistant",
-        "system",
-        "query",
-    }
-    words |= {
-        "1",
-        "2",
-        "3",
-        "4",
-        "passage",
-        "answer",
-        "tool",
-        "name",
-        "arguments",
-        "Answer",
-        *FILLER,
-        *RELATIONS,
-    }
+    words = {"What", "is", "the", "of", "A", "a", "With", "with", "Page", "1", "2", "3", "4", "search"}
+    words |= {"user", "assistant", "system", "tool", "query", "passage", "name", "arguments", "answer"}
+    words |= {"Answer"}
+    words |= {*FILLER, *RELATIONS}
     words |= {relation for relations in RELATIONS.values() for relation in relations}
     words |= {word for grams in GRAMS.values() for gram in grams for word in gram.split() if "'" not in word}
     return sorted(words)
