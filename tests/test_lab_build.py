@@ -12,7 +12,7 @@ from verl_credit_retriever.index import SearchIndex
 from verl_credit.lab import protocol
 from verl_credit.lab.build import build_lab
 from verl_credit.lab.cache import is_valid, lab_directory, why_invalid
-from verl_credit.lab.config import SIZES
+from verl_credit.lab.config import GENERATOR_VERSION, SIZES
 from verl_credit.lab.controls import swap_contents
 from verl_credit.lab.evaluate import Roller, summarize
 from verl_credit.lab.questions import make_splits
@@ -81,7 +81,7 @@ def test_unknown_size_is_refused(tmp_path):
 
 
 def test_the_cache_is_keyed_by_version_size_and_seed(tmp_path):
-    assert lab_directory(tmp_path, 3).name == "lab-v1-full-seed3"
+    assert lab_directory(tmp_path, 3).name == f"lab-v{GENERATOR_VERSION}-full-seed3"
 
 
 def test_parquet_and_corpus_agree(lab):

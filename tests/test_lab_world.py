@@ -49,6 +49,11 @@ def test_relations_stay_inside_a_split(world):
         assert value.kind == RELATIONS[title.kind][article.relation]
 
 
+def test_an_entity_names_one_value_of_every_other_kind():
+    for kind, relations in RELATIONS.items():
+        assert sorted(relations.values()) == sorted(set(RELATIONS) - {kind})
+
+
 def test_splits_share_no_entity(questions):
     entities = {s: {n for q in qs for n in q.path} for s, qs in questions.items()}
     assert not entities["train"] & (entities["dev"] | entities["test"])

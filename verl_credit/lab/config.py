@@ -39,8 +39,8 @@ SIZES = {
     "full": LabConfig(),
     "tiny": LabConfig(
         world=WorldSize(people=80, companies=40, towns=40, works=40, train=64, dev=24, test=24),
-        encoder_steps=60,
-        demonstrations=1000,
+        encoder_steps=40,
+        demonstrations=600,
         warm_start=WarmStart(steps=100, short_steps=50),
         gate=None,
     ),

@@ -60,9 +60,9 @@ def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedToke
 
 def template_words() -> list[str]:
     """Every word that the lab's questions, articles and thoughts are made of, names aside."""
-    words = {"What", "is", "the", "of", "A", "a", "With", "with", "Page", "1", "2", "3", "4", "search"}
-    words |= {"user", "assistant", "system", "tool", "query", "passage", "name", "arguments", "answer"}
-    words |= {"Answer"}
+    words = {"What", "is", "the", "of", "A", "a", "With", "with", "Page", "1", "2", "3", "4"}
+    words |= {"search", "user", "assistant", "system", "tool", "query", "passage"}
+    words |= {"name", "arguments", "answer", "Answer"}
     words |= {*FILLER, *RELATIONS}
     words |= {relation for relations in RELATIONS.values() for relation in relations}
     words |= {word for grams in GRAMS.values() for gram in grams for word in gram.split() if "'" not in word}
