@@ -126,6 +126,16 @@ def test_rollouts_are_the_template_rendered_token_by_token(rolled, lab):
         assert len(rollout.response_ids) <= recipe["max_response_length"]
 
 
+def test_the_recipe_leaves_room_for_the_longest_response(lab):
+    tokenizer = AutoTokenizer.from_pretrained(lab.policy)
+    recipe = json.loads(lab.manifest.read_text())["recipe"]
+    lines = list(map(json.loads, lab.corpus.read_text().splitlines()))[: recipe["top_k"]]
+    observation = protocol.observation_text(protocol.pages(line["contents"] for line in lines))
+    turn = recipe["max_new_tokens_per_turn"]
+    searches = recipe["max_searches"] * (turn + len(tokenizer.encode(observation)))
+    assert searches + turn == recipe["max_response_length"]
+
+
 def test_a_summary_counts_exact_matches(rolled):
     rollouts, _ = rolled
     summary = summarize(rollouts)

@@ -28,10 +28,11 @@ from verl_credit.lab.world import World, make_world
 
 Progress = Callable[[float, str], None]  # share done in [0, 1], what is going on
 
-# What a recipe needs to know about lengths, in tokens of the lab's tokenizer.
+# What a recipe needs to know about lengths, in tokens of the lab's tokenizer. A response holds at most
+# MAX_SEARCHES * (MAX_NEW_TOKENS + 54 of an observation of three pages) + MAX_NEW_TOKENS = 416 tokens.
 RECIPE = {
-    "max_prompt_length": 64,
-    "max_response_length": 512,
+    "max_prompt_length": 48,
+    "max_response_length": 416,
     "max_new_tokens_per_turn": protocol.MAX_NEW_TOKENS,
     "max_searches": protocol.MAX_SEARCHES,
     "top_k": protocol.TOP_K,
