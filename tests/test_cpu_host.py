@@ -11,15 +11,15 @@ import torch
 
 pytest.importorskip("verl")
 
-from verl_credit.host.cpu import device_module  # noqa: E402
-from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group  # noqa: E402
-from verl_credit.host.cpu.register import register as register_cpu  # noqa: E402
-from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected  # noqa: E402
-from verl_credit.host.hf_rollout.generator import Generation, SamplingParams  # noqa: E402
-from verl_credit.host.hf_rollout.options import EngineOptions  # noqa: E402
-from verl_credit.host.hf_rollout.register import register as register_hf  # noqa: E402
-from verl_credit.host.hf_rollout.request import sampling_params  # noqa: E402
-from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource  # noqa: E402
+from verl_credit.host.cpu import device_module
+from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
+from verl_credit.host.cpu.register import register as register_cpu
+from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
+from verl_credit.host.hf_rollout.generator import Generation, SamplingParams
+from verl_credit.host.hf_rollout.options import EngineOptions
+from verl_credit.host.hf_rollout.register import register as register_hf
+from verl_credit.host.hf_rollout.request import sampling_params
+from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource
 
 # --- platform and engine ---
 

@@ -36,7 +36,8 @@ def turn_policy_loss(
     token's own log-probability (d rho / d log_prob_t = rho), as in GSPO.
     clip_ratio_c caps the loss of negative advantages at -A c (dual clip); None, the released turn loss, does
     not. ratio_level="token" with verl's clip_ratio_c and no clip scale is verl's vanilla loss, "sequence" its
-    gspo loss. Half-precision inputs are computed in float32. Means run over policy tokens only: observation tokens inside a turn count for nothing.
+    gspo loss. Half-precision inputs are computed in float32. Means run over policy tokens only: observation
+    tokens inside a turn count for nothing.
 
     Values where the mask is 0 may be anything, NaN included. No gradient flows through advantages, old
     log-probabilities or clip scales. `aggregate` explains loss_agg_mode and what follows it.
