@@ -72,7 +72,7 @@ class Batcher:
             hits = await asyncio.get_running_loop().run_in_executor(self._worker, *call)
             if len(hits) != len(queries):
                 raise RuntimeError(f"the search answered {len(hits)} of {len(queries)} queries")
-        except Exception as error:  # noqa: BLE001 (whatever it is, the request that caused it is told)
+        except Exception as error:
             if len(batch) == 1 and not batch[0].answer.done():
                 batch[0].answer.set_exception(error)
             return False
