@@ -86,6 +86,15 @@ def _combinations(config: DictConfig) -> None:
         raise ConfigError(
             f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
         )
+    actor, row = (
+        "actor_rollout_ref.actor",
+        _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length"),
+    )
+    if _get(config, f"{actor}.use_dynamic_bsz") and _get(config, f"{actor}.ppo_max_token_len_per_gpu") < row:
+        raise ConfigError(
+            f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "
+            f"of data.max_prompt_length + data.max_response_length = {row} tokens"
+        )
     turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
     if turns * _get(config, "search.max_new_tokens") > budget:
         raise ConfigError(
