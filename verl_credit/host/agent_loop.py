@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,8 +53,13 @@ class SearchAgentLoop(ToolAgentLoop):
             tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools.values()
         ]
         self.max_assistant_turns = settings.max_searches + 1
-        self.control_tokens = control_tokens(self.tokenizer)
+        self.control_tokens = self._control_tokens_of(self.tokenizer)
         self.book, self.record = TurnBook(), RowRecord()
+
+    @staticmethod
+    @lru_cache(maxsize=4)  # one tokenizer per worker; loops are made per trajectory
+    def _control_tokens_of(tokenizer) -> tuple[str, ...]:
+        return control_tokens(tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
         mode = kwargs.get("sampling")
