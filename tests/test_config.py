@@ -73,7 +73,7 @@ def test_every_mode_is_an_override_without_plus(mode):
         ("actor_rollout_ref.rollout.n=1", "groups of at least 2"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "not a multiple"),
         ("data.max_response_length=100", "cannot hold search.max_searches+1=5 turns"),
-        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=500", "cannot hold a row"),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400", "cannot hold a row"),
         ("algorithm.info_gain_norm_mode=joint", "only turn-group-v1d gives turns a clip scale"),
         ("algorithm.adv_estimator=grpo", "dynamic_clip=true with algorithm.adv_estimator=grpo"),
         ("lab.size=${nothing}", "nothing"),
