@@ -43,7 +43,7 @@ class ScriptedPolicy:
         )
 
 
-def run(tokenizer, script, *overrides, lookup=None, **row):
+def run(tokenizer, script, *overrides, lookup=None, step=1, **row):
     """(output, policy) of one trajectory; ``lookup`` replaces the search."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -69,7 +69,7 @@ def run(tokenizer, script, *overrides, lookup=None, **row):
         loop.search.lookup = lookup or found
         question = [{"role": "user", "content": "Who?"}]
         return await loop.run(
-            {"temperature": 1.0}, raw_prompt=question, uid="u", session_id=0, global_steps=1, **row
+            {"temperature": 1.0}, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row
         )
 
     return asyncio.run(trajectory()), policy
@@ -136,7 +136,9 @@ def test_trajectories_that_end_without_an_answer(tokenizer, script, reason, bad_
 @pytest.mark.parametrize(
     "call, told",
     [
-        ('{"name": "browse", "arguments": {"query": "x"}}', "Unknown function 'browse'"),
+        ('{"name": "browse", "arguments": {"query": "x"}}', "there is no tool 'browse'; available: search"),
+        ('{"name": "\\ud800", "arguments": {}}', "there is no tool '?'"),
+        ('{"name": "</tool_response>", "arguments": {}}', "there is no tool '< /tool_response>'"),
         ('{"name": "search", "arguments": {"q": "x"}}', "search needs a non-empty string argument 'query'"),
         ('{"name": "search", "arguments": {"query": " "}}', "search needs a non-empty string"),
         ('{"name": "search", "arguments": ["x"]}', "search needs a non-empty string"),
@@ -149,6 +151,29 @@ def test_a_wrong_call_is_told_and_counted(tokenizer, call, told):
     assert told in tokenizer.decode(output.response_ids)
     assert (record(output)["bad_calls"], record(output)["n_searches"]) == (1, 0)
     assert record(output)["stop_reason"] == "answer" and sum(output.response_mask) > 0
+
+
+def test_calls_that_verl_drops_are_counted(tokenizer):
+    broken = "\n<tool_call>\n{broken\n</tool_call>"
+    output, _ = run(
+        tokenizer, [search_turn("a").removesuffix(TURN_END) + broken + TURN_END, answer_turn("c")]
+    )
+    assert (record(output)["n_searches"], record(output)["bad_calls"]) == (1, 1)
+    many = "\n".join(search_turn("a").removesuffix(TURN_END) for _ in range(6)) + TURN_END
+    output, _ = run(tokenizer, [many, answer_turn("c")], "search.max_new_tokens=600")
+    assert (record(output)["n_searches"], record(output)["bad_calls"]) == (4, 2)
+
+
+def test_an_answer_beside_a_broken_call_is_the_answer(tokenizer):
+    output, _ = run(tokenizer, [f"<answer>c</answer><tool_call>{{broken{TURN_END}"])
+    assert (record(output)["stop_reason"], record(output)["bad_calls"]) == ("answer", 1)
+
+
+def test_the_last_turn_gets_only_the_room_that_is_left(tokenizer):
+    first = len(tokenizer(search_turn("a"), add_special_tokens=False)["input_ids"])
+    _, policy = run(tokenizer, [search_turn("a"), answer_turn("c")], "data.max_response_length=601")
+    used = len(policy.requests[1][0]) - len(policy.requests[0][0])
+    assert policy.requests[1][1]["max_tokens"] == min(200, 601 - used) and used > first
 
 
 def test_a_page_cannot_end_the_observation(tokenizer):
@@ -210,7 +235,9 @@ def test_other_engines_get_no_seed(tokenizer):
 
 
 def test_evaluation_rows_choose_their_sampling(tokenizer):
-    _, policy = run(tokenizer, [answer_turn("c")], sampling="greedy", index=3)
+    _, policy = run(tokenizer, [answer_turn("c")], sampling="greedy")
     assert policy.requests[0][1]["temperature"] == 0.0
+    _, again = run(tokenizer, [answer_turn("c")], sampling="greedy", step=2)
+    assert policy.requests[0][1]["seed"] == again.requests[0][1]["seed"]
     with pytest.raises(ValueError, match="expected 'greedy' or 'sampled'"):
         run(tokenizer, [answer_turn("c")], sampling="beam")

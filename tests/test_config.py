@@ -26,6 +26,7 @@ def test_every_shipped_recipe_composes_and_is_valid():
 def test_our_defaults_are_the_documented_ones():
     settings = CreditSettings.from_config(check(*OWN, recipe="search_cpu"))
     assert settings.as_dict() == {
+        "adv_estimator": "info_gain",
         "info_gain_norm_mode": "turn-group-v1d",
         "info_gain_type": "prob_diff",
         "info_gain_first_turn": "prior",
@@ -76,13 +77,24 @@ def test_every_mode_is_an_override_without_plus(mode):
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400", "cannot hold a row"),
         ("algorithm.info_gain_norm_mode=joint", "only turn-group-v1d gives turns a clip scale"),
         ("algorithm.adv_estimator=grpo", "dynamic_clip=true with algorithm.adv_estimator=grpo"),
-        ("lab.size=${nothing}", "nothing"),
+        ("run_dir=${nothing}", "nothing"),
+        ("lab.size=huge", "accepted are full, tiny"),
+        ("algorithm.info_gain_norm_mode=null", "accepted are none, joint"),
+        ("reward.custom_reward_function.reward_kwargs.format_penalti=1", "Did you mean"),
     ],
 )
 def test_mistakes_are_named(override, said):
     with pytest.raises(ConfigError) as error:
         check(override)
     assert said in str(error.value)
+
+
+def test_the_banner_says_whose_advantages_they_are():
+    assert "advantage=turn-group-v1d" in CreditSettings.from_config(check()).banner()
+    grpo = check("algorithm.adv_estimator=grpo", f"{LOSS}.dynamic_clip=false")
+    banner = CreditSettings.from_config(grpo).banner()
+    assert "advantage=verl grpo" in banner and "gain" not in banner
+    assert not CreditSettings.from_config(grpo).scores_gain
 
 
 def test_unknown_recipe_lists_the_shipped_ones():

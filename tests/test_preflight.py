@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -45,26 +46,32 @@ def test_missing_and_empty_data(tmp_path):
     )
 
 
+def test_files_that_are_no_data(tmp_path):
+    (tmp_path / "train.jsonl").write_text("{}")
+    with pytest.raises(PreflightError, match="is not a parquet file"):
+        check_data(str(tmp_path / "train.jsonl"), "data.train_files")
+    with pytest.raises(PreflightError, match="give a parquet file"):
+        check_data(None, "data.train_files")
+    with pytest.raises(PreflightError, match="holds 1 rows; at least 8 are needed"):
+        check_data(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
+
+
 def test_model_folder_without_a_model(tmp_path):
     with pytest.raises(PreflightError, match=r"actor_rollout_ref.model.path=.*no config.json"):
         check_model(str(tmp_path))
+    with pytest.raises(PreflightError, match="give a model folder or a hub name"):
+        check_model(None)
     check_model("Qwen/Qwen3-4B")  # a hub name is left to the hub
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Status by path; POST /retrieve answers what the test set."""
+    """POST /retrieve answers what the test set; there is no readiness check, as in Search-R1's script."""
 
-    ready, answer = 200, {"result": [[]]}
-
-    def do_GET(self):
-        self._reply(self.ready, {})
+    answer = {"result": [[{"document": {"id": "1", "contents": "T\\ntext"}, "score": 1.0}]]}
 
     def do_POST(self):
-        self._reply(200, self.answer)
-
-    def _reply(self, status, body):
-        payload = json.dumps(body).encode()
-        self.send_response(status)
+        payload = json.dumps(self.answer).encode()
+        self.send_response(200 if self.path == "/retrieve" else 404)
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)
@@ -83,23 +90,24 @@ def server():
         thread.join()
 
 
-@pytest.mark.parametrize(
-    "ready, answer, said",
-    [
-        (200, {}, None),
-        (503, {}, "not ready"),
-        (404, {"result": [[]]}, None),  # a server without readiness check is asked a real query
-        (404, {"detail": "no"}, "returned no 'result'"),
-    ],
-)
-def test_retriever_readiness(server, monkeypatch, ready, answer, said):
-    monkeypatch.setattr(Server, "ready", ready)
-    monkeypatch.setattr(Server, "answer", answer)
-    if said is None:
-        check_server(server, 5.0)
-    else:
-        with pytest.raises(PreflightError, match=said):
-            check_server([server], 5.0)
+def settings(url):
+    return SimpleNamespace(url=url, topk=3, timeout_s=5.0, max_retries=0)
+
+
+def test_a_retriever_that_answers_is_ready(server, monkeypatch):
+    monkeypatch.setenv(
+        "http_proxy", "http://127.0.0.1:9"
+    )  # the tool's client uses no proxy, nor does the check
+    for url in (server, [server], f"{server}/retrieve"):
+        check_server(settings(url))
+
+
+def test_a_retriever_that_answers_nonsense_is_not_ready(server, monkeypatch):
+    monkeypatch.setattr(Server, "answer", {"detail": "no"})
+    with pytest.raises(PreflightError, match="not ready"):
+        check_server(settings(server))
+    with pytest.raises(PreflightError, match="search.url has no value"):
+        check_server(settings(None))
 
 
 def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):

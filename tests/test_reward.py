@@ -35,7 +35,7 @@ def test_last_complete_tag_counts():
 
 def test_an_answer_inside_an_observation_does_not_count():
     page = "<tool_response><answer>gold</answer></tool_response> I give up"
-    extra = {"credit": {"final_text": "I give up"}}
+    extra = {"credit": {"final_text": "I give up", "tool_fault": ""}}
     assert compute_score("x", page, {"target": ["gold"]}, extra)["em"] == 0.0
     assert compute_score("x", page, {"target": ["gold"]})["em"] == 1.0  # without a record: the whole text
 
@@ -43,6 +43,11 @@ def test_an_answer_inside_an_observation_does_not_count():
 def test_format_penalty_is_a_component_of_its_own():
     score = compute_score("x", "no tag", {"target": ["gold"]}, format_penalty=0.5)
     assert (score["score"], score["em"], score["format_penalty"]) == (-0.5, 0.0, 0.5)
+
+
+def test_a_mistyped_reward_keyword_is_refused():
+    with pytest.raises(TypeError, match="format_penalti"):
+        compute_score("x", "no tag", {"target": ["gold"]}, format_penalti=0.5)
 
 
 @pytest.mark.parametrize("bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", []])

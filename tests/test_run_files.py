@@ -1,15 +1,27 @@
 """Files of a run survive kills and resumes; progress and evaluation read what was written."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import RayActorError
 
-from verl_credit.host.checks import IntegrityError, check_rollouts, check_tool_faults
+from verl_credit.host.checks import (
+    IntegrityError,
+    check_evaluation_faults,
+    check_rollouts,
+    check_tool_faults,
+)
+from verl_credit.host.compose import load_config
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
+from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.progress import Progress, evaluation_line, step_line
 from verl_credit.host.run_files import METRICS, VALIDATION, append_json, read_json_lines, rewind
+from verl_credit.host.watch import RolloutWatch
+
+OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 
 
 def test_lines_round_trip_and_a_cut_last_line_is_left_out(tmp_path):
@@ -69,22 +81,91 @@ def test_failed_rollouts_stop_the_run_unless_tolerated():
 
 
 def test_too_many_tool_faults_stop_the_run():
-    records = [{"tool_fault": "connect"}, {"tool_fault": ""}, {"tool_fault": ""}, {"tool_fault": ""}]
-    check_tool_faults(records, 0.25, "http://x")
-    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://x.*'connect': 1"):
-        check_tool_faults(records, 0.2, "http://x")
+    lost = Counter({"connect": 1})
+    check_tool_faults(lost, 4, 0.25, "http://x")
+    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*'connect': 1"):
+        check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
 
 
-def test_evaluation_rows_carry_their_mode():
+def test_an_evaluation_without_its_retriever_is_no_evaluation():
+    metrics = {"val-aux/lab-greedy/tool_fault/mean@1": 0.5, "val-aux/lab-greedy/em/mean@1": 0.1}
+    check_evaluation_faults(metrics, 0.5, "http://x")
+    with pytest.raises(IntegrityError, match="held-out evaluation.*= 0.500"):
+        check_evaluation_faults(metrics, 0.25, "http://x")
+
+
+def test_evaluation_rows_carry_their_mode_and_keep_their_source():
     batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
     (batch,) = EvaluationLoader(batches, "greedy")
-    assert batch["sampling"].tolist() == ["greedy"] * 2
-    assert batch["data_source"].tolist() == ["nq-greedy", "lab-greedy"]
-    assert batches[0]["data_source"].tolist() == ["nq", "lab"]
-    assert label_mode({"val-aux/num_turns/mean": 2, "x": 1}, "greedy") == {
-        "val-aux/num_turns-greedy/mean": 2,
-        "x": 1,
-    }
+    assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
+    assert "sampling" not in batches[0]
+
+
+def test_metrics_of_an_evaluation_are_named_after_its_mode():
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        assert expected_acc_counts == {("lab-greedy", "u"): 1}
+        return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
+
+    named = label_mode(update, "greedy")(["lab"], ["u"], {}, [], {("lab", "u"): 1})
+    assert named == {"val-core/lab-greedy/em/mean@1": 1.0, "val-aux/num_turns-greedy/mean": 2}
+
+
+class Buffer:
+    """verl's replay buffer as the watch sees it."""
+
+    def _wait_for_next_poll(self, *args):
+        return args
+
+    def sample(self, fail=False):
+        if fail:
+            raise RuntimeError("no materializable trajectories")
+        return self._wait_for_next_poll("train", 0.0)
+
+
+def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
+    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
+    watch.attach(buffer)
+    watch.begin(8)
+    watch.drain = lambda: []
+    assert buffer.sample() == ("train", 0.0) and watch.settle(8) == 0
+    watch.drain = lambda: ["KeyError: no such column"]
+    with pytest.raises(IntegrityError, match="no such column"):
+        buffer.sample()
+    watch.begin(8)
+    with pytest.raises(IntegrityError, match="no such column"):  # not verl's advice about refilling
+        buffer.sample(fail=True)
+
+
+def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():
+    watch = RolloutWatch(0.25)
+    watch.begin(8)
+    watch.drain = lambda: ["KeyError: x"]
+    assert watch.settle(7) == 1
+
+    def dead():
+        raise RayActorError
+
+    watch.drain = dead
+    with pytest.raises(IntegrityError, match="an agent-loop worker died"):
+        watch.settle(8)
+
+
+def test_resume_says_what_differs(tmp_path):
+    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    said, saved = describe_resume(config, 3)
+    assert "not exact" in said and "is missing" in said and saved == {}
+    save_state(folder, config, 3, {"credit/outcome/em": np.float64(0.5)})
+    (folder / "data.pt").write_bytes(b"")
+    assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5})
+    elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
+    assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
+    for change in ("search.topk=4", "actor_rollout_ref.actor.clip_ratio_high=0.3", "seed=2"):
+        said, _ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
+        assert "not exact" in said and change.partition("=")[0] in said
+    with pytest.raises(ValueError, match="step 3; expected 1, 4"):
+        folder.rename(folder.with_name("global_step_4"))
+        describe_resume(config, 4)
 
 
 def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(arguments) -> int:
-    from verl_credit.host.run import train
+    from verl_credit.train import train
 
     return train(arguments.config_name, arguments.overrides, arguments.config_dir)
 

@@ -57,8 +57,8 @@ def aggregate(
 
 
 def _whole_batch(name: str, given: int | torch.Tensor | None, here: torch.Tensor, dp_size: int):
-    if given is not None:
-        return given
+    if given is not None:  # 0 where a whole mini-batch has no token that counts: its loss is 0, not NaN
+        return given.clamp(min=1) if isinstance(given, torch.Tensor) else max(given, 1)
     if dp_size > 1:
         raise ValueError(f"{name} is needed when dp_size={dp_size}: one rank cannot count the whole batch")
     return here.clamp(min=1)

@@ -65,13 +65,17 @@ class SearchAgentLoop(ToolAgentLoop):
         mode = kwargs.get("sampling")
         params = apply_sampling_mode(sampling_params, mode)
         # Training: one draw per step and place in the batch. Evaluation: the same draws at every step.
-        row = ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["index"])
+        row = (
+            ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["raw_prompt"])
+        )
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         output = await super().run(params, **kwargs)
         return self._finish(output)
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
-        params = {**sampling_params, "max_tokens": self.max_new_tokens}
+        # What does not fit the row would be cut off afterwards, and an answer there must not count.
+        room = self.response_length - len(agent_data.response_mask)
+        params = {**sampling_params, "max_tokens": min(self.max_new_tokens, room)}
         if self.rollout_config.name == ROLLOUT_NAME:  # vLLM dies of per-request seeds with chunked prefill
             params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
         state = await super()._handle_generating_state(agent_data, params, ignore_termination)
@@ -82,16 +86,22 @@ class SearchAgentLoop(ToolAgentLoop):
         return state
 
     def _stop_reason(self, text: str, agent_data, state) -> str:
+        """Why the row would end here; also counts calls that verl drops (broken JSON, too many at once)."""
+        last_turn = agent_data.assistant_turns >= self.max_assistant_turns
+        executed = (
+            agent_data.tool_calls[: self.max_parallel_calls] if state == AgentState.PROCESSING_TOOLS else []
+        )
+        dropped = 0 if last_turn else max(text.count("<tool_call>") - len(executed), 0)
+        self.record.bad_calls += dropped
+        if state == AgentState.PROCESSING_TOOLS:
+            return "length"  # stays if the observation does not fit
+        if extract_answer(text) is not None:
+            return "answer"
         if len(agent_data.response_mask) >= self.response_length:
             return "length"
-        if "<tool_call>" in text and state == AgentState.TERMINATED:
-            if agent_data.assistant_turns >= self.max_assistant_turns:
-                return "max_turns"
-            self.record.bad_calls += 1
-            return "bad_call"
-        if state == AgentState.PROCESSING_TOOLS:  # stays if the observation does not fit
-            return "length"
-        return "answer" if extract_answer(text) is not None else "no_answer"
+        if "<tool_call>" in text:
+            return "max_turns" if last_turn else "bad_call"
+        return "no_answer"
 
     async def _handle_processing_tools_state(self, agent_data):
         try:
@@ -107,6 +117,7 @@ class SearchAgentLoop(ToolAgentLoop):
         if tool_call.name != self.search.name:
             if tool_call.name not in self.tools:
                 self.record.bad_calls += 1
+                return ToolResponse(text=self._unknown_tool(tool_call.name)), 0.0, {}
             return await super()._call_tool(tool_call, tools_kwargs, agent_data)
         reason, query = bad_query_reason(tool_call.arguments)
         if reason is not None:
@@ -120,6 +131,11 @@ class SearchAgentLoop(ToolAgentLoop):
         turn = self.book.n_turns - 1  # the turn that asked; parallel calls share it
         self.record.searches.append({"turn": turn, "query": query, "pages": page_ids})
         return ToolResponse(text=without_markup(text, self.control_tokens)), 0.0, {}
+
+    def _unknown_tool(self, name: str) -> str:
+        """The name is the policy's text: it may hold control tokens or no valid Unicode."""
+        shown = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self.control_tokens)
+        return f"Error: there is no tool {shown!r}; available: {', '.join(self.tools)}."
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
         turn_ids = self.book.close(len(output.response_ids))

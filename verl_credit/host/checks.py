@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
 from verl_credit.host.credit_step import TurnStep
+from verl_credit.host.redact import redact
 
 
 class IntegrityError(RuntimeError):
@@ -26,15 +25,23 @@ def check_rollouts(expected: int, arrived: int, errors: list[str], tolerated_sha
     return failed
 
 
-def check_tool_faults(records: list[dict], tolerated_share: float, url) -> None:
-    """Rows lost to the search server are masked out; too many of them and the step teaches nothing real."""
-    codes = Counter(record["tool_fault"] for record in records if record["tool_fault"])
-    lost = sum(codes.values())
-    if lost > tolerated_share * len(records):
+def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
+    """Rows lost to the search server (by fault code) are masked out; too many and the step teaches nothing real."""
+    if lost.total() > tolerated_share * rows:
         raise IntegrityError(
-            f"{lost} of {len(records)} rows were lost to faults of the search server at {url}: {dict(codes)}; "
-            f"faults.max_tool_faults={tolerated_share:g}. Is the server up? (GET <url>/readyz)"
+            f"{lost.total()} of {rows} rows were lost to faults of the search server at {redact(url)}: {dict(lost)}; "
+            f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults). Is the server up? (GET URL/readyz)"
         )
+
+
+def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
+    """Held-out rows lost to the search server count as wrong answers: too many and the evaluation means nothing."""
+    for name, share in metrics.items():
+        if name.endswith("/tool_fault/mean@1") and share > tolerated_share:
+            raise IntegrityError(
+                f"held-out evaluation: {name} = {share:.3f} of the rows were lost to faults of the search server at "
+                f"{redact(url)}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
+            )
 
 
 def check_gain_has_signal(step: TurnStep) -> None:
@@ -55,8 +62,3 @@ def check_gain_has_signal(step: TurnStep) -> None:
             "policy_loss.dynamic_clip=true, but every clip scale of the first step is exactly 1: "
             "no turn differs from its group (rollout.n too small?)"
         )
-
-
-def check_finite(name: str, values: torch.Tensor) -> None:
-    if not bool(values.isfinite().all()):
-        raise IntegrityError(f"{name} holds values that are not finite")

@@ -76,6 +76,7 @@ def info_gain_advantage(
         clip_beta=settings.clip_beta,
         norm_by_std=settings.norm_adv_by_std_in_grpo,
         row_valid_B=step.row_valid_B,
+        on_nonfinite="raise",
     )
     step.clip_scale_B_T = spread(step.credit.clip_scale_B_K1, step.turn_ids_B_T, response_mask, fill=1.0)
     advantages_B_T = spread(step.credit.advantage_B_K1, step.turn_ids_B_T, response_mask)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MODES = ("greedy", "sampled")
 
 
 class EvaluationLoader:
-    """The validation data with a sampling mode on every row and the mode in its data source's name.
+    """The validation data with a sampling mode on every row.
 
     verl fixes validation sampling once for all workers; the search agent reads it from the row instead, so
     that greedy and sampled accuracy come from the same weights.
@@ -24,23 +24,23 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[dict]:
         for batch in self.loader:
-            rows = len(batch["raw_prompt"])
-            sources = batch.get("data_source", ["unknown"] * rows)
-            yield {
-                **batch,
-                "sampling": _objects([self.mode] * rows),
-                "data_source": _objects([f"{source}-{self.mode}" for source in sources]),
-            }
+            modes = np.empty(len(batch["raw_prompt"]), dtype=object)
+            modes[:] = self.mode
+            yield {**batch, "sampling": modes}
 
 
-def label_mode(metrics: dict, mode: str) -> dict:
-    """Metrics that verl does not name after the data source get the mode into their name."""
-    return {
-        name.replace("val-aux/num_turns/", f"val-aux/num_turns-{mode}/"): v for name, v in metrics.items()
-    }
+def label_mode(update: Callable, mode: str) -> Callable:
+    """verl's ``_val_metrics_update`` with the mode appended to data sources: "lab" becomes "lab-greedy"."""
 
+    def labelled(data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts):
+        expected = {(f"{source}-{mode}", uid): n for (source, uid), n in (expected_acc_counts or {}).items()}
+        metrics = update(
+            [f"{source}-{mode}" for source in data_sources],
+            sample_uids,
+            extra_infos,
+            sample_turns,
+            expected_acc_counts=expected or None,
+        )
+        return {k.replace("val-aux/num_turns/", f"val-aux/num_turns-{mode}/"): v for k, v in metrics.items()}
 
-def _objects(values: list[str]) -> np.ndarray:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+    return labelled

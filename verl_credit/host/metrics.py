@@ -20,7 +20,7 @@ SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
 def row_metrics(turns: TurnBatch) -> dict[str, float]:
-    """What agent loops and reward function reported, over all real rows (tool faults included)."""
+    """What agent loops reported, over all real rows, and the reward function's scores over the rows that count."""
     real = [row for row, pad in enumerate(turns.is_padding) if not pad]
     records, rows = [turns.records[row] for row in real], max(len(real), 1)
     reasons = Counter(record["stop_reason"] for record in records)
@@ -32,7 +32,9 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
     metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())
     for name in SCORES:
-        values = [turns.scores[row][name] for row in real if name in turns.scores[row]]
+        values = [
+            turns.scores[row][name] for row in real if turns.row_valid_B[row] and name in turns.scores[row]
+        ]
         if values:
             metrics[f"credit/outcome/{name}"] = sum(values) / len(values)
     return metrics

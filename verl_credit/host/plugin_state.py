@@ -5,56 +5,94 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from verl_credit.host.run_files import STATE, write_text
-from verl_credit.host.settings import CreditSettings
+from omegaconf import OmegaConf
+
+from verl_credit.host.run_files import STATE, plain, write_text
 
 VERSION = 1
 
+# Keys that do not change what a step computes.
+FREE = (
+    "run_dir",
+    "sample_trajectories",
+    "poll_interval_s",
+    "evaluation.",
+    "faults.",
+    "lab.dir",
+    "search.url",
+    "search.timeout_s",
+    "search.max_retries",
+    "data.val_",
+    "ray_kwargs.",
+    "transfer_queue.",
+    "global_profiler.",
+    "trainer.total_",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_",
+    "trainer.logger",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.resume_",
+    "trainer.max_actor_ckpt_to_keep",
+    "actor_rollout_ref.actor.optim.total_training_steps",
+    "critic.",
+)
 
-def save_state(folder: Path, config, settings: CreditSettings, step: int) -> None:
-    """Written before verl's tracker file, so that a checkpoint that counts has it."""
-    state = {"version": VERSION, "step": step, "run": _run_keys(config), "settings": settings.as_dict()}
+
+def save_state(folder: Path, config, step: int, metrics: dict) -> None:
+    """Written before verl's tracker file, so that a checkpoint that counts has it.
+
+    ``metrics``: what the step has measured so far. verl saves before it evaluates and logs; a run killed in
+    between would otherwise resume behind a step that no file tells of.
+    """
+    state = {"version": VERSION, "step": step, "config": _deciding_keys(config), "metrics": plain(metrics)}
     write_text(Path(folder) / STATE, json.dumps(state, indent=1))
 
 
-def describe_resume(config, settings: CreditSettings, step: int) -> str:
-    """``resume: exact ...`` or what makes it inexact; raises when the checkpoint is of another step."""
+def describe_resume(config, step: int) -> tuple[str, dict]:
+    """(``resume: exact ...`` or what makes it inexact, the metrics saved with the step).
+
+    Raises ValueError when the state is of another version or step.
+    """
     folder = Path(config.trainer.default_local_dir) / f"global_step_{step}"
     if config.trainer.resume_mode == "resume_path":
         folder = Path(config.trainer.resume_from_path)
     path = folder / STATE
     if not path.exists():
-        return f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)"
+        return f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)", {}
     state = json.loads(path.read_text(encoding="utf-8"))
     if state.get("version") != VERSION or state.get("step") != step:
         raise ValueError(
             f"{path} says version {state.get('version')}, step {state.get('step')}; expected {VERSION}, {step}"
         )
-    differences = _differences(state["run"], _run_keys(config)) + _differences(
-        state["settings"], settings.as_dict()
-    )
+    differences = _differences(state["config"], _deciding_keys(config))
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
-    if differences:
-        return f"resume: from step {step}, not exact: " + "; ".join(differences)
-    return f"resume: exact, from step {step}"
+    if not differences:
+        return f"resume: exact, from step {step}", state["metrics"]
+    shown = "; ".join(differences[:8]) + (
+        f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
+    )
+    return f"resume: from step {step}, not exact: {shown}", state["metrics"]
 
 
-def _run_keys(config) -> dict:
-    """What, besides our settings, decides the rest of the run."""
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    return {
-        "seed": config.seed,
-        "data.train_files": str(config.data.train_files),
-        "data.train_batch_size": config.data.train_batch_size,
-        "rollout.n": rollout.n,
-        "rollout.temperature": rollout.temperature,
-        "actor.ppo_mini_batch_size": actor.ppo_mini_batch_size,
-        "actor.ppo_epochs": actor.ppo_epochs,
-        "actor.optim.lr": actor.optim.lr,
-    }
+def _deciding_keys(config) -> dict[str, str]:
+    """Every resolved key that can change what a step computes, as text."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, node) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), value)
+        elif not prefix.startswith(FREE):
+            flat[prefix] = str(node)
+
+    walk("", OmegaConf.to_container(config, resolve=True))
+    return flat
 
 
 def _differences(before: dict, now: dict) -> list[str]:
     keys = list(dict.fromkeys([*before, *now]))
-    return [f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in keys if before.get(k) != now.get(k)]
+    return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]

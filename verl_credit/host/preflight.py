@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-import json
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
+from verl_credit.host.redact import redact
 from verl_credit.host.reward import gold_answers
+from verl_credit.host.search_client import SearchClient, SearchFault
 
 
 class PreflightError(RuntimeError):
@@ -20,19 +19,31 @@ class PreflightError(RuntimeError):
 
 
 def check_names(config: DictConfig) -> None:
-    """Estimator and loss must be in verl's registries (imports verl)."""
+    """Estimator, loss, agent loop, tool format and engine must be in verl's registries (imports verl)."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
     estimators = {str(getattr(n, "value", n)) for n in ADV_ESTIMATOR_REGISTRY} | {
         e.value for e in AdvantageEstimator
     }
-    _known("algorithm.adv_estimator", config.algorithm.adv_estimator, estimators)
+    rollout = config.actor_rollout_ref.rollout
     loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    _known("algorithm.adv_estimator", config.algorithm.adv_estimator, estimators)
     _known("actor_rollout_ref.actor.policy_loss.loss_mode", loss, set(POLICY_LOSS_REGISTRY))
+    _known("actor_rollout_ref.rollout.name", rollout.name, {name for name, _ in _ROLLOUT_REGISTRY})
+    _known(
+        "actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, set(ToolParser._registry)
+    )
+    default = rollout.agent.default_agent_loop
+    _known("actor_rollout_ref.rollout.agent.default_agent_loop", default, set(_agent_loop_registry))
 
 
-def check_model(path: str) -> None:
+def check_model(path: str | None) -> None:
     """A local path must hold a model; anything else is left to the hub."""
+    if not path:
+        raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()
     if looks_local and not (folder / "config.json").exists():
@@ -41,16 +52,22 @@ def check_model(path: str) -> None:
         )
 
 
-def check_data(files, key: str) -> int:
-    """Every row has a prompt and a gold answer. Returns the number of rows."""
+def check_data(files, key: str, *, at_least: int = 1) -> int:
+    """Every row has a prompt and a gold answer, and there are enough of them. Returns the number of rows."""
+    import pyarrow
     import pyarrow.parquet as parquet
 
+    if not files:
+        raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
     paths = [files] if isinstance(files, str) else list(files)
     total = 0
     for path in paths:
         if not Path(path).expanduser().exists():
             raise PreflightError(f"{key}: {path} does not exist")
-        table = parquet.read_table(Path(path).expanduser())
+        try:
+            table = parquet.read_table(Path(path).expanduser())
+        except pyarrow.ArrowException as error:
+            raise PreflightError(f"{key}: {path} is not a parquet file: {error}") from error
         missing = {"prompt", "reward_model"} - set(table.column_names)
         if missing:
             raise PreflightError(
@@ -59,8 +76,10 @@ def check_data(files, key: str) -> int:
         for number, row in enumerate(table.select(["prompt", "reward_model"]).to_pylist()):
             _check_row(path, number, row)
         total += table.num_rows
-    if total == 0:
-        raise PreflightError(f"{key}: {', '.join(paths)} holds no rows")
+    if total < at_least:
+        raise PreflightError(
+            f"{key}: {', '.join(paths)} holds {total or 'no'} rows; at least {at_least} are needed"
+        )
     return total
 
 
@@ -73,32 +92,28 @@ def _check_row(path: str, number: int, row: dict) -> None:
         raise PreflightError(f"{path} row {number}: {error}") from error
 
 
-def check_server(urls: str | Sequence[str], timeout_s: float) -> None:
-    """Each retriever answers its readiness check (a canary query), or, where it has none, a real query."""
-    for url in [urls] if isinstance(urls, str) else urls:
-        try:
-            _ready(url, timeout_s)
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            raise PreflightError(
-                f"search.url={url}: the retriever is not ready ({error}). Start it with "
-                "'verl-credit-retriever serve --index DIR --encoder DIR' or mend the URL"
-            ) from error
-
-
-def _ready(url: str, timeout_s: float) -> None:
+def check_server(settings) -> None:
+    """Every server of ``search.url`` answers a real query of the client that the tool uses."""
+    if not settings.url:
+        raise PreflightError("search.url has no value: give the URL of a running retriever")
+    urls = [settings.url] if isinstance(settings.url, str) else list(settings.url)
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/readyz", timeout=timeout_s):
-            return
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
-    body = json.dumps({"queries": ["ready?"], "topk": 1, "return_scores": True}).encode()
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/retrieve", data=body, headers={"Content-Type": "application/json"}
+        asyncio.run(_ask(urls, settings))
+    except (SearchFault, ValueError) as error:
+        raise PreflightError(
+            f"search.url={redact(settings.url)}: the retriever is not ready ({redact(error)}). Start it with "
+            "'verl-credit-retriever serve --index DIR --encoder DIR' or mend the URL"
+        ) from error
+
+
+async def _ask(urls: list[str], settings) -> None:
+    client = SearchClient(
+        urls, topk=settings.topk, timeout_s=settings.timeout_s, max_retries=settings.max_retries
     )
-    with urllib.request.urlopen(request, timeout=timeout_s) as response:
-        if "result" not in json.load(response):
-            raise ValueError("POST /retrieve returned no 'result'")
+    try:
+        await client.check()
+    finally:
+        await client.aclose()
 
 
 def _known(key: str, value: str, accepted: set[str]) -> None:

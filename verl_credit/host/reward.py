@@ -85,7 +85,7 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth, extra_info=None, format_penalty: float = 0.0, **_
+    data_source: str, solution_str: str, ground_truth, extra_info=None, format_penalty: float = 0.0
 ) -> dict[str, float]:
     """verl's ``custom_reward_function`` contract.
 
@@ -104,4 +104,5 @@ def compute_score(
         "f1": token_f1(answer, golds),
         "format_ok": float(answer is not None),
         "format_penalty": penalty,
+        "tool_fault": float(bool(record and record["tool_fault"])),
     }

@@ -21,7 +21,7 @@ def append_json(path: Path, row: dict) -> None:
     A last line that a kill cut short is removed first, or the new row would be glued to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = (json.dumps(_plain(row)) + "\n").encode("ascii")
+    line = (json.dumps(plain(row)) + "\n").encode("ascii")
     with path.open("a+b") as file:
         _cut_partial_line(file)
         file.write(line)
@@ -84,13 +84,14 @@ def _cut_partial_line(file: BinaryIO) -> None:
     file.seek(0, os.SEEK_END)
 
 
-def _plain(value):
+def plain(value):
+    """JSON-ready: arrays and scalars as numbers and lists, numbers that JSON cannot hold as None."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

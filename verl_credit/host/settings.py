@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from verl_credit.host.fields import LOSS_MODE
+from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE
 
 
 @dataclass(frozen=True)
 class CreditSettings:
     """Resolved keys; the names are those of the configuration."""
 
+    adv_estimator: str
     info_gain_norm_mode: str
     info_gain_type: str
     info_gain_first_turn: str
@@ -29,6 +30,7 @@ class CreditSettings:
         algorithm, loss = config.algorithm, config.actor_rollout_ref.actor.policy_loss
         ours = loss.loss_mode == LOSS_MODE
         return cls(
+            adv_estimator=str(algorithm.adv_estimator),
             info_gain_norm_mode=algorithm.info_gain_norm_mode,
             info_gain_type=algorithm.info_gain_type,
             info_gain_first_turn=algorithm.info_gain_first_turn,
@@ -44,18 +46,25 @@ class CreditSettings:
         )
 
     @property
+    def turn_estimator(self) -> bool:
+        """Ours computes the advantages, not one of verl's."""
+        return self.adv_estimator == ADV_ESTIMATOR
+
+    @property
     def scores_gain(self) -> bool:
-        """Mode ``none`` needs no information gain, so none is computed."""
-        return self.info_gain_norm_mode != "none"
+        """Mode ``none`` and verl's own estimators need no information gain, so none is computed."""
+        return self.turn_estimator and self.info_gain_norm_mode != "none"
 
     def banner(self) -> str:
         """One line that says what is active."""
-        parts = [f"advantage={self.info_gain_norm_mode}"]
+        parts = [
+            f"advantage={self.info_gain_norm_mode if self.turn_estimator else f'verl {self.adv_estimator}'}"
+        ]
         if self.scores_gain:
             parts.append(
                 f"gain={self.info_gain_type}/{self.info_gain_context}/first_turn={self.info_gain_first_turn} scorer=rows"
             )
-        parts.append(f"gamma={self.gamma:g} alpha={self.adv_rescale_alpha:g}")
+            parts.append(f"gamma={self.gamma:g} alpha={self.adv_rescale_alpha:g}")
         parts.append(f"loss ratio={self.ratio_level} dynamic_clip={self.dynamic_clip}")
         if self.dynamic_clip:
             parts.append(f"clip_beta={self.clip_beta:g}")

@@ -8,6 +8,7 @@ happened is written down.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,10 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.host import events
 from verl_credit.host.agent_manager import CreditAgentLoopManager
-from verl_credit.host.checks import check_gain_has_signal, check_rollouts, check_tool_faults
+from verl_credit.host.checks import check_evaluation_faults, check_gain_has_signal, check_tool_faults
 from verl_credit.host.credit_step import TurnStep, bring_turns
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.fields import (
-    ADV_ESTIMATOR,
     CLIP_SCALE,
     LOSS_MODE,
     ROLLOUT_NAME,
@@ -39,10 +39,18 @@ from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
-from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, append_json, rewind
+from verl_credit.host.run_files import (
+    METRICS,
+    TRAJECTORIES,
+    VALIDATION,
+    append_json,
+    read_json_lines,
+    rewind,
+)
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.trajectories import sample_trajectories
 from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
+from verl_credit.host.watch import RolloutWatch
 from verl_credit.host.worker import CreditWorker
 
 
@@ -53,11 +61,10 @@ class CreditTrainer(PPOTrainerSync):
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
-        self._uses_turns = (
-            config.algorithm.adv_estimator == ADV_ESTIMATOR
-            or config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
-        )
         self._signal_seen = False
+        self._issued = (-1, 0)  # (step, prompts handed out in it)
+        self._evaluation_mode: str | None = None
+        self._watch = RolloutWatch(config.faults.max_failed_rollouts)
         super().__init__(config)
 
     @property
@@ -75,6 +82,7 @@ class CreditTrainer(PPOTrainerSync):
     def _build_replay_buffer(self):
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = self.config.poll_interval_s
+        self._watch.attach(buffer)
         return buffer
 
     def _init_resource_pool_mgr(self):
@@ -101,6 +109,7 @@ class CreditTrainer(PPOTrainerSync):
             )
         for number, names in enumerate(agent_loop_manager.probe()):
             require_registered(f"agent loop worker {number}", names)
+        self._watch.drain = agent_loop_manager.drain_errors
         events.note(self.run_dir, "banner", self.settings.banner())
         super().fit(agent_loop_manager)
 
@@ -113,33 +122,38 @@ class CreditTrainer(PPOTrainerSync):
     def _fetch_one_gen_batch(self):
         """verl draws random prompt ids; ours follow from seed, step and place, so row order repeats."""
         batch = super()._fetch_one_gen_batch()
-        names = [f"{self.config.seed}/{self.global_steps}/{i}" for i in range(len(batch))]
+        step, issued = self._issued
+        first = issued if step == self.global_steps else 0
+        self._issued = (self.global_steps, first + len(batch))
+        names = [f"{self.config.seed}/{self.global_steps}/{i}" for i in range(first, first + len(batch))]
         uids = np.array([str(uuid.uuid5(uuid.NAMESPACE_OID, name)) for name in names], dtype=object)
         return _with_uids(batch, uids)
 
+    def on_sample_begin(self):
+        super().on_sample_begin()
+        self._watch.begin(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
+
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """First place that sees the sampled rows: order them, and stop on failed rollouts."""
-        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        errors = self.agent_loop_manager.drain_errors()
-        metrics["credit/rollouts_failed"] = check_rollouts(
-            expected, len(batch.keys), errors, self.config.faults.max_failed_rollouts
-        )
+        metrics["credit/rollouts_failed"] = self._watch.settle(len(batch.keys))
         batch.reorder(sorted(range(len(batch.keys)), key=lambda row: batch.keys[row]))
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch, metrics):
         batch = super()._compute_old_log_prob(batch, metrics)
-        if self._uses_turns:
-            with marked_timer("info_gain", self.timing_raw):
-                self._turns = fetch_turn_batch(batch)
-                batch = self._write_rows(batch, {TURN_IDS: self._turns.turn_ids_B_T})
-                self._step = self._score(self._turns, metrics)
+        with marked_timer("info_gain", self.timing_raw):
+            self._turns = fetch_turn_batch(batch)
+            batch = self._write_rows(batch, {TURN_IDS: self._turns.turn_ids_B_T})
+            self._step = self._score(self._turns, metrics)
         return batch
 
     def _score(self, turns: TurnBatch, metrics) -> TurnStep:
         metrics.update(row_metrics(turns))
         records = [record for record, pad in zip(turns.records, turns.is_padding, strict=True) if not pad]
-        check_tool_faults(records, self.config.faults.max_tool_faults, self.config.search.url)
+        # verl's own estimators know no rows that must not count, so with them no fault is tolerated.
+        tolerated = self.config.faults.max_tool_faults if self.settings.turn_estimator else 0.0
+        lost = Counter(record["tool_fault"] for record in records if record["tool_fault"])
+        check_tool_faults(lost, len(records), tolerated, self.config.search.url)
         gain_B_K, mask_B_K = score_gains(
             turns,
             self.settings,
@@ -151,8 +165,6 @@ class CreditTrainer(PPOTrainerSync):
         return TurnStep(self.settings, turns.turn_ids_B_T, gain_B_K, mask_B_K, turns.row_valid_B)
 
     def _compute_advantage(self, batch, metrics):
-        if not self._uses_turns:
-            return super()._compute_advantage(batch, metrics)
         step = self._step
         with bring_turns(step):
             batch = super()._compute_advantage(batch, metrics)
@@ -187,6 +199,11 @@ class CreditTrainer(PPOTrainerSync):
     def _dp_size(self) -> int:
         return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
 
+    def _update_actor(self, batch, metrics):
+        batch = super()._update_actor(batch, metrics)
+        self._metrics_so_far = metrics  # for the checkpoint: verl saves before it has all of them
+        return batch
+
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
@@ -211,31 +228,48 @@ class CreditTrainer(PPOTrainerSync):
     # --- held-out evaluation, checkpoints --------------------------------------------------------
 
     def _validate(self):
-        """Once per mode of ``evaluation.modes``, each under its own data source name."""
+        """Once per mode of ``evaluation.modes``. A step that was evaluated before a resume is not evaluated again."""
+        for row in read_json_lines(self.run_dir / VALIDATION):
+            if row["step"] == self.global_steps:
+                return {name: value for name, value in row.items() if name != "step"}
         loader, merged = self.val_dataloader, {}
+        rows = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         try:
             for mode in self.config.evaluation.modes:
-                self.val_dataloader = EvaluationLoader(loader, mode)
-                merged |= label_mode(super()._validate(), mode)
+                self._watch.begin(rows)
+                self._evaluation_mode, self.val_dataloader = mode, EvaluationLoader(loader, mode)
+                merged |= super()._validate()
+                self._watch.settle(rows - len(self._watch.errors))
         finally:
-            self.val_dataloader = loader
-        check_rollouts(0, 0, self.agent_loop_manager.drain_errors(), 0.0)
+            self.val_dataloader, self._evaluation_mode = loader, None
+        check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url)
         append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
         return merged
 
+    def _val_metrics_update(
+        self, data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts=None
+    ):
+        """The mode goes into the metrics' names only: reward functions see the data source as it is."""
+        return label_mode(super()._val_metrics_update, self._evaluation_mode)(
+            data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts
+        )
+
     def _save_checkpoint(self):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        save_state(folder, self.config, self.settings, self.global_steps)
+        save_state(folder, self.config, self.global_steps, self._metrics_so_far)
         super()._save_checkpoint()
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
-        if self.global_steps > 0:
-            events.note(
-                self.run_dir, "resume", describe_resume(self.config, self.settings, self.global_steps)
-            )
         for name in (METRICS, VALIDATION, TRAJECTORIES):
             rewind(self.run_dir / name, self.global_steps)
+        if self.global_steps > 0:
+            said, saved = describe_resume(self.config, self.global_steps)
+            events.note(self.run_dir, "resume", said)
+            if saved and self.global_steps not in {
+                row["step"] for row in read_json_lines(self.run_dir / METRICS)
+            }:
+                append_json(self.run_dir / METRICS, {"step": self.global_steps, **saved})
 
 
 def _with_uids(batch: TensorDict, uids: np.ndarray) -> TensorDict:

@@ -17,6 +17,8 @@ from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, TRAINER_MODE
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
+SCORED_ANSWER = 32  # tokens kept free for the pseudo-answer behind the longest context
+
 CHOICES = {
     "algorithm.info_gain_norm_mode": tuple(MODES),
     "algorithm.info_gain_type": INFO_GAIN_TYPES,
@@ -53,6 +55,8 @@ def validate(config: DictConfig) -> None:
         _number(config, key, low, high, whole)
     for key in FLAGS:
         _flag(config, key)
+    if "lab" in config:
+        _one_of(config, "lab.size", ("full", "tiny"))
     _evaluation_modes(config)
     _template(config)
     if _get(config, f"{LOSS}.loss_mode") == LOSS_MODE:
@@ -86,14 +90,12 @@ def _combinations(config: DictConfig) -> None:
         raise ConfigError(
             f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
         )
-    actor, row = (
-        "actor_rollout_ref.actor",
-        _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length"),
-    )
+    actor = "actor_rollout_ref.actor"
+    row = _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length") + SCORED_ANSWER
     if _get(config, f"{actor}.use_dynamic_bsz") and _get(config, f"{actor}.ppo_max_token_len_per_gpu") < row:
         raise ConfigError(
             f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "
-            f"of data.max_prompt_length + data.max_response_length = {row} tokens"
+            f"of data.max_prompt_length + data.max_response_length + {SCORED_ANSWER} (the scored answer) = {row} tokens"
         )
     turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
     if turns * _get(config, "search.max_new_tokens") > budget:
@@ -117,9 +119,6 @@ def _template(config: DictConfig) -> None:
 
 def _one_of(config: DictConfig, key: str, accepted) -> None:
     value = _get(config, key)
-    value = (
-        "none" if value is None and "none" in accepted else value
-    )  # YAML reads a bare none as text, null as None
     if value not in accepted:
         near = difflib.get_close_matches(str(value), accepted, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

@@ -1,0 +1,31 @@
+"""The constraints that CI installs from satisfy every range of pyproject.toml."""
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+
+
+def pinned():
+    lines = (ROOT / ".ci" / "constraints-cpu.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_constraints_agree_with_the_declared_ranges():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    groups = {
+        "": project["dependencies"],
+        **{name: extras[name] for name in ("verl", "retriever", "lab", "dev")},
+    }
+    versions, wrong = pinned(), []
+    for extra, requirements in groups.items():
+        for requirement in map(Requirement, requirements):
+            version = versions.get(canonicalize_name(requirement.name))
+            if version is None or version not in requirement.specifier:
+                wrong.append(f"[{extra}] {requirement} against {version}")
+    assert not wrong

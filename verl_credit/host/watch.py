@@ -1,0 +1,66 @@
+"""Watching rollouts while the trainer waits for them: what raised, and whether the workers still live.
+
+verl's replay buffer waits without end for prompts of a worker that has died, and reports nothing of what a
+reward function or an agent loop raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ray.exceptions import RayActorError
+
+from verl_credit.host.checks import IntegrityError, check_rollouts
+
+
+class RolloutWatch:
+    """Collects the errors of one phase (a step's rollouts, an evaluation) and stops early when they are too many."""
+
+    def __init__(self, tolerated_share: float, *, every_s: float = 2.0) -> None:
+        self.tolerated_share, self.every_s = tolerated_share, every_s
+        self.drain: Callable[[], list[str]] | None = None
+        self.errors: list[str] = []
+        self.expected = 0
+        self._last = float("-inf")
+
+    def begin(self, expected: int) -> None:
+        """A new phase of ``expected`` rollouts."""
+        self.errors, self.expected = [], expected
+
+    def look(self) -> None:
+        """Called while waiting; asks the workers every ``every_s`` seconds."""
+        now = time.monotonic()
+        if self.drain is not None and now - self._last >= self.every_s:
+            self._last = now
+            self._collect()
+
+    def settle(self, arrived: int) -> int:
+        """All rollouts have ended: number of those that failed. Raises IntegrityError above the tolerated share."""
+        self._collect()
+        return check_rollouts(self.expected, arrived, self.errors, self.tolerated_share)
+
+    def _collect(self) -> None:
+        try:
+            self.errors += self.drain()
+        except RayActorError as error:
+            raise IntegrityError(f"an agent-loop worker died (out of memory?): {error}") from error
+        check_rollouts(self.expected, self.expected - len(self.errors), self.errors, self.tolerated_share)
+
+    def attach(self, buffer) -> None:
+        """Wrap the buffer's wait and sample: verl gives no hook between polls."""
+        wait, sample = buffer._wait_for_next_poll, buffer.sample
+
+        def watched_wait(*args, **kwargs):
+            result = wait(*args, **kwargs)
+            self.look()
+            return result
+
+        def watched_sample(*args, **kwargs):
+            try:
+                return sample(*args, **kwargs)
+            except RuntimeError:
+                self._collect()  # the cause, if it was an error of a rollout
+                raise
+
+        buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample

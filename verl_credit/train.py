@@ -1,0 +1,150 @@
+"""`verl-credit train`: check everything, start what is needed, run, report, clean up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.host.progress import Progress, Throttled
+from verl_credit.host.redact import redact
+from verl_credit.host.run_files import METRICS
+from verl_credit.host.validate import validate
+
+DONE, FAILED, PREFLIGHT, INTEGRITY, INTERRUPTED = 0, 1, 4, 5, 130
+
+# Read by Ray and verl in this process and handed on to every worker.
+ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def train(name: str, overrides: list[str], config_dir: str | None = None) -> int:
+    """Exit code: 0 done, 1 failed, 4 not started (configuration, data, server), 5 stopped to protect the numbers."""
+    try:
+        config = load_config(name, overrides, config_dir)
+        validate(config)
+        return _train(config)
+    except (ConfigError, PreflightError) as error:
+        print(f"verl-credit train: {error}", flush=True)
+        return PREFLIGHT
+    except KeyboardInterrupt:
+        print("interrupted; the next run goes on from the last checkpoint", flush=True)
+        return INTERRUPTED
+
+
+def _train(config: DictConfig) -> int:
+    with open_dict(config):
+        config.run_dir = str(Path(config.run_dir).expanduser().resolve())
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    _environment(cpu=config.trainer.device == "cpu")
+    with _terminate_as_interrupt(), ExitStack() as stack:
+        progress = Progress(run_dir, config.trainer.total_training_steps or 0)
+        if "lab" in config:
+            _prepare_lab(config, stack, progress)
+        _preflight(config)
+        _save_config(config, run_dir)
+        stack.callback(_report, run_dir, progress)
+        stack.enter_context(progress)
+        progress.say("starting Ray and the workers")
+        return _launch(config, progress)
+
+
+def _environment(*, cpu: bool) -> None:
+    threads = str(min(os.cpu_count() or 1, 4))
+    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": threads} if cpu else {}
+    for key, value in {**ENVIRONMENT, **extra}.items():
+        os.environ.setdefault(key, value)
+
+
+def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> None:
+    """Build the lab's files if absent; start its retriever unless a URL is given."""
+    from verl_credit_retriever.launch import start_server
+
+    from verl_credit.lab.build import build_lab
+    from verl_credit.lab.warm_start import LabGateError
+
+    try:
+        lab = build_lab(
+            Path(config.lab.dir),
+            world_seed=config.lab.world_seed,
+            size=config.lab.size,
+            progress=Throttled(progress.say),
+        )
+        if config.search.url is None:
+            index = Path(config.lab.index) if config.lab.index else lab.index
+            server = start_server(index, lab.encoder, log_path=Path(config.run_dir) / "retriever.log")
+            stack.callback(server.stop)
+            with open_dict(config):
+                config.search.url = server.url
+            progress.say(f"retriever ready at {server.url}")
+    except (LabGateError, FileExistsError, RuntimeError, TimeoutError) as error:
+        raise PreflightError(f"lab.dir={config.lab.dir}: {error}") from error
+
+
+def _preflight(config: DictConfig) -> None:
+    check_server(config.search)
+    check_model(config.actor_rollout_ref.model.path)
+    check_data(config.data.train_files, "data.train_files", at_least=config.data.train_batch_size)
+    check_data(config.data.val_files, "data.val_files")
+    from verl_credit.host.launch import check_with_verl
+
+    check_with_verl(config)
+
+
+def _save_config(config: DictConfig, run_dir: Path) -> None:
+    stored = config.copy()
+    with open_dict(stored):
+        stored.search.url = redact(config.search.url)
+    OmegaConf.save(stored, run_dir / "config.yaml", resolve=True)
+
+
+def _launch(config: DictConfig, progress: Progress) -> int:
+    from verl_credit.host.checks import IntegrityError
+    from verl_credit.host.launch import RunFailed, launch
+
+    try:
+        launch(config)
+    except IntegrityError as error:
+        progress.say(f"stopped: {error}")
+        return INTEGRITY
+    except RunFailed as error:
+        progress.say(f"failed: {error}")
+        return FAILED
+    return DONE
+
+
+def _report(run_dir: Path, progress: Progress) -> None:
+    """Written however the run ended, as long as it has a step to show; it never hides how the run ended."""
+    from verl_credit.report import write_report
+
+    if (run_dir / METRICS).exists():
+        try:
+            progress.say(f"report: {write_report(run_dir)}")
+        except (ValueError, OSError) as error:
+            progress.say(f"no report: {error}")
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the run the way Ctrl-C does: Ray and the retriever are stopped."""
+
+    def interrupt(signum, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
