@@ -62,8 +62,8 @@ def _train(config: DictConfig) -> int:
 
 
 def _environment(*, cpu: bool) -> None:
-    threads = str(min(os.cpu_count() or 1, 4))
-    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": threads} if cpu else {}
+    # One thread each: several processes whose threads wait for each other on few cores are many times slower.
+    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if cpu else {}
     for key, value in {**ENVIRONMENT, **extra}.items():
         os.environ.setdefault(key, value)
 
