@@ -129,11 +129,12 @@ def test_rollouts_are_the_template_rendered_token_by_token(rolled, lab):
 def test_the_recipe_leaves_room_for_the_longest_response(lab):
     tokenizer = AutoTokenizer.from_pretrained(lab.policy)
     recipe = json.loads(lab.manifest.read_text())["recipe"]
-    lines = list(map(json.loads, lab.corpus.read_text().splitlines()))[: recipe["top_k"]]
-    observation = protocol.observation_text(protocol.pages(line["contents"] for line in lines))
+    contents = [json.loads(line)["contents"] for line in lab.corpus.read_text().splitlines()]
+    longest = sorted(contents, key=lambda text: -len(tokenizer.encode(text)))[: recipe["top_k"]]
+    observation = protocol.observation_text(protocol.pages(longest))
     turn = recipe["max_new_tokens_per_turn"]
     searches = recipe["max_searches"] * (turn + len(tokenizer.encode(observation)))
-    assert searches + turn == recipe["max_response_length"]
+    assert searches + turn <= recipe["max_response_length"]
 
 
 def test_a_summary_counts_exact_matches(rolled):

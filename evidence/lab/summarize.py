@@ -36,7 +36,10 @@ def learning_table(runs: list[dict]) -> str:
         for mode in ("sampled", "greedy"):
             for key in ("em", "em_formatted"):
                 before, after = first[mode][key], last[mode][key]
-                cells.append(f"{before:.3f} → {after:.3f} ({100 * (after - before):+.1f})")
+                if before is None or after is None:
+                    cells.append("no formatted answer")
+                else:
+                    cells.append(f"{before:.3f} → {after:.3f} ({100 * (after - before):+.1f})")
         rows.append([*cells, f"{sum(run['seconds_per_step']) / len(run['seconds_per_step']):.1f}"])
     header = [
         "condition",

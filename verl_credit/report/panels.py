@@ -124,11 +124,10 @@ def _groups(run: Run) -> Panel:
     ]
     return Panel(
         "Groups without contrast",
-        "share of groups (%)",
+        "number of groups",
         "Questions whose trajectories all have the same outcome: their outcome advantage is 0.",
         _with_data(lines),
         "credit/groups/all_solved and all_failed in metrics.jsonl",
-        percent,
     )
 
 
