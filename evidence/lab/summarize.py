@@ -47,7 +47,9 @@ def learning_table(runs: list[dict]) -> str:
         "EM greedy",
         "EM greedy, formatted",
     ]
-    return "Held-out EM after the steps named (\"none\": no formatted answer):\n\n" + table([*header, "s/step"], rows)
+    return 'Held-out EM after the steps named ("none": no formatted answer):\n\n' + table(
+        [*header, "s/step"], rows
+    )
 
 
 def gain_table(runs: list[dict]) -> str:

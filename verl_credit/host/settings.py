@@ -62,7 +62,8 @@ class CreditSettings:
         ]
         if self.scores_gain:
             parts.append(
-                f"gain={self.info_gain_type}/{self.info_gain_context}/first_turn={self.info_gain_first_turn} scorer=rows gold=first_alias"
+                f"gain={self.info_gain_type}/{self.info_gain_context}/first_turn={self.info_gain_first_turn} "
+                "scorer=rows gold=first_alias"
             )
             parts.append(f"gamma={self.gamma:g} alpha={self.adv_rescale_alpha:g}")
         parts.append(f"loss ratio={self.ratio_level} dynamic_clip={self.dynamic_clip}")
