@@ -37,11 +37,11 @@ def _train(arguments) -> int:
 
 
 def _lab(arguments) -> int:
-    from verl_credit.host.progress import Throttled
+    from verl_credit.host.progress import Throttled, say_at_once
     from verl_credit.lab.build import build_lab
 
     paths = build_lab(
-        arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=Throttled(print)
+        arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=Throttled(say_at_once)
     )
     print(f"lab ready: {paths.root}")
     return 0

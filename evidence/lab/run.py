@@ -14,13 +14,16 @@ import platform
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+
+from transformers import AutoTokenizer
 
 from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.lab.build import build_lab
 from verl_credit.lab.controls import swap_contents
+from verl_credit.lab.grams import gram_token_mask
 
-STEPS = 40
 CONDITIONS = {
     "main": [],
     "shuffled": ["search.shuffle_seed=1"],
@@ -58,7 +61,6 @@ def measure(condition: str, seed: int, lab, run_dir: Path) -> dict:
         f"lab.world_seed={seed}",
         f"lab.dir={lab.root}",
         f"run_dir={run_dir}",
-        f"trainer.total_training_steps={STEPS}",
         "sample_trajectories=128",
         *CONDITIONS[condition],
     ]
@@ -71,21 +73,23 @@ def measure(condition: str, seed: int, lab, run_dir: Path) -> dict:
     start = time.monotonic()
     subprocess.run(command, check=True)
     seconds = time.monotonic() - start
-    metrics = read_json_lines(run_dir / METRICS)
+    metrics, trajectories = read_json_lines(run_dir / METRICS), read_json_lines(run_dir / TRAJECTORIES)
     return {
         "condition": condition,
         "world_seed": seed,
-        "command": "verl-credit train --config-name lab " + " ".join(CONDITIONS[condition]),
+        "command": "verl-credit train --config-name lab " + " ".join(overrides),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "seconds": round(seconds, 1),
-        "lab": json.loads(lab.manifest.read_text())["measured"],
         "held_out": [held_out(row) for row in read_json_lines(run_dir / VALIDATION)],
         "train_em": [row["credit/outcome/em"] for row in metrics],
         "pg_clipfrac": [row["actor/pg_clipfrac"] for row in metrics],
+        "ppo_kl": [row["actor/ppo_kl"] for row in metrics],
+        "entropy": [row["actor/entropy"] for row in metrics],
         "clip_scale_std": [row.get("credit/clip_scale/std") for row in metrics],
         "seconds_per_step": [row["timing_s/step"] for row in metrics],
         "seconds_gain": [row.get("timing_s/info_gain") for row in metrics],
-        "gain": gain_by_kind(read_json_lines(run_dir / TRAJECTORIES), last_step=5),
+        "gain": gain_by_kind(trajectories, last_step=5),
+        "gram_token_share": gram_token_share(trajectories, lab.policy),
     }
 
 
@@ -125,6 +129,18 @@ def gain_by_kind(rows: list[dict], last_step: int) -> dict:
                 kind = "useless"
             gains[kind].append(entry["info_gain"])
     return {kind: moments(values) for kind, values in gains.items()} | {"steps": f"1-{last_step}"}
+
+
+def gram_token_share(rows: list[dict], tokenizer_dir: Path) -> list[float]:
+    """Share of the policy's tokens that belong to strategic grams, per step."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    marked, written = Counter(), Counter()
+    for row in rows:
+        for turn in row["turns"]:
+            ids = tokenizer.encode(turn["text"], add_special_tokens=False)
+            marked[row["step"]] += sum(gram_token_mask([tokenizer.decode([i]) for i in ids]))
+            written[row["step"]] += len(ids)
+    return [round(marked[step] / written[step], 4) for step in sorted(written)]
 
 
 def moments(values: list[float]) -> dict:

@@ -9,8 +9,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    print(lab_table(runs), learning_table(runs), gain_table(runs), clip_table(runs), sep="\n\n")
+    labs = json.loads((RESULTS / "labs.json").read_text())
+    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
+    tables = [lab_table(labs), learning_table(runs), gain_table(runs), clip_table(runs), gram_table(runs)]
+    print(*tables, sep="\n\n")
 
 
 def table(header: list[str], rows: list[list]) -> str:
@@ -18,13 +20,20 @@ def table(header: list[str], rows: list[list]) -> str:
     return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
-def lab_table(runs: list[dict]) -> str:
+def lab_table(labs: list[dict]) -> str:
     rows = []
-    for run in (run for run in runs if run["condition"] == "main"):
-        lab = run["lab"]
-        keys = ("dev_em", "dev_greedy_em", "recall@1_call", "recall@3_call", "dev_gram_token_share")
-        rows.append([run["world_seed"], *(f"{lab[key]:.3f}" for key in keys), f"{lab['build_seconds']:.0f}"])
-    header = ["world seed", "dev EM T=1", "dev EM greedy", "recall@1", "recall@3", "gram tokens", "build s"]
+    for lab in labs:
+        recall = lab["test_recall_by_question"]
+        keys = ("dev_em", "dev_greedy_em", "dev_gram_token_share")
+        rows.append(
+            [
+                lab["world_seed"],
+                *(f"{lab[key]:.3f}" for key in keys),
+                f"{recall['1']:.3f}",
+                f"{recall['3']:.3f}",
+            ]
+        )
+    header = ["world seed", "dev EM T=1", "dev EM greedy", "gram tokens", "test recall@1", "test recall@3"]
     return "The lab after the warm start:\n\n" + table(header, rows)
 
 
@@ -87,6 +96,15 @@ def clip_table(runs: list[dict]) -> str:
         for name, values in (("dynamic", run["pg_clipfrac"]), ("static", static.get(run["world_seed"], [])))
     ]
     return "Share of clipped tokens:\n\n" + table(["world seed", "clip", "step 1", "step 2", "step 3"], rows)
+
+
+def gram_table(runs: list[dict]) -> str:
+    rows = []
+    for run in (run for run in runs if run["condition"] == "main"):
+        share = run["gram_token_share"]
+        rows.append([run["world_seed"], *(f"{share[step - 1]:.4f}" for step in (1, 5, 10, 20, len(share)))])
+    header = ["world seed", "step 1", "step 5", "step 10", "step 20", "last step"]
+    return "Share of the policy's tokens in strategic grams:\n\n" + table(header, rows)
 
 
 if __name__ == "__main__":

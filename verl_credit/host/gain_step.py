@@ -49,8 +49,9 @@ def score_gains(
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(score_list)
     metrics["credit/gain/contexts_scored"] = len(set(score_list))
-    if score_list:
-        metrics["credit/gain/prior"] = score_B_K1[asked_B_K1[:, 0], 0].exp().mean().item()
+    prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
+    if len(prior_N):
+        metrics["credit/gain/prior"] = prior_N.exp().mean().item()
     if gain.failed_gains and settings.info_gain_on_error == "raise":
         raise IntegrityError(
             f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored "

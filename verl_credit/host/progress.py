@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, read_json_lines
+
+# Whole lines at once, also into a pipe or a file.
+say_at_once = partial(print, flush=True)
 
 
 class Progress:
     """A thread of the launching process; ``with Progress(run_dir, total_steps): ...``"""
 
-    def __init__(self, run_dir: Path, total_steps: int, *, write=print, interval_s: float = 0.5) -> None:
+    def __init__(
+        self, run_dir: Path, total_steps: int, *, write=say_at_once, interval_s: float = 0.5
+    ) -> None:
         self.run_dir, self.total_steps, self.write, self.interval_s = (
             Path(run_dir),
             total_steps,
