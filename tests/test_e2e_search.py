@@ -125,7 +125,7 @@ def test_interrupted_run_leaves_nothing_behind_and_resume_repeats_the_straight_r
         if "step   3/50" in line:
             break
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches the whole group
     rest, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, rest
     assert "goes on from the last checkpoint" in rest
@@ -171,3 +171,47 @@ def test_reward_function_that_raises_stops_the_run(world, retriever, tmp_path):
     )
     assert code == 5, output
     assert "rollouts raised" in output and "no such column" in output
+
+
+FAILING = 3
+FAILS_SOMETIMES = f"""
+from verl_credit.host.reward import compute_score as score
+
+calls = 0
+
+def compute_score(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls <= {FAILING}:
+        raise ValueError("scored too early")
+    return score(*args, **kwargs)
+"""
+
+
+def test_two_ranks_short_groups_kl_and_rollout_correction(world, retriever, tmp_path):
+    """What a plain run never meets: lost rollouts, so rows of padding; two ranks; verl's own loss terms beside ours."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(FAILS_SOMETIMES)
+    code, output = train(
+        world,
+        retriever.url,
+        tmp_path / "run",
+        "trainer.total_training_steps=1",
+        "trainer.save_freq=-1",
+        "trainer.n_gpus_per_node=2",
+        f"reward.custom_reward_function.path={reward}",
+        "faults.max_failed_rollouts=0.2",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "algorithm.rollout_correction.rollout_is=token",
+    )
+    assert code == 0, output
+    (row,) = metrics(tmp_path / "run")
+    assert row["credit/rollouts_failed"] == FAILING
+    assert row["credit/rows_trained"] == N_QUESTIONS * GROUP - FAILING
+    assert row["credit/groups/groups"] == N_QUESTIONS and row["credit/groups/short"] >= 1
+    assert row["actor/grad_norm"] > 0 and row["credit/clip_scale/std"] > 0
+    # the first update starts at the reference; the later ones have left it
+    assert row["actor/kl_loss"] > 0
+    # the engine's policy is the trainer's, so every correction weight is 1
+    assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
+    assert row["credit/sync/weights_changed"] == 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,8 +62,6 @@ def _train(config: DictConfig) -> int:
 
 
 def _environment(*, cpu: bool) -> None:
-    # verl warns of every engine that is not installed; which engine runs is the recipe's `strategy`.
-    warnings.filterwarnings("ignore", message=r"\w+ engine is not available", module=r"verl\.workers\.engine")
     # One thread each: several processes whose threads wait for each other on few cores are many times slower.
     extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if cpu else {}
     for key, value in {**ENVIRONMENT, **extra}.items():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir, initialize_config_module
@@ -22,9 +25,25 @@ class ConfigError(ValueError):
 def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
     try:
-        return _compose(name, overrides, config_dir)
+        with _quiet():
+            return _compose(name, overrides, config_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(name, overrides, config_dir, error)) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Composing imports verl, which then warns of every GPU platform and engine that is not here.
+
+    Which device and engine run is said by the recipe, and checked where they start.
+    """
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _compose(name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:

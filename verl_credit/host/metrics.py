@@ -15,7 +15,7 @@ from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.turn_batch import TurnBatch
 from verl_credit.host.turn_book import STOP_REASONS
 
-DROPPED = ("invalid_rows", "nonfinite_outcomes", "nonfinite_gains")
+DROPPED = ("nonfinite_outcomes", "nonfinite_gains")
 SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
@@ -65,7 +65,8 @@ def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[st
     """
     credit, valid, n_turns_B = step.credit, step.row_valid_B, turns.n_turns_B
     real = ~torch.tensor(turns.is_padding)
-    metrics = {f"credit/{name}": credit.counts[name] for name in DROPPED}
+    metrics = {"credit/invalid_rows": int((real & ~valid).sum())}
+    metrics |= {f"credit/{name}": credit.counts[name] for name in DROPPED}
     metrics |= {
         f"credit/groups/{name.removesuffix('_groups')}": count
         for name, count in group_counts(

@@ -1,0 +1,184 @@
+"""Scoring by rows: the mean log-prob of the gold tokens is that of the policy, read one row at a time."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_credit.host.answer_template import PseudoAnswer
+from verl_credit.host.gain_rows import ScoreRow, context_ends, score_rows
+from verl_credit.host.turn_book import TurnBook
+
+VOCAB, LENGTH = 11, 64
+PARIS = PseudoAnswer((1, 2, 7, 8, 9, 3), gold_start=2, gold_end=5)
+ROME = PseudoAnswer((1, 2, 6, 3), gold_start=2, gold_end=3)
+
+
+class TinyPolicy(torch.nn.Module):
+    """Causal: what follows a token depends on all tokens up to it and on their positions."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.place = torch.nn.Embedding(VOCAB, 16), torch.nn.Embedding(LENGTH, 16)
+        self.head = torch.nn.Linear(16, VOCAB)
+        torch.nn.init.normal_(self.head.weight)
+        self.to(dtype)
+
+    @torch.no_grad()
+    def log_softmax(self, ids, positions):
+        mixed = torch.tanh(self.token(ids) + self.place(positions)).cumsum(dim=0)
+        return self.head(torch.tanh(mixed)).log_softmax(dim=-1)
+
+    def mean_gold_log_prob(self, row):
+        """The oracle: every gold token asked for on its own, after exactly what stands before it."""
+        whole = torch.tensor(row.context_ids + row.answer.token_ids)
+        begin = len(row.context_ids)
+        asked = range(begin + row.answer.gold_start, begin + row.answer.gold_end)
+        found = [self.log_softmax(whole[:at], torch.arange(at))[-1, whole[at]].double() for at in asked]
+        return sum(found) / len(found)
+
+
+class Workers:
+    """verl's actor workers: the batch is split over them evenly, each packs its rows and runs the policy.
+
+    What comes back is nested like ``input_ids``: position j holds the log-prob of token j + 1, and the last
+    position of a row is nobody's (NaN here).
+    """
+
+    def __init__(self, policy, dp_size=1):
+        self.policy, self.dp_size, self.batches = policy, dp_size, []
+
+    def __call__(self, batch):
+        self.batches.append(batch)
+        shards = tu.chunk_tensordict(batch, self.dp_size)
+        return tu.concat_tensordict([self._shard(shard) for shard in shards])
+
+    def _shard(self, shard):
+        rows = zip(shard["input_ids"].unbind(), shard["position_ids"].unbind(), strict=True)
+        out = []
+        for ids, positions in rows:
+            of_next = self.policy.log_softmax(ids, positions)[:-1].gather(1, ids[1:, None])[:, 0]
+            out.append(torch.cat([of_next, of_next.new_full((1,), float("nan"))]))
+        nested = torch.nested.as_nested_tensor(out, layout=torch.jagged)
+        return TensorDict({"log_probs": nested}, batch_size=len(out))
+
+    @property
+    def contexts(self):
+        """Contexts of the last batch, padding included, in the order they were sent."""
+        return [tuple(ids.tolist()) for ids in self.batches[-1]["prompts"].unbind()]
+
+
+def rows_of(count, seed=0):
+    """Contexts of different lengths, shortest 1, with either answer behind them."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [1, *torch.randint(2, 40, (count - 1,), generator=generator).tolist()]
+    contexts = [tuple(torch.randint(0, VOCAB, (n,), generator=generator).tolist()) for n in lengths]
+    return [ScoreRow(context, (PARIS, ROME)[i % 2]) for i, context in enumerate(contexts)]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("dp_size", [1, 2, 4])
+def test_scores_are_those_of_the_policy_row_by_row(dtype, tolerance, dp_size):
+    policy, rows = TinyPolicy(dtype), rows_of(7)
+    scores = score_rows(Workers(policy, dp_size), rows, dp_size=dp_size)
+    assert scores.dtype == torch.float64 and scores.shape == (7,)
+    expected = torch.stack([policy.mean_gold_log_prob(row) for row in rows])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=tolerance)
+    assert scores.std() > 0.1  # the rows differ, so their order was seen
+
+
+def test_worked_span_is_the_gold_tokens_and_nothing_of_the_template():
+    """Token t of a row has log-prob -t: behind 4 context tokens PARIS' gold tokens are 6, 7, 8 and ROME's is 6."""
+
+    def minus_position(batch):
+        lengths = batch["input_ids"].offsets().diff().tolist()
+        of_next = [-torch.arange(1.0, length + 1) for length in lengths]
+        nested = torch.nested.as_nested_tensor(of_next, layout=torch.jagged)
+        return TensorDict({"log_probs": nested}, batch_size=len(lengths))
+
+    rows = [ScoreRow((0, 0, 0, 0), PARIS), ScoreRow((0, 0, 0, 0), ROME), ScoreRow((5,), PARIS)]
+    assert score_rows(minus_position, rows, dp_size=1).tolist() == [-7.0, -6.0, -4.0]
+
+
+def test_the_mean_is_taken_in_float64():
+    """The sum of these three float32 log-probs is no float32 number."""
+
+    def first_is_large(batch):
+        values = torch.full((len(batch["input_ids"].values()),), -1.0)
+        values[4] = -(2.0**25)
+        nested = torch.nested.nested_tensor_from_jagged(values, batch["input_ids"].offsets())
+        return TensorDict({"log_probs": nested}, batch_size=1)
+
+    got = score_rows(first_is_large, [ScoreRow((0, 0, 0), PARIS)], dp_size=1)
+    assert got.item() == -(2.0**25 + 2) / 3
+
+
+def test_identical_rows_are_scored_once():
+    first, second, third = rows_of(3)
+    policy = TinyPolicy(torch.float64)
+    workers = Workers(policy)
+    scores = score_rows(workers, [first, second, first, third, second, first], dp_size=1)
+    assert workers.contexts == [row.context_ids for row in (first, second, third)]
+    assert scores[[0, 1, 3]].tolist() == pytest.approx(
+        [policy.mean_gold_log_prob(row).item() for row in (first, second, third)]
+    )
+    assert torch.equal(scores[[2, 4, 5]], scores[[0, 1, 0]])
+
+
+def test_one_context_with_another_answer_or_span_is_another_row():
+    whole = PseudoAnswer(PARIS.token_ids, 0, len(PARIS.token_ids))
+    rows = [ScoreRow((4, 5), answer) for answer in (PARIS, ROME, whole)]
+    workers = Workers(TinyPolicy(torch.float64))
+    scores = score_rows(workers, rows, dp_size=1)
+    assert len(workers.contexts) == 3 and len(set(scores.tolist())) == 3
+
+
+@pytest.mark.parametrize("dp_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_padding_for_the_workers_changes_neither_values_nor_order(dp_size, count):
+    policy, rows = TinyPolicy(torch.float64), rows_of(count)
+    workers = Workers(policy, dp_size)
+    padded = score_rows(workers, rows, dp_size=dp_size)
+    assert torch.equal(padded, score_rows(Workers(policy), rows, dp_size=1))
+    sent = workers.contexts
+    assert len(sent) % dp_size == 0 and len(sent) - count < dp_size
+    assert sent[:count] == [row.context_ids for row in rows]
+
+
+def test_what_is_asked_of_the_workers():
+    workers = Workers(TinyPolicy(torch.float32))
+    score_rows(workers, rows_of(3), dp_size=1)
+    (batch,) = workers.batches
+    asked = {name: tu.get(batch, name) for name in ("calculate_entropy", "compute_loss", "temperature")}
+    assert asked == {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0}
+    for row, prompt, response, mask in zip(
+        *(batch[name].unbind() for name in ("input_ids", "prompts", "responses", "loss_mask")), strict=True
+    ):
+        assert torch.equal(row, torch.cat([prompt, response]))
+        assert mask.tolist() == [1] * len(response)
+
+
+def test_contexts_of_a_row_padded_to_the_batch():
+    """Two searches and an answer; the -1 behind the answer only fill the batch."""
+    turn_ids = [0, 0, -1, -1, 1, 1, 1, -1, 2, -1, -1, -1]
+    assert context_ends(turn_ids, "observation") == [4, 8]
+    assert context_ends(turn_ids, "call") == [2, 7]
+
+
+def test_tokens_inside_a_turn_that_are_not_the_policys_do_not_end_its_context():
+    turn_ids = [-1, 0, -1, 0, -1, -1, 1]
+    assert context_ends(turn_ids, "call") == [4]
+    assert context_ends(turn_ids, "observation") == [6]
+
+
+def test_parallel_calls_share_one_context_behind_their_last_observation():
+    book, mask = TurnBook(), [1, 1]
+    book.wrote_turn(mask)
+    for observed in (2, 3):  # two results, appended one after the other
+        mask += [0] * observed
+        book.observed(mask)
+    mask += [1, 1]
+    book.wrote_turn(mask)
+    assert context_ends(book.close(len(mask)), "observation") == [7]
+    assert context_ends(book.close(len(mask)), "call") == [2]

@@ -1,0 +1,172 @@
+"""What the credit step reads of a batch: whose tokens are whose turn, and which rows count."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorData, NonTensorStack
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+
+from verl_credit.host.fields import ROW_RECORD, TURN_IDS
+from verl_credit.host.turn_batch import fetch_turn_batch
+from verl_credit.host.turn_book import RowRecord
+
+EOS = 9
+RECORD = RowRecord(stop_reason="answer", n_searches=1, final_text="x").as_dict()
+
+
+def sample(prompt, response, turn_ids, *, record=RECORD, **extra_fields):
+    """One row as an agent loop leaves it in TransferQueue."""
+    if record is not None:
+        extra_fields[ROW_RECORD] = record
+    mask = [int(turn >= 0) for turn in turn_ids]
+    return {
+        "prompts": torch.tensor(prompt),
+        "responses": torch.tensor(response),
+        "response_mask": torch.tensor(mask),
+        TURN_IDS: torch.tensor(turn_ids),
+        "extra_fields": extra_fields,
+        "reward_model": {"ground_truth": {"target": [f"gold {prompt[0]}"]}},
+        "extra_info": {"question": f"question {prompt[0]}"},
+    }
+
+
+SEARCHED = sample(
+    [1, 1, 1], [5, 6, 7, 8, 5, 6], [0, 0, -1, -1, 1, 1], reward_extra_info={"em": 1.0, "f1": 1.0}
+)
+ANSWERED = sample([2], [5, 6], [0, 0])
+FAULTY = sample(
+    [3, 3], [5, 6, 7], [-1, -1, -1], record=RowRecord("tool_fault", tool_fault="connect").as_dict()
+)
+
+
+def padding():
+    """verl's own padding row: made from the batch's first row, whose turn ids it still carries."""
+    row, _ = construct_minimal_padding_template(SEARCHED, {}, EOS)
+    assert len(row[TURN_IDS]) > len(row["responses"])
+    return row
+
+
+def as_list(values):
+    return values
+
+
+def as_stack(values):
+    return NonTensorStack(*values)
+
+
+def as_wrapped(values):
+    return [NonTensorData(value) for value in values]
+
+
+class Queue:
+    """TransferQueue's read: every tensor column nested, columns that no row has left out."""
+
+    def __init__(self, rows, objects=as_stack):
+        self.rows = {f"row_{number}_0": row for number, row in enumerate(rows)}
+        self.objects, self.reads = objects, []
+
+    def kv_batch_get(self, keys, partition_id, select_fields):
+        self.reads.append(partition_id)
+        rows = [self.rows[key] for key in keys]
+        columns = {}
+        for name in select_fields:
+            values = [row[name] for row in rows if name in row]
+            if values and isinstance(values[0], torch.Tensor):
+                columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+            elif values:
+                columns[name] = self.objects(values)
+        return TensorDict(columns, batch_size=len(rows)) if self.objects is as_stack else columns
+
+
+@pytest.fixture
+def fetch(monkeypatch):
+    def run(*rows, is_padding=(), order=None, objects=as_stack):
+        queue = Queue(rows, objects)
+        keys = [list(queue.rows)[place] for place in order or range(len(rows))]
+        tags = [{"is_padding": True} if int(key.split("_")[1]) in is_padding else {} for key in keys]
+        fake = SimpleNamespace(kv_batch_get=queue.kv_batch_get)
+        monkeypatch.setattr("verl_credit.host.turn_batch.tq", fake)
+        turns = fetch_turn_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"))
+        assert queue.reads == ["train"]
+        return turns
+
+    return run
+
+
+def test_rows_are_read_as_the_agent_loop_wrote_them(fetch):
+    turns = fetch(SEARCHED, ANSWERED)
+    assert turns.prompt_ids == [[1, 1, 1], [2]]
+    assert turns.response_ids == [[5, 6, 7, 8, 5, 6], [5, 6]]
+    assert turns.turn_ids_B_T.tolist() == [[0, 0, -1, -1, 1, 1], [0, 0, -1, -1, -1, -1]]
+    assert turns.response_mask_B_T.tolist() == [[1, 1, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0]]
+    assert turns.n_turns_B.tolist() == [2, 1]
+    assert turns.row_valid_B.tolist() == [True, True] and turns.is_padding == [False, False]
+    assert turns.ground_truths == [{"target": ["gold 1"]}, {"target": ["gold 2"]}]
+    assert turns.extra_infos == [{"question": "question 1"}, {"question": "question 2"}]
+    assert turns.records == [RECORD, RECORD]
+    assert turns.scores == [{"em": 1.0, "f1": 1.0}, {}]
+
+
+@pytest.mark.parametrize("objects", [as_list, as_stack, as_wrapped])
+def test_objects_are_read_however_the_queue_packs_them(fetch, objects):
+    turns = fetch(SEARCHED, FAULTY, objects=objects)
+    assert [record["tool_fault"] for record in turns.records] == ["", "connect"]
+    assert turns.ground_truths[1] == {"target": ["gold 3"]}
+    assert turns.extra_infos[1] == {"question": "question 3"}
+
+
+def test_a_padding_row_has_no_turns_and_does_not_count(fetch):
+    turns = fetch(SEARCHED, ANSWERED, padding(), padding(), is_padding={2, 3})
+    assert turns.is_padding == [False, False, True, True]
+    assert turns.row_valid_B.tolist() == [True, True, False, False]
+    assert (turns.turn_ids_B_T[2:] == -1).all() and not turns.response_mask_B_T[2:].any()
+    assert turns.n_turns_B.tolist() == [2, 1, 0, 0]
+
+
+def test_padding_rows_change_nothing_of_the_others_wherever_they_stand(fetch):
+    """verl reorders the batch when it balances its length over the workers."""
+    alone = fetch(SEARCHED, FAULTY, ANSWERED)
+    mixed = fetch(SEARCHED, FAULTY, ANSWERED, padding(), is_padding={3}, order=[3, 2, 0, 1])
+    back = [2, 3, 1]
+    for name in ("turn_ids_B_T", "response_mask_B_T", "row_valid_B", "n_turns_B"):
+        assert torch.equal(getattr(mixed, name)[back], getattr(alone, name)), name
+    for name in ("prompt_ids", "response_ids", "records", "scores", "ground_truths", "extra_infos"):
+        assert [getattr(mixed, name)[row] for row in back] == getattr(alone, name), name
+
+
+def test_a_padding_row_as_long_as_the_rows_still_has_no_turns(fetch):
+    copied = SEARCHED | {"response_mask": torch.zeros(6, dtype=torch.int64)}
+    turns = fetch(SEARCHED, copied, is_padding={1})
+    assert turns.turn_ids_B_T[1].tolist() == [-1] * 6
+
+
+def test_a_row_lost_to_a_tool_fault_does_not_count(fetch):
+    turns = fetch(SEARCHED, FAULTY)
+    assert turns.row_valid_B.tolist() == [True, False]
+    assert turns.is_padding == [False, False]
+    assert turns.n_turns_B.tolist() == [2, 0]
+
+
+def test_a_row_with_the_policys_mistakes_counts(fetch):
+    clumsy = RowRecord(stop_reason="bad_call", bad_calls=3).as_dict()
+    assert fetch(sample([1], [5], [0], record=clumsy)).row_valid_B.tolist() == [True]
+
+
+def test_missing_turn_ids_name_the_key_and_the_agent(fetch):
+    bare = {name: value for name, value in SEARCHED.items() if name != TURN_IDS}
+    with pytest.raises(RuntimeError, match="'turn_ids'.*agent_name .*'search_agent'"):
+        fetch(bare)
+
+
+def test_a_row_without_a_record_reads_the_default(fetch):
+    turns = fetch(SEARCHED, sample([2], [5], [0], record=None))
+    assert turns.records == [RECORD, RowRecord().as_dict()]
+    assert turns.row_valid_B.tolist() == [True, True] and turns.scores[1] == {}
+
+
+def test_turn_ids_that_skip_a_turn_stop_the_run(fetch):
+    with pytest.raises(ValueError, match="row 1, policy token at position 2: turn 2; expected 0 or 1"):
+        fetch(SEARCHED, sample([2], [5, 6, 7], [0, -1, 2]))

@@ -1,0 +1,111 @@
+"""Small batches for tests, written down turn by turn, in the form in which the credit step reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from verl_credit.credit import turn_table
+from verl_credit.host.credit_step import TurnStep, bring_turns, info_gain_advantage
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.host.turn_book import RowRecord
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trajectory: policy turn, observation, policy turn, ... as text."""
+
+    parts: tuple[str, ...]
+    prompt: str = "Who?"
+    golds: tuple[str, ...] = ("Paris", "paris, france")
+    scores: dict = field(default_factory=dict)
+    record: RowRecord = field(default_factory=RowRecord)
+    is_padding: bool = False
+
+
+def lost_row(code: str, **changes) -> Row:
+    """A row lost to a fault of the search server: no token of it is the policy's."""
+    return Row((), record=RowRecord(stop_reason="tool_fault", tool_fault=code), **changes)
+
+
+def padding_row(of: Row) -> Row:
+    """What verl appends: a stub sequence that carries everything else of the row it was made from."""
+    return Row((), "", of.golds, of.scores, of.record, is_padding=True)
+
+
+def settings(**changes) -> CreditSettings:
+    vetted = {
+        "adv_estimator": "info_gain",
+        "info_gain_norm_mode": "turn-group-v1d",
+        "info_gain_type": "prob_diff",
+        "info_gain_first_turn": "prior",
+        "info_gain_context": "observation",
+        "info_gain_template": "<answer>{answer}</answer>",
+        "info_gain_on_error": "raise",
+        "gamma": 1.0,
+        "adv_rescale_alpha": 0.3,
+        "norm_adv_by_std_in_grpo": True,
+        "ratio_level": "turn",
+        "dynamic_clip": True,
+        "clip_beta": 0.3,
+    }
+    return CreditSettings(**vetted | changes)
+
+
+def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:
+    prompts, responses, turn_ids = [], [], []
+    for row in rows:
+        prompts.append(tokenizer(row.prompt or "<|im_end|>", add_special_tokens=False)["input_ids"])
+        ids, turns = [], []
+        for place, text in enumerate(row.parts or ("<|im_end|>",)):
+            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids += piece
+            turns += [place // 2 if row.parts and place % 2 == 0 else -1] * len(piece)
+        responses.append(ids)
+        turn_ids.append(turns)
+    width = max(len(ids) for ids in turn_ids)
+    turn_ids_B_T = torch.tensor([ids + [-1] * (width - len(ids)) for ids in turn_ids])
+    mask_B_T = (turn_ids_B_T >= 0).long()
+    return TurnBatch(
+        prompt_ids=prompts,
+        response_ids=responses,
+        turn_ids_B_T=turn_ids_B_T,
+        response_mask_B_T=mask_B_T,
+        records=[row.record.as_dict() for row in rows],
+        scores=[row.scores for row in rows],
+        ground_truths=[{"target": list(row.golds)} for row in rows],
+        extra_infos=[{"question": row.prompt} for row in rows],
+        is_padding=[row.is_padding for row in rows],
+        row_valid_B=torch.tensor([not row.is_padding and not row.record.tool_fault for row in rows]),
+        n_turns_B=turn_table(turn_ids_B_T, mask_B_T).n_turns_B,
+    )
+
+
+def turn_step(turns: TurnBatch, gains: list[list[float | None]], **changes) -> TurnStep:
+    """The batch before the estimator. ``gains``: one per tool turn, None where a turn has none."""
+    width = max(int(turns.n_turns_B.max()) - 1, 0)
+    wide = [row + [None] * (width - len(row)) for row in gains]
+    return TurnStep(
+        settings(**changes),
+        turns.turn_ids_B_T,
+        torch.tensor([[gain or 0.0 for gain in row] for row in wide]).view(len(wide), width),
+        torch.tensor([[gain is not None for gain in row] for row in wide]).view(len(wide), width).bool(),
+        turns.row_valid_B,
+    )
+
+
+def estimate(step: TurnStep, turns: TurnBatch, outcomes: list[float], groups: list) -> torch.Tensor:
+    """advantages_B_T, with the outcome as the reward of the last token; ``step`` is filled."""
+    rewards_B_T = torch.zeros(turns.turn_ids_B_T.shape)
+    rewards_B_T[:, -1] = torch.tensor(outcomes)
+    with bring_turns(step):
+        return info_gain_advantage(rewards_B_T, turns.response_mask_B_T, index=groups)[0]
+
+
+def credited(turns: TurnBatch, gains, outcomes: list[float], groups: list, **changes) -> TurnStep:
+    """The batch after the estimator."""
+    step = turn_step(turns, gains, **changes)
+    estimate(step, turns, outcomes, groups)
+    return step
