@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -51,7 +52,9 @@ def build_lab(
     """The lab of ``world_seed`` in ``directory``: reused when it is there and valid, else built anew.
 
     It is built in a folder beside ``directory`` and moved there when complete, so an interrupted build leaves
-    no half lab. Uses torch's current number of threads and leaves torch's global random state alone.
+    no half lab. Built on one thread: the same bits whatever the machine, and several threads of so small a model
+    wait for each other many times longer than they compute as soon as something else runs. Leaves torch's number
+    of threads and its global random state as they were.
 
     Raises ValueError for an unknown size, FileExistsError when ``directory`` holds other things, and
     LabGateError when the policy does not reach the wanted exact match.
@@ -73,13 +76,24 @@ def build_lab(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        _fill(LabPaths(work), SIZES[size], world_seed, size, progress)
+        with _one_thread():
+            _fill(LabPaths(work), SIZES[size], world_seed, size, progress)
         shutil.rmtree(directory, ignore_errors=True)
         work.rename(directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     progress(1.0, f"the lab is in {directory}")
     return LabPaths(directory)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Progress) -> None:
@@ -114,7 +128,7 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Pr
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
     measured |= _measure_recall(retriever, splits["dev"])
-    measured |= {"build_seconds": round(time.monotonic() - started, 1), "threads": torch.get_num_threads()}
+    measured |= {"build_seconds": round(time.monotonic() - started, 1)}
     measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
     write_manifest(paths.root, world_seed=seed, size=size, recipe=RECIPE, measured=measured)
 
