@@ -30,7 +30,7 @@ CONDITIONS = {
     "swapped": [],  # lab.index is set to an index with swapped contents
     "static_clip": [
         "actor_rollout_ref.actor.policy_loss.dynamic_clip=false",
-        "trainer.total_training_steps=3",
+        "trainer.total_training_steps=10",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
     ],

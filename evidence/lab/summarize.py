@@ -89,13 +89,16 @@ def separation(gain: dict) -> str:
 
 def clip_table(runs: list[dict]) -> str:
     static = {run["world_seed"]: run["pg_clipfrac"] for run in runs if run["condition"] == "static_clip"}
-    rows = [
-        [run["world_seed"], name, *(f"{value:.4f}" for value in values[:3])]
-        for run in runs
-        if run["condition"] == "main"
-        for name, values in (("dynamic", run["pg_clipfrac"]), ("static", static.get(run["world_seed"], [])))
-    ]
-    return "Share of clipped tokens:\n\n" + table(["world seed", "clip", "step 1", "step 2", "step 3"], rows)
+    rows = []
+    for run in (run for run in runs if run["condition"] == "main" and run["world_seed"] in static):
+        seed, ours = run["world_seed"], run["pg_clipfrac"]
+        differs = next(
+            (i for i, (a, b) in enumerate(zip(ours, static[seed], strict=False), 1) if a != b), "none"
+        )
+        for name, values in (("dynamic", ours), ("static", static[seed])):
+            rows.append([seed, name, *(f"{value:.4f}" for value in values[:5]), differs])
+    header = ["world seed", "clip", *(f"step {n}" for n in range(1, 6)), "first step that differs"]
+    return "Share of clipped tokens:\n\n" + table(header, rows)
 
 
 def gram_table(runs: list[dict]) -> str:
