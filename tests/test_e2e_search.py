@@ -66,6 +66,8 @@ def start(world, url, run_dir, *overrides, **popen):
         stderr=subprocess.STDOUT,
         text=True,
         cwd=run_dir.parent,
+        # A suite that runs in the background may have been told to ignore Ctrl-C; what it starts must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **popen,
     )
 
