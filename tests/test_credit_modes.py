@@ -116,6 +116,35 @@ class Oracle:
             result[row] = (self.shared(row, per_gain, answer[row]), answer[row], self.shared(row, scale, 1.0))
         return result
 
+    def turn_group_unbiased(self):
+        prompts = {p: [r for r in self.outcomes if self.prompts[r] == p] for p in set(self.prompts)}
+        total = {
+            (row, k): sum(self.gamma ** (j - k) * self.gains.get((row, j), 0.0) for j in range(k, self.turns))
+            for row in self.outcomes
+            for k in range(self.turns + 1)
+        }
+
+        def free(values, row):
+            others = [values[r] for r in prompts[self.prompts[row]] if r != row]
+            return values[row] - sum(others) / len(others) if others else 0.0
+
+        z = z_scores_within(self.gains, self.prompt_and_turn_of, self.norm_by_std)
+        result = {}
+        for row in self.outcomes:
+            outcome = free(self.outcomes, row)
+            own = self.segments(row)
+            advantage = [
+                self.alpha * free({r: total[r, k] for r in self.outcomes}, row) + outcome
+                for k in range(self.turns + 1)
+            ]
+            answer = advantage[own[-1] + 1 if own else 0]
+            tool = [advantage[k] if own and k <= own[-1] else answer for k in range(self.turns)]
+            scale = [
+                1 + 0.3 * (2 / (1 + math.exp(-z[row, k])) - 1) if k in own else 1.0 for k in range(self.turns)
+            ]
+            result[row] = (tool, answer, scale)
+        return result
+
 
 @st.composite
 def batches(draw):

@@ -89,6 +89,16 @@ def z_score(
     return stats.deviation_N / (stats.std_N + eps)
 
 
+def z_score_per_turn(
+    values_B_K: torch.Tensor, member_B_K: torch.Tensor, group_B: torch.Tensor, **options
+) -> torch.Tensor:
+    """`z_score` with a group per prompt and tool turn; float64. group_B: 0, 1, ..."""
+    turns = values_B_K.shape[1]
+    group_B_K = group_B[:, None] * turns + torch.arange(turns, device=values_B_K.device)
+    z_N = z_score(values_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten(), **options)
+    return z_N.view_as(values_B_K)
+
+
 def _in_canonical_order(values_n: torch.Tensor, group_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorted by group, then by value: a sum over a group no longer depends on the order of the rows."""
     by_value = torch.argsort(values_n, stable=True)

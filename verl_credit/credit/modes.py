@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 import torch
 
+from verl_credit.credit.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.groups import group_stats
 from verl_credit.credit.tables import Tables
+from verl_credit.credit.unbiased import turn_group_unbiased
 
 ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -75,7 +77,7 @@ def turn_group_v1d(tables: Tables) -> ModeOutput:
     n_B_K = tables.backward(zeros_B, lambda k, next_B: next_B + 1)
     outcome_B = tables.outcome_advantage()
     advantage_B_K = tables.alpha * sum_B_K / n_B_K.clamp(min=1).sqrt() + outcome_B[:, None]
-    scale_B_K = 1 + tables.clip_beta * (2 * z_B_K.sigmoid() - 1)
+    scale_B_K = adaptive_clip_scale(z_B_K, tables.clip_beta)
     clip_scale_B_K = tables.backward(torch.ones_like(zeros_B), lambda k, _: scale_B_K[:, k])
     return advantage_B_K, outcome_B, clip_scale_B_K
 
@@ -86,7 +88,13 @@ MODES: dict[str, Callable[[Tables], ModeOutput]] = {
     "separate": separate,
     "turn-group": turn_group,
     "turn-group-v1d": turn_group_v1d,
+    "turn-group-unbiased": turn_group_unbiased,
 }
+
+# Modes in which any outcome operator can stand for R; the others normalise outcomes themselves.
+ANY_OPERATOR = ("none", "separate", "turn-group-v1d", "turn-group-unbiased")
+# Modes that scale the clip range of a turn.
+ADAPTIVE = ("turn-group-v1d", "turn-group-unbiased")
 
 
 def _discounted(tables: Tables, z_B_K: torch.Tensor, outcome_B: torch.Tensor) -> ModeOutput:

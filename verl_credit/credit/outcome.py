@@ -5,7 +5,7 @@ import torch
 from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
 from verl_credit.credit.groups import EPS, group_stats
 
-OUTCOME_OPERATORS = ("grpo",)
+OUTCOME_OPERATORS = ("grpo", "maxrl", "reinforce_pp")
 
 
 def grpo(
@@ -80,6 +80,12 @@ def group_counts(
     if group_size is not None:
         counts["short_groups"] = int((size_G < group_size).sum())
     return counts
+
+
+def tied_rows(outcome_B: torch.Tensor, group_B: torch.Tensor, member_B: torch.Tensor) -> torch.Tensor:
+    """True for the members of groups of two or more whose outcomes are all equal."""
+    stats = group_stats(outcome_B, group_B, member_N=member_B, variance_floor=0.0)
+    return member_B & (stats.count_N > 1) & (stats.std_N == 0)
 
 
 def valid_rows(

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.groups import z_score
+from verl_credit.credit.checks import first_row
+from verl_credit.credit.groups import z_score, z_score_per_turn
+from verl_credit.credit.maxrl import maxrl
 from verl_credit.credit.outcome import grpo
+from verl_credit.credit.reinforce_pp import reinforce_pp
+
+NAMED_OPERATORS = {"maxrl": maxrl, "reinforce_pp": reinforce_pp}
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,9 @@ class Tables:
     outcome_weight: float
     outcome_gamma_power: int
     sigma_floor: float
+    known_gains_B: torch.Tensor
+    """False for a row that lost a gain: what it gained in all is not known."""
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo"
 
     def z_score(self, values_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.Tensor) -> torch.Tensor:
         return z_score(
@@ -41,6 +49,12 @@ class Tables:
         )
 
     def outcome_advantage(self) -> torch.Tensor:
+        """R: the outcome operator's advantage, 0 for rows that do not count."""
+        if self.outcome_operator != "grpo":
+            named = isinstance(self.outcome_operator, str)
+            operator = NAMED_OPERATORS[self.outcome_operator] if named else self.outcome_operator
+            advantage_B = operator(self.outcome_B, self.group_B, row_valid_B=self.valid_B)
+            return _checked(advantage_B, self.valid_B)
         return grpo(
             self.outcome_B,
             self.group_B,
@@ -53,11 +67,15 @@ class Tables:
 
     def z_score_per_turn(self, values_B_K: torch.Tensor) -> torch.Tensor:
         """Compared with the same tool turn of the same prompt's other trajectories."""
-        turns = values_B_K.shape[1]
-        column_K = torch.arange(turns, device=values_B_K.device)
-        group_B_K = self.group_B[:, None] * turns + column_K
-        z = self.z_score(values_B_K.flatten(), group_B_K.flatten(), self.has_gain_B_K.flatten())
-        return z.view_as(values_B_K)
+        return z_score_per_turn(
+            values_B_K,
+            self.has_gain_B_K,
+            self.group_B,
+            norm_by_std=self.norm_by_std,
+            ddof=self.ddof,
+            variance_floor=self.variance_floor,
+            eps=self.eps,
+        )
 
     def backward(
         self, last_B: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]
@@ -71,3 +89,21 @@ class Tables:
 
     def ones(self) -> torch.Tensor:
         return torch.ones_like(self.gain_B_K)
+
+
+def _checked(advantage_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
+    """What an outcome operator returned, float64, 0 for rows that do not count."""
+    if not isinstance(advantage_B, torch.Tensor) or advantage_B.shape != valid_B.shape:
+        got = (
+            tuple(advantage_B.shape) if isinstance(advantage_B, torch.Tensor) else type(advantage_B).__name__
+        )
+        raise ValueError(
+            f"outcome_operator returned {got}; expected a tensor of shape {tuple(valid_B.shape)}"
+        )
+    bad_B = valid_B & ~advantage_B.isfinite()
+    if bad_B.any():
+        row = first_row(bad_B)
+        raise ValueError(
+            f"outcome_operator returned {float(advantage_B[row])} for row {row}; expected finite numbers"
+        )
+    return torch.where(valid_B, advantage_B.detach().to(torch.float64), 0.0)

@@ -1,13 +1,14 @@
 """`turn_credit`: one advantage per turn from outcomes, information gains and explicit turn masks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
-from verl_credit.credit.modes import MODES, Tables
-from verl_credit.credit.outcome import OUTCOME_OPERATORS, group_counts, valid_rows
+from verl_credit.credit.modes import ANY_OPERATOR, MODES, Tables
+from verl_credit.credit.outcome import OUTCOME_OPERATORS, group_counts, tied_rows, valid_rows
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def turn_credit(
     alpha: float = 0.3,
     clip_beta: float = 0.3,
     norm_by_std: bool = True,
-    outcome_operator: str = "grpo",
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    tied_groups: str = "keep",
     ddof: int | None = None,
     variance_floor: float | None = None,
     eps: float = EPS,
@@ -67,10 +69,15 @@ def turn_credit(
     gamma^2), sigma_floor (1e-6). alpha is 0.3 in the released recipe and absent (1) in the paper.
     ddof=None and variance_floor=None mean verl's GRPO (1 and 0) in `none`, the release (0 and 1e-8) elsewhere.
 
+    outcome_operator, a name or `f(outcome_B, group_B, row_valid_B=) -> advantage_B`, gives the outcome term R of
+    `none`, `separate`, v1d and unbiased; `joint` and `turn-group` normalise outcomes themselves and take "grpo".
+    tied_groups: a prompt whose outcomes all tie has R = 0. With "keep" (released) its gains still act; "skip" sets
+    the advantages of its rows to exactly 0 and their clip scales to 1.
+
     Rows with row_valid_B False (copies that pad a batch, rows hit by a tool fault) enter no statistic and
     get advantage 0 and clip scale 1. An outcome or gain that is not finite does the same to its row or turn
     only (on_nonfinite="drop"), or raises ValueError ("raise").
-    `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_gains and `group_counts`.
+    `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_gains, skipped_rows and `group_counts`.
     Statistics in float64; returns the widest input dtype, at least float32. No gradient flows.
 
     Departures from the release: turns are what the mask says, not where a reward differs from 0; the turn
@@ -78,7 +85,14 @@ def turn_credit(
     Source: A2TGPO, 2605.06200; joint and separate: IGPO, 2510.14967.
     """
     check_name("info_gain_norm_mode", info_gain_norm_mode, MODES)
-    check_name("outcome_operator", outcome_operator, OUTCOME_OPERATORS)
+    if not callable(outcome_operator):
+        check_name("outcome_operator", outcome_operator, OUTCOME_OPERATORS)
+    if outcome_operator != "grpo" and info_gain_norm_mode not in ANY_OPERATOR:
+        raise ValueError(
+            f"outcome_operator={outcome_operator!r} with info_gain_norm_mode={info_gain_norm_mode!r}: that mode "
+            f"normalises outcomes itself and accepts 'grpo' only; others: {', '.join(ANY_OPERATOR)}"
+        )
+    check_name("tied_groups", tied_groups, ("keep", "skip"))
     check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
     valid_B = valid_rows(outcome_B, group_B, row_valid_B)
     if info_gain_B_K.dim() != 2:
@@ -114,12 +128,22 @@ def turn_credit(
             outcome_weight=outcome_weight,
             outcome_gamma_power=outcome_gamma_power,
             sigma_floor=sigma_floor,
+            known_gains_B=~bad_B_K.any(dim=1),
+            outcome_operator=outcome_operator,
         )
-        outputs = MODES[info_gain_norm_mode](tables)
+        advantage_B_K, outcome_advantage_B, clip_scale_B_K = MODES[info_gain_norm_mode](tables)
+        skipped_B = torch.zeros_like(usable_B)
+        if tied_groups == "skip":
+            skipped_B = tied_rows(tables.outcome_B, tables.group_B, usable_B)
+        advantage_B_K = torch.where(skipped_B[:, None], 0.0, advantage_B_K)
+        outcome_advantage_B = torch.where(skipped_B, 0.0, outcome_advantage_B)
+        clip_scale_B_K = torch.where(skipped_B[:, None], 1.0, clip_scale_B_K)
+        outputs = (advantage_B_K, outcome_advantage_B, clip_scale_B_K)
     counts = {
         "invalid_rows": int((~valid_B).sum()),
         "nonfinite_outcomes": int(bad_B.sum()),
         "nonfinite_gains": int(bad_B_K.sum()),
+        "skipped_rows": int(skipped_B.sum()),
         **group_counts(outcome_B, group_B, row_valid_B=valid_B),
     }
     dtype = output_dtype(outcome_B, info_gain_B_K)

@@ -37,22 +37,36 @@ def turn_table(turn_ids_B_T: torch.Tensor, response_mask_B_T: torch.Tensor) -> T
     Raises ValueError that names the row and the position.
     """
     ids_B_T, mask_B_T = _checked(turn_ids_B_T, response_mask_B_T)
-    ids_N = ids_B_T[mask_B_T].long()  # the policy tokens of all rows, one row after the other
-    n_policy_B = mask_B_T.sum(dim=1)
-    opens_B = n_policy_B.cumsum(0) - n_policy_B  # where in N a row begins
-    opens_N = opens_B[n_policy_B > 0]
-    step_N = ids_N.diff(prepend=ids_N[:1])
-    wrong_N = (step_N != 0) & (step_N != 1)
-    wrong_N[opens_N] = ids_N[opens_N] != 0  # a row's first token is compared with 0, not with another row
-    if wrong_N.any():
-        _refuse_order(ids_B_T, mask_B_T, int(wrong_N.nonzero()[0]), opens_B)
+    row_R, place_R, id_R, n_tokens_R = _runs(ids_B_T, mask_B_T)
+    opens_R = row_R.diff(prepend=row_R.new_full((1,), -1)) != 0
+    step_R = torch.where(opens_R, id_R, id_R.diff(prepend=id_R[:1]))
+    wrong_R = (step_R != 0) & (opens_R | (step_R != 1))
+    if wrong_R.any():
+        first = int(wrong_R.nonzero()[0])
+        before = None if opens_R[first] else int(id_R[first - 1])
+        _refuse_order(int(row_R[first]), int(place_R[first]), int(id_R[first]), before)
 
-    n_turns_B = torch.zeros_like(n_policy_B)
-    n_turns_B[n_policy_B > 0] = ids_N[(opens_B + n_policy_B)[n_policy_B > 0] - 1] + 1
-    rows, columns = len(n_turns_B), max(1, int(n_turns_B.max())) if len(n_turns_B) else 1
-    row_N = torch.repeat_interleave(torch.arange(rows, device=ids_N.device), n_policy_B)
-    n_tokens = torch.bincount(row_N * columns + ids_N, minlength=rows * columns)
+    rows = ids_B_T.shape[0]
+    n_turns_B = id_R.new_zeros(rows).scatter_reduce(0, row_R, id_R + 1, "amax")
+    columns = max(1, int(n_turns_B.max())) if rows else 1
+    n_tokens = id_R.new_zeros(rows * columns).index_add(0, row_R * columns + id_R, n_tokens_R)
     return TurnTable(n_turns_B, n_tokens.view(rows, columns))
+
+
+def _runs(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(row, place, id, tokens) of every stretch of policy tokens with one id, in order: few where T is many."""
+    rows, width = ids_B_T.shape
+    ids_N, mask_N = ids_B_T.reshape(-1), mask_B_T.reshape(-1)
+    if ids_N.numel() == 0:
+        return (ids_N.long(),) * 4
+    begins_N = torch.ones_like(mask_N)
+    begins_N[1:] = (mask_N[1:] != mask_N[:-1]) | (mask_N[1:] & (ids_N[1:] != ids_N[:-1]))
+    begins_N[::width] = True
+    at_R = begins_N.nonzero().flatten()
+    n_tokens_R = at_R.diff(append=at_R.new_full((1,), rows * width))
+    policy_R = mask_N[at_R]
+    at_R, n_tokens_R = at_R[policy_R], n_tokens_R[policy_R]
+    return at_R // width, at_R % width, ids_N[at_R].long(), n_tokens_R
 
 
 def spread(
@@ -96,14 +110,8 @@ def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tenso
     return ids_B_T, as_bool("response_mask_B_T", mask_B_T)
 
 
-def _refuse_order(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, n: int, opens_B: torch.Tensor) -> None:
-    """Say where in its row the n-th policy token of the batch stands, and what its id should be."""
-    row, position = mask_B_T.nonzero()[n].tolist()
-    right = "0 (the first policy token opens turn 0)"
-    if n > int(opens_B[row]):
-        before = int(ids_B_T[mask_B_T][n - 1])
-        right = f"{before} or {before + 1}"
-    found = int(ids_B_T[row, position])
+def _refuse_order(row: int, place: int, found: int, before: int | None) -> None:
+    right = "0 (the first policy token opens turn 0)" if before is None else f"{before} or {before + 1}"
     raise ValueError(
-        f"turn_ids_B_T row {row}, policy token at position {position}: turn {found}; expected {right}"
+        f"turn_ids_B_T row {row}, policy token at position {place}: turn {found}; expected {right}"
     )

@@ -1,0 +1,124 @@
+"""turn-group-unbiased by exact enumeration: the policy decides how many turns to take.
+
+At turn 0 and at turn 1 a trajectory either searches with query a or b, or answers. Gains depend on the query and
+the turn, the outcome on the whole path. Everything is enumerated: the gradient of the expected total against the
+expectation of the estimator over groups of independent trajectories.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from verl_credit.credit import turn_credit
+
+SEARCHES = ("a", "b")
+GAIN = {(0, "a"): 0.5, (0, "b"): -0.1, (1, "a"): 0.3, (1, "b"): -0.4}
+ALPHA = 0.7
+PATHS = [("answer",)] + [
+    (first, *rest) for first in SEARCHES for rest in (("answer",), ("a", "answer"), ("b", "answer"))
+]
+
+
+def outcome(path):
+    return {"answer": 0.2, "a": 0.9, "b": 0.4}[path[0]] - (0.3 if len(path) == 3 and path[1] == "b" else 0.0)
+
+
+def total(path):
+    return outcome(path) + ALPHA * sum(GAIN[turn, action] for turn, action in enumerate(path[:-1]))
+
+
+def log_probs(theta):
+    """{(turn, history, action): log-prob}; after two searches the trajectory has to answer."""
+    table = {}
+    for turn, history in ((0, ()), (1, ("a",)), (1, ("b",))):
+        offset = 3 * (0 if turn == 0 else 1 + SEARCHES.index(history[0]))
+        row = torch.log_softmax(theta[offset : offset + 3], dim=0)
+        for place, action in enumerate((*SEARCHES, "answer")):
+            table[turn, history, action] = row[place]
+    return table
+
+
+def decisions(path):
+    return [(turn, path[:turn], action) for turn, action in enumerate(path) if turn < 2]
+
+
+def true_gradient(theta):
+    table = log_probs(theta)
+    value = sum(torch.stack([table[d] for d in decisions(path)]).sum().exp() * total(path) for path in PATHS)
+    return torch.autograd.grad(value, theta)[0]
+
+
+def expected_estimate(theta, n, **options):
+    table = log_probs(theta)
+    scores = {
+        key: torch.autograd.grad(value, theta, retain_graph=True)[0].detach() for key, value in table.items()
+    }
+    weight = {path: torch.stack([table[d] for d in decisions(path)]).sum().exp().item() for path in PATHS}
+    estimate = torch.zeros_like(theta)
+    for group in itertools.product(PATHS, repeat=n):
+        credit = credit_of(group, **options)
+        probability = torch.tensor([weight[path] for path in group], dtype=torch.float64).prod()
+        for row, path in enumerate(group):
+            for turn, key in enumerate(decisions(path)):
+                estimate += probability * scores[key] * credit.advantage_B_K1[row, turn].item() / n
+    return estimate.detach()
+
+
+def credit_of(group, **options):
+    gain = torch.zeros(len(group), 2, dtype=torch.float64)
+    mask = torch.zeros(len(group), 2, dtype=torch.bool)
+    for row, path in enumerate(group):
+        for turn, action in enumerate(path[:-1]):
+            gain[row, turn], mask[row, turn] = GAIN[turn, action], True
+    outcomes = torch.tensor([outcome(path) for path in group], dtype=torch.float64)
+    return turn_credit(
+        outcomes, gain, mask, torch.zeros(len(group), dtype=torch.long), alpha=ALPHA, **options
+    )
+
+
+@pytest.fixture
+def theta():
+    values = torch.tensor([0.3, -0.2, 0.1, -0.5, 0.4, 0.6, 0.2, 0.0, -0.3], dtype=torch.float64)
+    return values.requires_grad_()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_expected_estimate_is_the_gradient(theta, n):
+    estimate = expected_estimate(theta, n, info_gain_norm_mode="turn-group-unbiased")
+    torch.testing.assert_close(estimate, true_gradient(theta), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["turn-group", "turn-group-v1d"])
+@pytest.mark.parametrize("norm_by_std", [True, False])
+def test_the_released_modes_point_elsewhere(theta, mode, norm_by_std):
+    gradient = true_gradient(theta)
+    estimate = expected_estimate(theta, 3, info_gain_norm_mode=mode, norm_by_std=norm_by_std)
+    cosine = torch.nn.functional.cosine_similarity(estimate, gradient, dim=0)
+    assert cosine < 0.999  # no positive factor makes them equal
+
+
+def test_without_gains_it_is_leave_one_out():
+    outcomes = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.35, 0.35, 0.7], dtype=torch.float64)
+    group = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    no_gain, no_turn = torch.zeros(7, 2).double(), torch.zeros(7, 2, dtype=torch.bool)
+    ours = turn_credit(outcomes, no_gain, no_turn, group, info_gain_norm_mode="turn-group-unbiased")
+    centred = turn_credit(outcomes, no_gain, no_turn, group, info_gain_norm_mode="none", norm_by_std=False)
+    size = torch.tensor([4, 4, 4, 4, 2, 2, 1], dtype=torch.float64)
+    expected = centred.outcome_advantage_B * torch.where(size > 1, size / (size - 1).clamp(min=1), 1.0)
+    torch.testing.assert_close(ours.outcome_advantage_B, expected, rtol=0, atol=1e-12, check_dtype=False)
+    assert (ours.outcome_advantage_B[4:] == 0).all()
+    assert torch.equal(ours.advantage_B_K, ours.outcome_advantage_B[:, None].expand(7, 2))
+
+
+def test_a_row_that_lost_a_gain_reads_its_outcome_and_leaves_the_others_baseline():
+    outcomes = torch.tensor([1.0, 0.0, 0.0])
+    gain = torch.tensor([[0.4, 0.2], [float("nan"), 0.5], [0.1, 0.0]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0]]).bool()
+    group = torch.zeros(3, dtype=torch.long)
+    credit = turn_credit(outcomes, gain, mask, group, info_gain_norm_mode="turn-group-unbiased", alpha=1.0)
+    assert credit.counts["nonfinite_gains"] == 1
+    assert credit.advantage_B_K1[1].tolist() == pytest.approx([-0.5, -0.5, -0.5])
+    # rows 0 and 2 are each other's baseline: returns .6, .2 | .1, 0 and outcomes 1 and -.5
+    assert credit.advantage_B_K1[0].tolist() == pytest.approx([1 + 0.5, 1 + 0.2, 1.0])
+    assert credit.advantage_B_K1[2, :2].tolist() == pytest.approx([-0.5 - 0.5, -0.5 - 0.2])

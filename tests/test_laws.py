@@ -1,0 +1,159 @@
+"""Every registered operator keeps the laws, its exemptions are real, and a broken operator is found out."""
+
+import math
+
+import pytest
+
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
+from verl_credit.credit.laws.check import counterexample
+from verl_credit.credit.modes import MODES
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
+from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.token_transforms import TRANSFORMS
+
+SEEDS = range(6)
+each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids="-".join)
+
+
+def test_the_registry_holds_every_operator():
+    names = {level: {n for other, n in REGISTRY if other == level} for level, _ in REGISTRY}
+    assert names["outcome"] == set(OUTCOME_OPERATORS)
+    assert names["turn"] == set(MODES)
+    assert names["token"] == set(TRANSFORMS)
+    assert names["canonical"] == {"gtpo_canonical", "grpo_s"}
+
+
+@each_operator
+def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name):
+    wrong = [finding for finding in check(registered_subject(level, name), SEEDS) if finding.wrong]
+    assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)
+
+
+@each_operator
+def test_an_exemption_is_needed(level, name):
+    subject = registered_subject(level, name)
+    assert set(subject.exempt) <= set(LAWS)
+    assert subject.properties <= set(PROPERTIES)
+    for law in subject.exempt:
+        assert counterexample(LAWS[law], subject, SEEDS) is not None
+    if subject.scope == "batch":
+        assert counterexample(LAWS["others"], subject, SEEDS) is not None
+
+
+def first_wins(rewards):
+    return [float(i == 0) for i in range(len(rewards))]
+
+
+def raw(rewards):
+    return list(rewards)
+
+
+def undefined_when_tied(rewards):
+    spread = max(rewards) - min(rewards)
+    return [math.nan if spread == 0 else (r - min(rewards)) / spread for r in rewards]
+
+
+CALLS = []
+
+
+def remembers(rewards):
+    CALLS.append(len(rewards))
+    mean = sum(rewards) / len(rewards)
+    return [len(CALLS) * (r - mean) for r in rewards]
+
+
+def centred(rewards):
+    mean = math.fsum(rewards) / len(rewards)
+    return [0.0 if max(rewards) == min(rewards) else r - mean for r in rewards]
+
+
+def position_weights(context: TransformContext):
+    return [
+        [a * t for t in range(len(row))]
+        for a, row in zip(context.episode_advantages, context.logprobs_G, strict=True)
+    ]
+
+
+def too_short(context: TransformContext):
+    return [[a] for a in context.episode_advantages]
+
+
+def additive(context: TransformContext):
+    return [
+        [a - 0.1 * h for h in row]
+        for a, row in zip(context.episode_advantages, context.uncertainties_G, strict=True)
+    ]
+
+
+def reinforce(context: AlgorithmContext):
+    advantages = centred(context.rewards_G)
+    return [[a] * len(row) for a, row in zip(advantages, context.logprobs_G, strict=True)]
+
+
+def margin(context: UncertaintyContext):
+    return [1 - math.exp(x) for x in context.logprobs]
+
+
+def negative(context: UncertaintyContext):
+    return list(context.logprobs)
+
+
+def broken_laws(found, **options):
+    return {finding.name for finding in check(own_subject(found, found.__name__, **options)) if finding.wrong}
+
+
+@pytest.mark.parametrize(
+    "function, broken",
+    [
+        (first_wins, {"order", "ties", "padding_rows"}),
+        (raw, {"ties"}),
+        (undefined_when_tied, None),
+        (remembers, {"pure"}),
+        (too_short, None),
+        (additive, {"ties"}),
+    ],
+)
+def test_a_broken_operator_is_found_out(function, broken):
+    found = broken_laws(function)
+    assert found
+    assert broken is None or broken & found, found
+
+
+@pytest.mark.parametrize("function", [centred, position_weights, reinforce, margin])
+def test_a_lawful_operator_of_a_users_passes(function):
+    assert not broken_laws(function)
+
+
+def test_properties_are_reported_and_count_when_declared():
+    verdicts = {finding.name: finding.verdict for finding in check(own_subject(centred, "centred"))}
+    assert (verdicts["centred"], verdicts["normalised"]) == ("yes", "no")
+
+    def declared(rewards):
+        return centred(rewards)
+
+    declared.properties = ("centred", "normalised")
+    subject = own_subject(declared, "declared")
+    assert "normalised" in {finding.name for finding in check(subject) if finding.wrong}
+
+
+def test_an_exemption_of_a_users_is_shown_with_its_reason():
+    def kept(rewards):
+        return list(rewards)
+
+    kept.exempt = {"ties": "raw rewards are the point"}
+    findings = {finding.name: finding for finding in check(own_subject(kept, "kept"))}
+    assert (findings["ties"].verdict, findings["ties"].detail) == ("exempt", "raw rewards are the point")
+
+
+def test_a_counterexample_says_where():
+    finding = next(f for f in check(own_subject(raw, "raw")) if f.name == "ties")
+    assert "all outcomes 0.35 in torch.float32: advantages up to 0.35" in finding.detail
+
+
+def test_the_kind_is_told_or_asked_for():
+    assert own_subject(TransformSpec("x"), "x").level == "token"
+    assert own_subject(lambda: TransformSpec("x"), "x").level == "token"
+    with pytest.raises(ValueError, match="m.f: cannot tell .* --kind outcome"):
+        own_subject(lambda scores: scores, "m.f")
+    assert own_subject(lambda scores: scores, "m.f", kind="outcome").level == "outcome"

@@ -1,0 +1,260 @@
+"""Outcome operators beside GRPO: MaxRL, REINFORCE++, a user's own, and what becomes of tied prompts."""
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from verl_credit.credit import INFO_GAIN_NORM_MODES, grpo, maxrl, reinforce_pp, turn_credit
+from verl_credit.credit.outcome_plugin import outcome_operator
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+NAN = float("nan")
+each_operator = pytest.mark.parametrize("operator", [maxrl, reinforce_pp], ids=["maxrl", "reinforce_pp"])
+each_seed = pytest.mark.parametrize("seed", range(4))
+
+
+def batch(seed=0, rows=20, groups=5):
+    """Outcomes 0, .5, 1, prompt ids in no order, a few rows that do not count."""
+    generator = torch.Generator().manual_seed(seed)
+    outcome_B = torch.randint(0, 3, (rows,), generator=generator).double() / 2
+    group_B = torch.randint(0, groups, (rows,), generator=generator) * 7 - 11
+    return outcome_B, group_B, torch.rand(rows, generator=generator) < 0.8
+
+
+def of_one_prompt(operator, rewards, **options):
+    outcome_B = torch.tensor(rewards, dtype=torch.float64)
+    return operator(outcome_B, torch.zeros(len(rewards), dtype=torch.long), **options).tolist()
+
+
+def prompts(group_B, valid_B):
+    """Rows that count, prompt by prompt."""
+    rows_of = {}
+    for row in valid_B.nonzero().flatten().tolist():
+        rows_of.setdefault(int(group_B[row]), []).append(row)
+    return rows_of.values()
+
+
+def loop_maxrl(outcomes, group_B, valid_B):
+    result = [0.0] * len(outcomes)
+    for rows in prompts(group_B, valid_B):
+        mean = statistics.fmean(outcomes[row] for row in rows)
+        for row in rows:
+            result[row] = (outcomes[row] - mean) / (mean + 1e-6) if mean > 1e-6 else 0.0
+    return result
+
+
+def loop_reinforce_pp(outcomes, group_B, valid_B, weights):
+    centred = {}
+    for rows in prompts(group_B, valid_B):
+        mean = statistics.fmean(outcomes[row] for row in rows)
+        centred |= {row: outcomes[row] - mean for row in rows}
+    total = sum(weights[row] for row in centred)
+    mean = sum(weights[row] * value for row, value in centred.items()) / total
+    std = math.sqrt(sum(weights[row] * (value - mean) ** 2 for row, value in centred.items()) / total)
+    return [(centred[row] - mean) / (std + 1e-8) if row in centred else 0.0 for row in range(len(outcomes))]
+
+
+WORKED = [  # rewards, centred, MaxRL
+    ([1, 0, 0, 0], [0.75] + [-0.25] * 3, [2.999988] + [-0.999996] * 3),
+    ([1, 1, 1, 0], [0.25] * 3 + [-0.75], [0.333333] * 3 + [-0.999999]),
+    ([0] * 4, [0] * 4, [0] * 4),
+    ([1] * 4, [0] * 4, [0] * 4),
+    ([1], [0], [0]),
+    ([0.5, -0.5, -1, 0.2], [0.7, -0.3, -0.8, 0.4], [0] * 4),
+    ([-1, 1, 0, 0], [-1, 1, 0, 0], [0] * 4),
+    ([-1, -1, 1, 1], [-1, -1, 1, 1], [0] * 4),  # dividing by this mean would give a million
+    ([1, -1, 0.1, 0], [0.975, -1.025, 0.075, -0.025], [38.998, -40.998, 3.0, -1.0]),
+]
+
+
+@pytest.mark.parametrize(("rewards", "centred", "by_mean"), WORKED)
+def test_worked_rewards(rewards, centred, by_mean):
+    assert of_one_prompt(grpo, rewards, norm_by_std=False) == pytest.approx(centred, abs=1e-6)
+    assert of_one_prompt(maxrl, rewards) == pytest.approx(by_mean, abs=1e-3 if max(by_mean) > 30 else 1e-6)
+
+
+@pytest.mark.parametrize(("solved", "odds"), [(1, 7), (2, 3), (4, 1), (7, 1 / 7)])
+def test_maxrl_gives_a_success_the_odds_against_it(solved, odds):
+    rewards = [1.0] * solved + [0.0] * (8 - solved)
+    assert of_one_prompt(maxrl, rewards) == pytest.approx([odds if r else -1 for r in rewards], rel=1e-5)
+
+
+@each_seed
+def test_both_agree_with_a_loop_over_prompts(seed):
+    outcome_B, group_B, valid_B = batch(seed)
+    got = maxrl(outcome_B, group_B, row_valid_B=valid_B)
+    assert got.tolist() == pytest.approx(loop_maxrl(outcome_B.tolist(), group_B, valid_B), abs=1e-12)
+    ones_B = torch.ones_like(group_B)
+    counts_B = torch.randint(1, 9, outcome_B.shape, generator=torch.Generator().manual_seed(seed))
+    for weight_B, given_B in ((ones_B, None), (ones_B, ones_B), (counts_B, counts_B)):
+        got = reinforce_pp(outcome_B, group_B, row_valid_B=valid_B, row_weight_B=given_B)
+        want = loop_reinforce_pp(outcome_B.tolist(), group_B, valid_B, weight_B.tolist())
+        assert got.tolist() == pytest.approx(want, abs=1e-12)
+
+
+def test_reinforce_pp_counts_tokens_by_weight_and_leaves_no_zero_out():
+    outcome_B, weight_B = torch.tensor([1.0, 0.5, 0.0]).double(), torch.tensor([5, 2, 1])
+    got = reinforce_pp(outcome_B, torch.zeros(3, dtype=torch.long), row_weight_B=weight_B)
+    tokens = got.repeat_interleave(weight_B)
+    assert (tokens.mean().item(), tokens.std(correction=0).item()) == pytest.approx((0, 1), abs=1e-7)
+    assert got[1] != 0  # the centred outcome of 0 is re-centred with the others
+
+
+@each_operator
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -2.0])
+def test_tied_prompts_and_groups_of_one_give_exactly_zero(operator, value):
+    outcome_B = torch.tensor([value] * 7 + [value + 1, 0.3, 0.0, 1.0], dtype=torch.float64)
+    group_B = torch.tensor([5] * 7 + [1, 2, 8, 8])
+    assert (operator(outcome_B, group_B)[:9] == 0).all()
+    assert (operator(outcome_B[:7], group_B[:7]) == 0).all()
+
+
+@each_operator
+@each_seed
+def test_rows_that_do_not_count_enter_nothing_and_get_zero(operator, seed):
+    outcome_B, group_B, valid_B = batch(seed)
+    noisy_B = torch.where(valid_B, outcome_B, torch.tensor([NAN, float("inf"), 1e30, -5.0] * 5))
+    got = operator(noisy_B, group_B, row_valid_B=valid_B)
+    assert torch.equal(got[valid_B], operator(outcome_B[valid_B], group_B[valid_B]))
+    assert (got[~valid_B] == 0).all()
+    assert (operator(noisy_B, group_B, row_valid_B=torch.zeros_like(valid_B)) == 0).all()
+    assert operator(noisy_B[:0], group_B[:0]).shape == (0,)
+
+
+@each_operator
+@each_seed
+def test_permuting_rows_commutes(operator, seed):
+    outcome_B, group_B, valid_B = batch(seed)
+    order = torch.randperm(len(outcome_B), generator=torch.Generator().manual_seed(seed + 50))
+    permuted = operator(outcome_B[order], group_B[order], row_valid_B=valid_B[order])
+    straight = operator(outcome_B, group_B, row_valid_B=valid_B)
+    torch.testing.assert_close(permuted, straight[order], rtol=0, atol=1e-14)
+
+
+@each_operator
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_float64_whatever_comes_in(operator, dtype):
+    outcome_B, group_B, _ = batch(2)
+    got = operator((outcome_B + 3).to(dtype), group_B)
+    assert got.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(got.double(), operator(outcome_B + 3, group_B), rtol=0, atol=1e-6)
+
+
+@each_operator
+def test_errors_say_which_row_and_what_would_be_right(operator):
+    outcome_B, group_B = torch.tensor([1.0, NAN, 0.0]), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(ValueError, match="outcome_B row 1 is nan; expected a finite outcome"):
+        operator(outcome_B, group_B)
+    with pytest.raises(ValueError, match=r"group_B has shape \(2,\); expected \(3,\), as outcome_B"):
+        operator(outcome_B.nan_to_num(), group_B[:2])
+    with pytest.raises(ValueError, match="row_weight_B row 2 is 0.0; expected positive numbers"):
+        reinforce_pp(outcome_B.nan_to_num(), group_B, row_weight_B=torch.tensor([1.0, 2.0, 0.0]))
+
+
+def double(rewards, params=None):
+    """The centred reward, times params["scale"] (2)."""
+    mean = sum(rewards) / len(rewards)
+    return [(params or {}).get("scale", 2.0) * (reward - mean) for reward in rewards]
+
+
+ACCEPTED = (
+    (lambda rewards: double(rewards), 2.0),
+    (lambda rewards, params: double(rewards, params), 3.0),
+    (double, 3.0),
+    (lambda rewards, knobs: double(rewards, knobs), 3.0),
+    (lambda rewards, *, params: double(rewards, params), 3.0),
+    (lambda: double, 3.0),
+    (lambda rewards, params: torch.tensor(double(rewards, params)), 3.0),
+)
+
+
+@pytest.mark.parametrize(("function", "scale"), ACCEPTED)
+def test_a_users_operator_in_every_accepted_shape(function, scale):
+    outcome_B, group_B, valid_B = batch(3)
+    operator = outcome_operator(function, "mine.f", {"scale": 3.0} if scale == 3.0 else None)
+    got = operator(torch.where(valid_B, outcome_B, NAN), group_B, row_valid_B=valid_B)
+    want = scale * grpo(outcome_B, group_B, norm_by_std=False, row_valid_B=valid_B)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+REFUSED = (
+    (lambda rewards: rewards[1:], {}, "'mine.f' returned 1 values for a group of 2"),
+    (lambda rewards: [NAN, 0.0], {}, "'mine.f' returned nan for rewards .*; expected finite numbers"),
+    (lambda rewards: 1.0, {}, "'mine.f' returned 1.0; expected a list of 2 numbers"),
+    (lambda rewards: None, {}, "'mine.f' returned None; expected a list of 2 numbers"),
+    (lambda a, b, c: a, {}, r"takes \['a', 'b', 'c'\]; expected f\(rewards\) or f\(rewards, params\)"),
+    (lambda rewards: rewards, {"k": 1}, "advantage_params={'k': 1} were given, .*'mine.f' takes none"),
+    ([1.0], {}, "advantage_mode='mine.f' is a list; expected a function"),
+)
+
+
+@pytest.mark.parametrize(("function", "params", "message"), REFUSED)
+def test_a_users_operator_that_does_not_fit(function, params, message):
+    with pytest.raises(ValueError, match=message):
+        outcome_operator(function, "mine.f", params)(torch.tensor([0.0, 1.0]), torch.tensor([3, 3]))
+
+
+GAIN = torch.tensor([[0.4, 0.2], [-0.1, 0.1], [0.3, 0.0], [0.2, 0.5], [0.1, 0.1]])
+HAS_GAIN = torch.tensor([[True, True], [True, True], [True, False], [True, True], [True, True]])
+OUTCOME, PROMPT = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0]), torch.tensor([9, 9, 4, 4, 2])
+
+
+def credit(mode="none", outcome_B=OUTCOME, group_B=PROMPT, **options):
+    return turn_credit(outcome_B, GAIN, HAS_GAIN, group_B, info_gain_norm_mode=mode, **options)
+
+
+@pytest.mark.parametrize("mode", ["none", "separate", "turn-group-v1d", "turn-group-unbiased"])
+@pytest.mark.parametrize("name", ["maxrl", "reinforce_pp", "callable"])
+def test_turn_credit_adds_the_operators_advantage_to_that_of_the_gains(mode, name):
+    operator = {"maxrl": maxrl, "reinforce_pp": reinforce_pp}.get(name) or outcome_operator(double, "f")
+    got = credit(mode, outcome_operator=operator if name == "callable" else name)
+    gains_alone = credit(mode, outcome_operator=lambda outcome_B, _, row_valid_B: 0 * outcome_B)
+    difference_B_K1 = got.advantage_B_K1 - gains_alone.advantage_B_K1
+    want_B_K1 = operator(OUTCOME, PROMPT)[:, None].expand(5, 3)
+    torch.testing.assert_close(difference_B_K1, want_B_K1, rtol=0, atol=1e-6)
+    assert torch.equal(got.clip_scale_B_K, gains_alone.clip_scale_B_K)
+
+
+def test_a_users_operator_is_given_a_prompts_rows_that_count_in_row_order():
+    outcome_B, group_B = torch.tensor([5.0, 1.0, 2.0, NAN, 3.0]), torch.tensor([4, -1, 4, 4, -1])
+    valid_B, seen = torch.tensor([True, True, True, True, False]), []
+    operator = outcome_operator(lambda rewards: seen.append(rewards) or rewards, "mine.f")
+    got = credit("none", outcome_B, group_B, outcome_operator=operator, row_valid_B=valid_B)
+    assert seen == [[5.0, 2.0], [1.0]]
+    assert got.outcome_advantage_B.tolist() == [5.0, 1.0, 2.0, 0.0, 0.0]
+
+
+def test_what_turn_credit_refuses():
+    for mode in ("joint", "turn-group"):
+        with pytest.raises(
+            ValueError, match=f"mode={mode!r}: that mode .* accepts 'grpo' only; others: none"
+        ):
+            credit(mode, outcome_operator="maxrl")
+    with pytest.raises(ValueError, match="outcome_operator='maxlr' is not known .did you mean 'maxrl'"):
+        credit(outcome_operator="maxlr")
+    with pytest.raises(ValueError, match="tied_groups='skipped' is not known .did you mean 'skip'"):
+        credit(tied_groups="skipped")
+
+
+@pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+def test_tied_prompts_are_kept_or_skipped(mode):
+    """Prompt 9 ties, prompt 2 has one row, which is no tie."""
+    kept, skipped = credit(mode, tied_groups="keep"), credit(mode, tied_groups="skip")
+    assert (skipped.advantage_B_K1[:2] == 0).all() and (skipped.clip_scale_B_K1[:2] == 1).all()
+    assert torch.equal(skipped.advantage_B_K1[2:], kept.advantage_B_K1[2:])
+    assert torch.equal(skipped.clip_scale_B_K1[2:], kept.clip_scale_B_K1[2:])
+    assert (kept.advantage_B_K[:2] == 0).all() == (mode == "none")  # elsewhere the gains act on
+    assert (kept.counts.pop("skipped_rows"), skipped.counts.pop("skipped_rows")) == (0, 2)
+    assert kept.counts == skipped.counts
+    assert kept.counts["tied_groups"] == kept.counts["singleton_groups"] == 1
+
+
+def test_a_tie_is_one_among_rows_that_count():
+    """A row whose outcome is not finite, and one that is not valid, neither make nor break a tie."""
+    outcome_B, prompt_B = torch.tensor([1.0, 1.0, NAN, 1.0, 0.0]), torch.tensor([9, 9, 9, 4, 9])
+    valid_B = torch.tensor([True, True, True, True, False])
+    got = credit("turn-group-v1d", outcome_B, prompt_B, row_valid_B=valid_B, tied_groups="skip")
+    assert (got.counts["skipped_rows"], got.counts["nonfinite_outcomes"]) == (2, 1)
+    assert (got.advantage_B_K1[:2] == 0).all()

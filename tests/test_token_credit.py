@@ -1,0 +1,263 @@
+"""From one advantage per turn to one per token: every transform against a loop, and against the simpler ones."""
+
+import math
+
+import pytest
+import torch
+
+from verl_credit.credit.token_credit import token_credit
+from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform, token_weights
+
+NAN, INF = math.nan, math.inf
+OPTIONS = dict(sepa_lambda=0.4, gtpo_beta=0.7, hicra_alpha=0.3, entropy_mask_rho=0.35)
+POOLED = ("gtpo_sepa", "gtpo_sepa_hicra", "gtpo_sepa_amp", "gtpo_sepa_amp_c")
+
+
+def batch(seed=0, rows=8, turns=3, width=4, dtype=torch.float64):
+    """Turns of own tokens with observations in between; row 2 does not count."""
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.randint(1, width + 1, (rows, turns, 1), generator=generator)
+    mask = (torch.arange(width + 1) < own).flatten(1)
+    mask[2] = False
+    turn = torch.randn(rows, turns, generator=generator, dtype=torch.float64)
+    advantage = torch.where(mask, turn.repeat_interleave(width + 1, dim=1), 0.0)
+    h = torch.rand(mask.shape, generator=generator, dtype=torch.float64) * 2
+    planning = torch.rand(mask.shape, generator=generator) < 0.3
+    group = torch.arange(rows) // 4 * 9
+    return dict(
+        turn_advantage_B_T=advantage.to(dtype),
+        mask_B_T=mask,
+        uncertainty_B_T=h.to(dtype),
+        planning_B_T=planning,
+        group_B=group,
+    )
+
+
+def changed(tables, function):
+    return {name: function(name, tensor) for name, tensor in tables.items()}
+
+
+def variance(values):
+    mean = sum(values) / max(len(values), 1)
+    return mean, sum((x - mean) ** 2 for x in values) / max(len(values), 1)
+
+
+def loop(mode, tables, lam, beta, alpha, rho):
+    """(advantage, weight, stats) by the definitions, token by token."""
+    advantage, mask, h, planning, group = (tensor.tolist() for tensor in tables.values())
+    rows, tokens = range(len(h)), range(len(h[0]))
+    own = [[t for t in tokens if mask[b][t]] for b in rows]
+    pooled = [list(row) for row in h]
+    weight, out = [[0.0] * len(h[0]) for _ in rows], [[0.0] * len(h[0]) for _ in rows]
+    for b in rows:
+        execution = [t for t in own[b] if not planning[b][t]]
+        mean = sum(h[b][t] for t in execution) / max(len(execution), 1)
+        for t in execution:
+            if mode in ("gtpo_sepa", "gtpo_sepa_hicra"):
+                pooled[b][t] = lam * mean + (1 - lam) * h[b][t]
+            elif "amp" in mode:
+                pooled[b][t] = (1 + lam) * h[b][t] - lam * mean
+                pooled[b][t] = max(pooled[b][t], 0.0) if mode.endswith("_c") else pooled[b][t]
+        mean = sum(pooled[b][t] for t in own[b]) / max(len(own[b]), 1)
+        ranked = sorted((h[c][t] for c in rows for t in own[c] if group[c] == group[b]), reverse=True)
+        for t in own[b]:
+            w = 1.0 if mode == "none" else max(0.0, 1 + beta * (pooled[b][t] / (mean + 1e-8) - 1))
+            if mode == "entropy_mask" and h[b][t] < ranked[max(1, int(len(ranked) * rho)) - 1]:
+                w = 0.0
+            a = advantage[b][t] * w
+            if mode.endswith("hicra") and planning[b][t]:
+                a += alpha * abs(a)
+            weight[b][t], out[b][t] = w, a
+    stats = {}
+    for prefix, values in (("", h), ("post_", pooled)):
+        for kind, wanted in (("exec", False), ("plan", True)):
+            of_kind = [values[b][t] for b in rows for t in own[b] if planning[b][t] == wanted]
+            names = (f"{prefix}{kind}_entropy_{x}" for x in ("mean", "var", "count"))
+            stats |= dict(zip(names, (*variance(of_kind), len(of_kind)), strict=True))
+    return torch.tensor(out).double(), torch.tensor(weight).double(), stats
+
+
+each_mode = pytest.mark.parametrize("mode", TRANSFORMS)
+each_seed = pytest.mark.parametrize("seed", range(3))
+
+
+@each_mode
+@each_seed
+def test_every_transform_is_its_definition(mode, seed):
+    tables = batch(seed)
+    credit = token_credit(**tables, transform_mode=mode, **OPTIONS)
+    advantage, weight, stats = loop(mode, tables, *OPTIONS.values())
+    torch.testing.assert_close(credit.weight_B_T, weight, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(credit.advantage_B_T, advantage, rtol=1e-6, atol=1e-7)
+    assert credit.stats == pytest.approx(stats, rel=1e-9)
+
+
+def test_the_published_modes_and_the_three_stage_one():
+    assert set(TRANSFORMS) == {"none", "gtpo", "gtpo_hicra", "entropy_mask", *POOLED}
+    assert {name for name, each in TRANSFORMS.items() if each.uses_sepa_controller} == set(POOLED)
+    assert {name for name, each in TRANSFORMS.items() if each.needs_planning} == {"gtpo_hicra", *POOLED}
+
+
+def test_worked_example():
+    """Advantage 1, planning the third and the seventh of ten tokens: SEPA at 0.5, then HICRA at 0.2."""
+    h = torch.tensor([[0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2]])
+    one, planning = torch.ones(1, 10), torch.tensor([[0, 0, 1, 0, 0, 0, 1, 0, 0, 0]])
+    tables = dict(uncertainty_B_T=h, planning_B_T=planning, sepa_lambda=0.5)
+    pooled = [0.939315, 0.947379, 1.190323, 0.93125, 0.995766, 0.939315, 1.23871, 0.947379, 0.93125, 0.939315]
+    credit = token_credit(one, one, transform_mode="gtpo_sepa", **tables)
+    assert credit.advantage_B_T[0].tolist() == pytest.approx(pooled, abs=1e-6)
+    assert credit.stats["exec_entropy_mean"] == pytest.approx(0.2875)
+    assert credit.stats["post_exec_entropy_mean"] == pytest.approx(0.2875)
+    assert credit.stats["post_exec_entropy_var"] == pytest.approx(credit.stats["exec_entropy_var"] / 4)
+    for sign, expected in ((1, [1.428387, 1.486452]), (-1, [-0.952258, -0.990968])):
+        amplified = token_credit(sign * one, one, transform_mode="gtpo_sepa_hicra", **tables)
+        assert amplified.advantage_B_T[0, [2, 6]].tolist() == pytest.approx(expected, abs=1e-6)
+        assert torch.equal(amplified.weight_B_T, credit.weight_B_T)
+
+
+@each_seed
+def test_reductions(seed):
+    tables = batch(seed)
+    turn, mask = tables["turn_advantage_B_T"], tables["mask_B_T"]
+
+    def of(mode, **options):
+        return token_credit(**tables, transform_mode=mode, **options).advantage_B_T
+
+    assert torch.equal(of("none"), turn)
+    assert torch.equal(of("gtpo", gtpo_beta=0.0), turn)
+    assert torch.equal(of("gtpo_hicra", hicra_alpha=0.0), of("gtpo"))
+    assert torch.equal(of("gtpo_sepa_hicra", hicra_alpha=0.0), of("gtpo_sepa"))
+    assert torch.equal(of("gtpo_sepa_hicra", sepa_lambda=0.0), of("gtpo_hicra"))
+    for mode in ("gtpo_sepa", "gtpo_sepa_amp", "gtpo_sepa_amp_c"):
+        assert torch.equal(of(mode, sepa_lambda=0.0), of("gtpo"))
+    for rho in (0.0, 1.0):
+        assert torch.equal(of("entropy_mask", entropy_mask_rho=rho), of("gtpo"))
+    pure = of("entropy_mask", gtpo_beta=0.0)
+    assert set((pure[mask] / turn[mask]).tolist()) == {0.0, 1.0}
+
+
+@each_seed
+@pytest.mark.parametrize("mode", ["gtpo", "gtpo_sepa", "gtpo_sepa_amp"])
+def test_a_row_s_weights_sum_to_its_tokens_and_no_sign_flips(mode, seed):
+    tables = batch(seed)
+    credit = token_credit(**tables, transform_mode=mode, sepa_lambda=0.4)
+    n = tables["mask_B_T"].sum(dim=1).double()
+    torch.testing.assert_close(credit.weight_B_T.sum(dim=1), n, rtol=1e-6, atol=0)
+    assert torch.equal(credit.advantage_B_T.sign(), tables["turn_advantage_B_T"].sign())
+
+
+@each_mode
+def test_garbage_outside_the_mask_does_not_leak(mode):
+    tables = batch(1)
+    mask = tables["mask_B_T"]
+    ours = token_credit(**tables, transform_mode=mode, **OPTIONS)
+    for garbage in (NAN, INF, 1e30):
+        dirty = changed(
+            tables, lambda name, x, g=garbage: x if not x.is_floating_point() else x.where(mask, g)
+        )
+        dirty["planning_B_T"] = dirty["planning_B_T"] | ~mask
+        theirs = token_credit(**dirty, transform_mode=mode, **OPTIONS)
+        assert torch.equal(theirs.advantage_B_T, ours.advantage_B_T)
+        assert torch.equal(theirs.weight_B_T, ours.weight_B_T)
+        assert theirs.stats == ours.stats
+    assert (ours.advantage_B_T[~mask] == 0).all() and (ours.weight_B_T[~mask] == 0).all()
+
+
+@each_mode
+def test_padding_width_and_row_order_do_not_matter(mode):
+    tables = batch(2)
+    tokens = tables["mask_B_T"].shape[1]
+    ours = token_credit(**tables, transform_mode=mode, **OPTIONS)
+    wide = changed(tables, lambda name, x: x if name == "group_B" else torch.nn.functional.pad(x, (0, 6)))
+    wide = token_credit(**wide, transform_mode=mode, **OPTIONS)
+    torch.testing.assert_close(wide.advantage_B_T[:, :tokens], ours.advantage_B_T, rtol=1e-13, atol=1e-14)
+    assert wide.stats == pytest.approx(ours.stats, rel=1e-12)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    permuted = token_credit(**changed(tables, lambda name, x: x[order]), transform_mode=mode, **OPTIONS)
+    assert torch.equal(permuted.advantage_B_T, ours.advantage_B_T[order])
+    assert permuted.stats == pytest.approx(ours.stats, rel=1e-12)
+    empty = token_credit(**changed(tables, lambda name, x: x[:0]), transform_mode=mode, **OPTIONS)
+    assert empty.advantage_B_T.shape == (0, tokens)
+
+
+@each_mode
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes(mode, dtype):
+    tables = batch(3, dtype=dtype)
+    exact = changed(tables, lambda name, x: x.double() if x.is_floating_point() else x)
+    ours, exact = (token_credit(**x, transform_mode=mode, **OPTIONS) for x in (tables, exact))
+    eps = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours.advantage_B_T.double(), exact.advantage_B_T, rtol=eps, atol=1e-9)
+    torch.testing.assert_close(ours.weight_B_T.double(), exact.weight_B_T, rtol=2e-7, atol=1e-9)
+    assert ours.stats == pytest.approx(exact.stats, rel=1e-6)  # pooled values are stored in float32
+
+
+def test_without_a_planning_mask_every_token_counts_as_execution():
+    tables = batch()
+    tables["planning_B_T"] = None
+    stats = token_credit(**tables, transform_mode="gtpo").stats
+    assert stats["exec_entropy_count"] == tables["mask_B_T"].sum() and stats["plan_entropy_count"] == 0
+    tables["uncertainty_B_T"] = None
+    bare = token_credit(**tables)
+    assert bare.stats == {} and torch.equal(bare.weight_B_T, tables["mask_B_T"].double())
+
+
+@each_mode
+def test_no_gradient_flows(mode):
+    tables = changed(batch(), lambda name, x: x.requires_grad_() if x.is_floating_point() else x)
+    credit = token_credit(**tables, transform_mode=mode)
+    assert not credit.advantage_B_T.requires_grad and not credit.weight_B_T.requires_grad
+
+
+def test_what_a_mode_needs():
+    for mode, name in [
+        ("gtpo", "uncertainty_B_T"),
+        ("gtpo_hicra", "planning_B_T"),
+        ("entropy_mask", "group_B"),
+    ]:
+        with pytest.raises(ValueError, match=f"transform_mode='{mode}' needs {name}, which is None"):
+            token_credit(**(batch() | {name: None}), transform_mode=mode)
+    with pytest.raises(ValueError, match="transform_mode='gtpo_hicr' .*did you mean 'gtpo_hicra'"):
+        token_credit(**batch(), transform_mode="gtpo_hicr")
+    for name in ("mask_B_T", "uncertainty_B_T", "planning_B_T"):
+        tables = batch()
+        with pytest.raises(ValueError, match=rf"{name} has shape \(8, 14\); expected \(8, 15\)"):
+            token_credit(**(tables | {name: tables[name][:, 1:]}))
+
+
+def test_weights_of_a_transform_put_together_by_hand():
+    """The mask reads the uncertainties before pooling, the weights those after it."""
+    _, mask, h, planning, group = batch(4).values()
+    both = TokenTransform(pool=TRANSFORMS["gtpo_sepa"].pool, weighted=True, masked=True)
+    given = dict(planning_B_T=planning, group_B=group, sepa_lambda=1.0, entropy_mask_rho=0.3)
+    weight, pooled = token_weights(both, h, mask, **given)
+    kept, raw = token_weights(TokenTransform(masked=True), h, mask, **given)
+    weighed, again = token_weights(TRANSFORMS["gtpo_sepa"], h, mask, **given)
+    assert torch.equal(weight, kept * weighed) and torch.equal(pooled, again) and torch.equal(raw, h)
+
+
+@pytest.mark.parametrize("mode", TRANSFORMS)
+def test_half_precision_advantages_come_back_in_float32(mode):
+    advantage = torch.tensor([[0.5, -1.25, 1.0]], dtype=torch.bfloat16)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    given = {
+        "uncertainty_B_T": torch.tensor([[0.1, 1.0, 2.0]]),
+        "planning_B_T": mask,
+        "group_B": torch.tensor([0]),
+    }
+    ours = token_credit(advantage, mask, transform_mode=mode, **given).advantage_B_T
+    exact = token_credit(advantage.double(), mask, transform_mode=mode, **given).advantage_B_T
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["turn_advantage_B_T", "uncertainty_B_T"])
+def test_numbers_that_are_not_finite_are_refused_by_row(name):
+    good = torch.ones(3, 2)
+    given = {"turn_advantage_B_T": good, "uncertainty_B_T": good, "mask_B_T": good.bool()}
+    bad = good.clone()
+    bad[1, 1] = float("inf")
+    with pytest.raises(ValueError, match=f"{name} row 1 is not finite on a policy token"):
+        token_credit(**(given | {name: bad}), transform_mode="gtpo")
+    given["mask_B_T"] = given["mask_B_T"] & bad.isfinite()
+    assert token_credit(**(given | {name: bad}), transform_mode="gtpo").advantage_B_T.isfinite().all()

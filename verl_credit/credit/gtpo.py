@@ -1,0 +1,37 @@
+"""GTPO weights: tokens of which the policy was unsure carry more of their trajectory's credit."""
+
+import math
+
+import torch
+
+from verl_credit.credit.checks import as_bool, check_shape, output_dtype
+from verl_credit.credit.rows import row_mean
+from verl_credit.credit.uncertainty import MAX_SURPRISAL
+
+EPS = 1e-8
+SMALLEST_MEAN = 1e-7  # below it a row's uncertainties are rounding noise, and its weights 1
+
+
+def gtpo_weights(uncertainty_B_T: torch.Tensor, mask_B_T: torch.Tensor, *, beta: float = 0.1) -> torch.Tensor:
+    """A weight per policy token, by its uncertainty beside the mean of its row.
+
+        w_t = max(0, 1 + beta (h_t / (mean(h) + 1e-8) - 1)),   h_t at most 50
+
+    The mean runs over the row's policy tokens, all turns together; observations have weight 0 and enter nothing.
+    While the floor is inactive the weights of a row sum to its number of tokens (but for the 1e-8); for h >= 0
+    and beta <= 1 it never acts. beta=0, or a mean below 1e-7, gives weight 1.
+    Uncertainties are finite on policy tokens (`uncertainty` sees to it) and anything elsewhere. No gradient flows.
+    Returns the input's dtype, at least float32. Source: the weighting of retrain, after 2508.04349 (whose own
+    algorithm is `gtpo_canonical`).
+    """
+    if not 0 <= beta < math.inf:
+        raise ValueError(f"beta={beta}; expected a number of at least 0")
+    check_shape("mask_B_T", mask_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
+    mask_B_T = as_bool("mask_B_T", mask_B_T)
+    value_B_T = torch.where(mask_B_T, uncertainty_B_T.detach().to(torch.float64), 0.0).clamp(
+        max=MAX_SURPRISAL
+    )
+    mean_B_1 = row_mean(value_B_T, mask_B_T)
+    weight_B_T = (1 + beta * (value_B_T / (mean_B_1 + EPS) - 1)).clamp(min=0)
+    weight_B_T = torch.where(mean_B_1 < SMALLEST_MEAN, 1.0, weight_B_T)
+    return torch.where(mask_B_T, weight_B_T, 0.0).to(output_dtype(uncertainty_B_T))

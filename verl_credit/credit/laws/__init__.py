@@ -1,0 +1,18 @@
+"""What every operator owes its users, as functions that find a counterexample; ours and a user's alike."""
+
+from verl_credit.credit.laws.check import Finding, check
+from verl_credit.credit.laws.laws import LAWS, Broken
+from verl_credit.credit.laws.properties import PROPERTIES
+from verl_credit.credit.laws.subjects import KINDS, Subject, own_subject, registered_subject
+
+__all__ = [
+    "KINDS",
+    "LAWS",
+    "PROPERTIES",
+    "Broken",
+    "Finding",
+    "Subject",
+    "check",
+    "own_subject",
+    "registered_subject",
+]

@@ -1,0 +1,240 @@
+"""An operator of any level, run from batch to token advantages so that one suite of laws fits all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from verl_credit.credit.gtpo import gtpo_weights
+from verl_credit.credit.laws.world import World
+from verl_credit.credit.outcome_plugin import outcome_operator
+from verl_credit.credit.plugins import (
+    AlgorithmContext,
+    TransformContext,
+    TransformSpec,
+    UncertaintyContext,
+    UncertaintySpec,
+    as_transform_spec,
+    as_uncertainty_spec,
+    run_algorithm,
+    run_transform,
+    run_uncertainty,
+)
+from verl_credit.credit.registry import REGISTRY, Operator
+from verl_credit.credit.token_credit import token_credit
+from verl_credit.credit.turn_credit import turn_credit
+from verl_credit.credit.turns import spread
+from verl_credit.credit.uncertainty import uncertainty
+
+KINDS = ("outcome", "transform", "algorithm", "uncertainty")
+GAMMA = 0.9
+SEPA_LAMBDA = 0.6
+GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Float outputs per token, and what was counted."""
+
+    advantage_B_T: torch.Tensor
+    clip_scale_B_T: torch.Tensor
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.advantage_B_T, self.clip_scale_B_T
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the laws examine."""
+
+    name: str
+    level: str
+    """outcome, turn, token, or whole (canonical methods and algorithms, which replace the others)."""
+    function: Any
+    run: Callable[[World], Result]
+    apply: Callable[[World, torch.Tensor], torch.Tensor] | None = None
+    """Token level: the turns' advantages given, the tokens' advantages back."""
+    scope: str = "group"
+    properties: frozenset[str] | None = None
+    """Declared; None: declares nothing, so that what is found is no mistake."""
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    operator: Operator | None = None
+
+
+def registered_subject(level: str, name: str) -> Subject:
+    operator = REGISTRY[level, name]
+    apply = None
+    if level == "outcome":
+        run = partial(_run_outcome, operator=name)
+    elif level == "turn":
+        run = partial(run_turn_mode, mode=name)
+    elif level == "token":
+        apply = partial(_apply_token, mode=name)
+        run = partial(_run_token, apply=apply)
+    else:
+        run = partial(_run_canonical, function=operator.function)
+    return Subject(
+        name,
+        "whole" if level == "canonical" else level,
+        operator.function,
+        run,
+        apply,
+        operator.scope,
+        operator.properties,
+        operator.exempt,
+        operator,
+    )
+
+
+def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Subject:
+    """A user's operator. It may declare ``scope`` ("batch"), ``properties`` and ``exempt`` ({law: reason}) as attributes."""
+    kind = kind or kind_of(found, name)
+    apply = None
+    if kind == "outcome":
+        run = partial(_run_outcome, operator=outcome_operator(found, name, params))
+    elif kind == "transform":
+        apply = partial(_apply_own, spec=as_transform_spec(found, name), params=params)
+        run = partial(_run_token, apply=apply)
+    elif kind == "uncertainty":
+        apply = partial(_apply_uncertainty, spec=as_uncertainty_spec(found, name), params=params)
+        run = partial(_run_token, apply=apply)
+    else:
+        run = partial(_run_algorithm, function=found, name=name, params=params)
+    properties = getattr(found, "properties", None)
+    return Subject(
+        name,
+        {"outcome": "outcome", "algorithm": "whole"}.get(kind, "token"),
+        found,
+        run,
+        apply,
+        getattr(found, "scope", "group"),
+        None if properties is None else frozenset(properties),
+        getattr(found, "exempt", {}),
+    )
+
+
+def kind_of(found: Any, name: str) -> str:
+    """Told by a spec, by the annotation of the first argument, or by its name."""
+    if isinstance(found, TransformSpec | UncertaintySpec):
+        return "transform" if isinstance(found, TransformSpec) else "uncertainty"
+    parameters = list(inspect.signature(found).parameters.values()) if callable(found) else []
+    if not parameters and callable(found):
+        return kind_of(found(), name)
+    annotation = (
+        getattr(parameters[0].annotation, "__name__", str(parameters[0].annotation)) if parameters else ""
+    )
+    for kind, context in (
+        ("transform", TransformContext),
+        ("algorithm", AlgorithmContext),
+        ("uncertainty", UncertaintyContext),
+    ):
+        if annotation.strip("'\"").endswith(context.__name__):
+            return kind
+    if parameters and parameters[0].name in ("rewards", "rewards_G", "outcomes"):
+        return "outcome"
+    raise ValueError(f"{name}: cannot tell what kind of operator this is; give --kind {'|'.join(KINDS)}")
+
+
+def run_turn_mode(world: World, *, mode: str, operator="grpo", **options) -> Result:
+    credit = turn_credit(
+        world.outcome_B,
+        world.gain_B_K,
+        world.has_gain_B_K,
+        world.group_B,
+        info_gain_norm_mode=mode,
+        outcome_operator=operator,
+        row_valid_B=world.valid_B,
+        gamma=GAMMA,
+        **options,
+    )
+    advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)
+    scale_B_T = spread(credit.clip_scale_B_K1, world.turn_ids_B_T, world.mask_B_T, fill=1.0)
+    return Result(advantage_B_T, scale_B_T, credit.counts)
+
+
+def _run_outcome(world: World, *, operator) -> Result:
+    return run_turn_mode(world, mode="none", operator=operator)
+
+
+def _run_token(world: World, *, apply) -> Result:
+    turns = run_turn_mode(world, mode="none")
+    return Result(apply(world, turns.advantage_B_T), turns.clip_scale_B_T, turns.counts)
+
+
+def _apply_token(world: World, turn_advantage_B_T: torch.Tensor, *, mode: str) -> torch.Tensor:
+    mask_B_T = world.counted_B_T
+    return token_credit(
+        turn_advantage_B_T,
+        mask_B_T,
+        transform_mode=mode,
+        uncertainty_B_T=uncertainty("surprisal", world.log_prob_B_T, mask_B_T),
+        planning_B_T=world.planning_B_T,
+        group_B=world.group_B,
+        sepa_lambda=SEPA_LAMBDA,
+        gtpo_beta=GTPO_BETA,
+    ).advantage_B_T
+
+
+def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
+    mask_B_T = world.counted_B_T
+    first_B_1 = mask_B_T.long().argmax(dim=1, keepdim=True)
+    return run_transform(
+        spec,
+        turn_advantage_B_T,
+        turn_advantage_B_T.gather(1, first_B_1).squeeze(1),
+        mask_B_T,
+        world.group_B,
+        world.valid_B,
+        log_prob_B_T=world.log_prob_B_T,
+        uncertainty_B_T=uncertainty("surprisal", world.log_prob_B_T, mask_B_T),
+        planning_B_T=world.planning_B_T,
+        params=params,
+        sepa_lambda=SEPA_LAMBDA,
+        gtpo_beta=GTPO_BETA,
+    )[0]
+
+
+def _apply_uncertainty(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
+    mask_B_T = world.counted_B_T
+    found_B_T = run_uncertainty(
+        spec,
+        world.log_prob_B_T,
+        mask_B_T,
+        entropy_B_T=world.entropy_B_T,
+        planning_B_T=world.planning_B_T,
+        params=params,
+    )
+    return torch.where(mask_B_T, turn_advantage_B_T, 0.0) * gtpo_weights(found_B_T, mask_B_T, beta=GTPO_BETA)
+
+
+def _run_canonical(world: World, *, function) -> Result:
+    advantage = function(
+        world.outcome_B, world.entropy_B_T, world.mask_B_T, world.group_B, row_valid_B=world.valid_B
+    )
+    if advantage.dim() == 1:
+        advantage = torch.where(world.mask_B_T, advantage[:, None], 0.0)
+    return Result(advantage, torch.ones_like(advantage))
+
+
+def _run_algorithm(world: World, *, function, name, params) -> Result:
+    advantage_B_T, _ = run_algorithm(
+        function,
+        world.outcome_B,
+        world.log_prob_B_T,
+        world.counted_B_T,
+        world.group_B,
+        world.valid_B,
+        name=name,
+        planning_B_T=world.planning_B_T,
+        entropy_B_T=world.entropy_B_T,
+        params=params,
+        sepa_lambda=SEPA_LAMBDA,
+        gtpo_beta=GTPO_BETA,
+    )
+    return Result(advantage_B_T, torch.ones_like(advantage_B_T))

@@ -1,0 +1,144 @@
+"""A small random batch with everything an operator can read, and ways to disturb it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+NAN = float("nan")
+VALUES = ("outcome_B", "gain_B_K", "log_prob_B_T", "entropy_B_T")
+
+
+@dataclass(frozen=True)
+class World:
+    """B rows, K tool turns, T response tokens. Garbage stands wherever nothing may look."""
+
+    outcome_B: torch.Tensor
+    group_B: torch.Tensor
+    valid_B: torch.Tensor
+    gain_B_K: torch.Tensor
+    has_gain_B_K: torch.Tensor
+    turn_ids_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    log_prob_B_T: torch.Tensor
+    entropy_B_T: torch.Tensor
+    planning_B_T: torch.Tensor
+
+    @property
+    def counted_B_T(self) -> torch.Tensor:
+        return self.mask_B_T & self.valid_B[:, None]
+
+    @property
+    def uses_gains(self) -> bool:
+        return bool(self.has_gain_B_K.any())
+
+    def but(self, **fields: torch.Tensor) -> World:
+        return dataclasses.replace(self, **fields)
+
+    def map(self, change) -> World:
+        return World(**{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
+
+    def rows(self, index_N: torch.Tensor) -> World:
+        return self.map(lambda tensor: tensor[index_N])
+
+    def to(self, dtype: torch.dtype) -> World:
+        return self.but(**{name: getattr(self, name).to(dtype) for name in VALUES})
+
+    def strided(self) -> World:
+        """The same numbers in column-major memory."""
+        return self.map(lambda tensor: tensor.T.contiguous().T if tensor.dim() == 2 else tensor)
+
+    def without_gains(self) -> World:
+        return self.but(has_gain_B_K=torch.zeros_like(self.has_gain_B_K))
+
+    def spaced(self, places_B_T: torch.Tensor, width: int) -> World:
+        """Column t of row b moves to places_B_T[b, t]; what lies between is observations."""
+
+        def move(tensor_B_T: torch.Tensor, fill: float | int | bool) -> torch.Tensor:
+            out = tensor_B_T.new_full((len(tensor_B_T), width), fill)
+            return out.scatter(1, places_B_T, tensor_B_T)
+
+        return self.but(
+            turn_ids_B_T=move(self.turn_ids_B_T, -1),
+            mask_B_T=move(self.mask_B_T, False),
+            log_prob_B_T=move(self.log_prob_B_T, NAN),
+            entropy_B_T=move(self.entropy_B_T, NAN),
+            planning_B_T=move(self.planning_B_T, True),
+        )
+
+    def wider(self, turns: int, tokens: int) -> World:
+        """More columns that belong to nobody."""
+        pad = torch.nn.functional.pad
+        places_T = torch.arange(self.mask_B_T.shape[1])
+        wide = self.spaced(places_T.expand_as(self.mask_B_T), self.mask_B_T.shape[1] + tokens)
+        return wide.but(
+            gain_B_K=pad(self.gain_B_K, (0, turns), value=NAN),
+            has_gain_B_K=pad(self.has_gain_B_K, (0, turns)),
+        )
+
+
+def beside(first: World, second: World) -> World:
+    """Both batches in one; prompts that bear the same number are one prompt."""
+    turns = max(world.gain_B_K.shape[1] for world in (first, second))
+    tokens = max(world.mask_B_T.shape[1] for world in (first, second))
+    first, second = (
+        world.wider(turns - world.gain_B_K.shape[1], tokens - world.mask_B_T.shape[1])
+        for world in (first, second)
+    )
+    return World(
+        **{
+            field.name: torch.cat([getattr(first, field.name), getattr(second, field.name)])
+            for field in dataclasses.fields(World)
+        }
+    )
+
+
+def make_world(
+    seed: int, *, group_sizes: Sequence[int] = (4, 3, 1, 5), turns: int = 3, silent_rows: int = 0
+) -> World:
+    """Float64. Rows of a prompt are apart from each other; outcomes 0, 0.5 or 1; up to ``turns`` tool turns a row.
+
+    The first ``silent_rows`` rows have no policy token at all.
+    """
+    random = torch.Generator().manual_seed(seed)
+    group_B = torch.cat([torch.full((size,), 7 * number - 5) for number, size in enumerate(group_sizes)])
+    group_B = group_B[torch.randperm(len(group_B), generator=random)]
+    rows = len(group_B)
+    n_tool_B = torch.randint(0, turns + 1, (rows,), generator=random)
+    token_ids = [_row(int(n), row < silent_rows, random) for row, n in enumerate(n_tool_B)]
+    width = max(len(ids) for ids in token_ids)
+    turn_ids_B_T = torch.tensor([ids + [-1] * (width - len(ids)) for ids in token_ids])
+    mask_B_T = turn_ids_B_T >= 0
+    has_gain_B_K = torch.arange(turns) < torch.where(mask_B_T.any(dim=1), n_tool_B, 0)[:, None]
+
+    def garbage_outside(values: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
+        return torch.where(member, values, NAN)
+
+    log_prob_B_T = -torch.rand(rows, width, generator=random, dtype=torch.float64) * 3
+    entropy_B_T = torch.rand(rows, width, generator=random, dtype=torch.float64) * 2 + 0.05
+    return World(
+        outcome_B=torch.randint(0, 3, (rows,), generator=random).double() / 2,
+        group_B=group_B,
+        valid_B=torch.ones(rows, dtype=torch.bool),
+        gain_B_K=garbage_outside(
+            torch.randn(rows, turns, generator=random, dtype=torch.float64) * 0.2, has_gain_B_K
+        ),
+        has_gain_B_K=has_gain_B_K,
+        turn_ids_B_T=turn_ids_B_T,
+        mask_B_T=mask_B_T,
+        log_prob_B_T=garbage_outside(log_prob_B_T, mask_B_T),
+        entropy_B_T=garbage_outside(entropy_B_T, mask_B_T),
+        planning_B_T=torch.rand(rows, width, generator=random) < 0.3,
+    )
+
+
+def _row(n_tool: int, silent: bool, random: torch.Generator) -> list[int]:
+    """Turn ids of a row: policy tokens of a turn, then two observation tokens (-1); at last the answer turn."""
+    ids: list[int] = []
+    for turn in range(n_tool + 1):
+        n = int(torch.randint(2, 5, (), generator=random))
+        ids += [-1 if silent else turn] * n + ([-1, -1] if turn < n_tool else [])
+    return ids

@@ -1,0 +1,132 @@
+"""The planning mask: which of the policy's tokens belong to a strategic gram ("let me check", "what if we")."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.credit.checks import as_bool, check_shape
+from verl_credit.credit.strategic_grams import STRATEGIC_GRAMS, compiled, fold, gram_name, parse_grams
+from verl_credit.credit.token_text import Decode, Pieces, mark, policy_texts
+
+
+@dataclass(frozen=True)
+class PlanningMatches:
+    """Every place where a gram stands, overlapping ones included, in the order rows, then text."""
+
+    grams: tuple[str, ...]
+    planning_B_T: torch.Tensor  # bool, on the device of the mask
+    gram_M: torch.Tensor  # index into `grams`; this and the next three are int64 on the CPU
+    row_M: torch.Tensor
+    first_M: torch.Tensor  # column of the first token of the match
+    last_M: torch.Tensor  # column of its last token
+
+    @property
+    def gram_counts(self) -> dict[str, int]:
+        """Matches per gram, 0 included."""
+        return dict(zip(self.grams, self._count_G().tolist(), strict=True))
+
+    def metrics(self) -> dict[str, float]:
+        """Matches, tokens per match, their count per gram, and semantic entropy.
+
+        planning/tokens_per_match    mean of last - first + 1 (0 without a match)
+        planning/semantic_entropy    -sum_g p_g ln p_g, p_g = share of gram g in all matches (Wang et al. 2509.03646)
+        planning/gram/NAME           count; NAME is the gram with "_" between words and without apostrophes
+        """
+        count_G = self._count_G()
+        p_G = count_G.double() / max(1, int(count_G.sum()))
+        span_M = (self.last_M - self.first_M + 1).double()
+        return {
+            "planning/matches": float(len(self.gram_M)),
+            "planning/tokens_per_match": float(span_M.mean()) if len(span_M) else 0.0,
+            "planning/semantic_entropy": float(torch.special.entr(p_G).sum()),
+            **{f"planning/gram/{gram_name(g)}": float(n) for g, n in self.gram_counts.items()},
+        }
+
+    def _count_G(self) -> torch.Tensor:
+        return torch.bincount(self.gram_M, minlength=len(self.grams))
+
+
+def planning_mask(
+    token_ids_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    decode: Decode | Pieces,
+    *,
+    grams: str | Iterable[str] = STRATEGIC_GRAMS,
+) -> torch.Tensor:
+    """True for the policy's tokens that a strategic gram covers; bool B x T. See `planning_matches`."""
+    return planning_matches(token_ids_B_T, mask_B_T, decode, grams=grams).planning_B_T
+
+
+def planning_matches(
+    token_ids_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    decode: Decode | Pieces,
+    *,
+    grams: str | Iterable[str] = STRATEGIC_GRAMS,
+) -> PlanningMatches:
+    """Find every strategic gram in the policy's text and the tokens that it covers.
+
+        planning[b, t] = 1  iff  a gram stands at characters [s, e) and token t is between the token that holds
+                                 character s and the one that holds character e - 1, both included
+
+    The text is compared by its letters and digits, whatever their case; every other character separates words
+    and one separator is as good as many. So commas, newlines, hyphens and markup do not matter, and how the text
+    was cut into tokens does not either. Where a gram has an apostrophe between two letters the text may have any
+    separators or none ("that's", "that’s", "that 's", "thats"). A gram begins and ends where a word does:
+    "outlet me think" has none, "what if we'd" has one. Grams may overlap; each is found.
+    A gram is looked for inside a run of consecutive policy tokens (mask 1): an observation parts what stands
+    before it from what stands after it, and is never marked.
+
+    Reduces to all False for a batch without a gram.
+    Shapes: token_ids_B_T integers (anything where the mask is 0), mask_B_T 0/1. `decode` is a function of ids or
+    a `Pieces` around it, which remembers them from call to call; what it owes is said there.
+    Raises TypeError or ValueError that names the argument, the row and the value.
+
+    Departures from the released code, which tests windows of tokens joined by spaces: no token outside a match
+    is marked; a gram cut by a comma, a newline, a hyphen, an apostrophe or the tokenizer is found.
+    Source: SEPA's planning detector; HICRA, Wang et al. 2509.03646 (whose grams are mined, not listed).
+    """
+    grams = parse_grams(grams)
+    pieces = decode if isinstance(decode, Pieces) else Pieces(decode)
+    candidate, by_letter = compiled(grams)
+    gram_M: list[int] = []
+    ends = []
+    for chunk in policy_texts(token_ids_B_T, mask_B_T, pieces, fold):
+        text, begin_m, end_m = chunk.text, [], []
+        for found in candidate.finditer(text):
+            begin = found.end()
+            for gram, pattern in by_letter[text[begin]]:
+                match = pattern.match(text, begin)
+                if match:
+                    gram_M.append(gram)
+                    begin_m.append(begin)
+                    end_m.append(match.end())
+        ends.append(torch.stack(chunk.tokens(begin_m, end_m)))
+    first_M, last_M = torch.cat(ends, dim=1) if ends else torch.zeros(2, 0, dtype=torch.long)
+    columns = max(1, token_ids_B_T.shape[1])
+    return PlanningMatches(
+        grams,
+        mark(first_M, last_M, token_ids_B_T.shape).to(mask_B_T.device),
+        torch.tensor(gram_M, dtype=torch.long),
+        first_M // columns,
+        first_M % columns,
+        last_M % columns,
+    )
+
+
+def coverage(planning_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, float]:
+    """How much of the policy's text is planning, whichever detector found it.
+
+    planning/token_share    planning tokens / policy tokens, over the whole batch (token-weighted)
+    planning/rows_with      rows with a planning token / rows with a policy token
+    Both are 0 where there is nothing to divide by.
+    """
+    check_shape("planning_B_T", planning_B_T, mask_B_T.shape, "mask_B_T")
+    mask_B_T = as_bool("mask_B_T", mask_B_T)
+    planning_B_T = as_bool("planning_B_T", planning_B_T.masked_fill(~mask_B_T, 0))
+    tokens, rows = int(mask_B_T.sum()), int(mask_B_T.any(dim=1).sum())
+    return {
+        "planning/token_share": int(planning_B_T.sum()) / max(1, tokens),
+        "planning/rows_with": int(planning_B_T.any(dim=1).sum()) / max(1, rows),
+    }

@@ -1,0 +1,69 @@
+"""A user's own algorithm in place of the whole pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from verl_credit.credit.checks import as_bool, output_dtype
+from verl_credit.credit.plugins.lists import as_lists, groups_of, write_back
+from verl_credit.credit.plugins.types import AlgorithmContext
+
+
+def run_algorithm(
+    algorithm: Callable[[AlgorithmContext], Any],
+    outcome_B: torch.Tensor,
+    log_prob_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    group_B: torch.Tensor,
+    row_valid_B: torch.Tensor,
+    *,
+    name: str,
+    planning_B_T: torch.Tensor | None = None,
+    entropy_B_T: torch.Tensor | None = None,
+    params: dict | None = None,
+    step: int = 0,
+    sepa_lambda: float = 0.0,
+    gtpo_beta: float = 0.1,
+    hicra_alpha: float = 0.2,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """(advantage_B_T, metrics averaged over groups); one call per prompt."""
+    advantage_B_T = torch.zeros(
+        mask_B_T.shape, dtype=output_dtype(outcome_B, log_prob_B_T), device=mask_B_T.device
+    )
+    mask_B_T = as_bool("mask_B_T", mask_B_T)
+    metrics: list[dict[str, float]] = []
+    for rows in groups_of(group_B, row_valid_B):
+        output = algorithm(
+            AlgorithmContext(
+                rewards_G=outcome_B[rows].tolist(),
+                logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
+                planning_masks_G=as_lists(
+                    None if planning_B_T is None else planning_B_T.int(), mask_B_T, rows
+                ),
+                params=dict(params or {}),
+                step=step,
+                sepa_lambda=sepa_lambda,
+                gtpo_beta=gtpo_beta,
+                hicra_alpha=hicra_alpha,
+                precomputed_entropies_G=None
+                if entropy_B_T is None
+                else as_lists(entropy_B_T, mask_B_T, rows),
+            )
+        )
+        write_back(
+            advantage_B_T, mask_B_T, rows, getattr(output, "token_advs", output), f"algorithm {name!r}"
+        )
+        metrics.append(getattr(output, "extra_metrics", {}))
+    return advantage_B_T, mean_over_groups(metrics)
+
+
+def mean_over_groups(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """Unweighted mean over the groups that report a name."""
+    names = sorted({name for row in metrics for name in row})
+    return {
+        name: sum(row[name] for row in metrics if name in row) / sum(name in row for row in metrics)
+        for name in names
+    }

@@ -1,0 +1,54 @@
+"""Between padded tensors and one prompt's lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def groups_of(group_B: torch.Tensor, row_valid_B: torch.Tensor) -> Iterator[list[int]]:
+    """Valid rows of each group, in the order of the groups' first rows."""
+    rows: dict[int, list[int]] = {}
+    for row, (group, valid) in enumerate(zip(group_B.tolist(), row_valid_B.tolist(), strict=True)):
+        if valid:
+            rows.setdefault(group, []).append(row)
+    yield from rows.values()
+
+
+def as_lists(values_B_T: torch.Tensor | None, mask_B_T: torch.Tensor, rows: list[int]) -> list[list]:
+    """The policy's own tokens of the given rows; empty lists when there are no values."""
+    if values_B_T is None:
+        return [[] for _ in rows]
+    return [values_B_T[row][mask_B_T[row]].tolist() for row in rows]
+
+
+def write_back(
+    out_B_T: torch.Tensor, mask_B_T: torch.Tensor, rows: list[int], lists: object, name: str
+) -> None:
+    """Check what an operator returned for the given rows and put it on their policy tokens."""
+    if isinstance(lists, torch.Tensor):
+        lists = lists.tolist()
+    if not isinstance(lists, list | tuple) or len(lists) != len(rows):
+        got = f"{len(lists)} lists" if isinstance(lists, list | tuple) else type(lists).__name__
+        raise ValueError(
+            f"{name} returned {got} for a group of {len(rows)} completions; expected one list each"
+        )
+    for row, values in zip(rows, lists, strict=True):
+        try:
+            values_t = torch.as_tensor(values, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            values_t = None
+        if values_t is None or values_t.dim() != 1:
+            raise ValueError(f"{name} returned {values!r} for row {row}; expected a list of numbers")
+        n = int(mask_B_T[row].sum())
+        if len(values_t) != n:
+            raise ValueError(
+                f"{name} returned {len(values_t)} values for row {row}, which has {n} policy tokens"
+            )
+        bad_t = ~(values_t.abs() <= torch.finfo(out_B_T.dtype).max)
+        if bad_t.any():
+            raise ValueError(
+                f"{name} returned {float(values_t[bad_t][0])} for row {row}; expected finite numbers"
+            )
+        out_B_T[row, mask_B_T[row]] = values_t.to(out_B_T)

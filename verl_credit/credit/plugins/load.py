@@ -1,0 +1,86 @@
+"""Finds what a dotted path names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import types as python_types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from verl_credit.credit.plugins import types
+
+# `from retrain import TransformOutput` stands in plug-ins that were written for retrain.
+PUBLISHED_HOME = "retrain"
+
+
+def load(path: str, key: str) -> Any:
+    """The object at ``pkg.mod.attribute`` (or ``pkg.mod:attribute``).
+
+    A module may import its types from ``retrain``; where that package is not installed, ours are offered under
+    that name while the module is imported. Raises ValueError naming ``key`` and what is wrong with ``path``.
+    """
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+        raise ValueError(
+            f"{key}={path!r}: expected a built-in name or a dotted path such as my_module.my_function"
+        )
+    with _published_types():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise ValueError(f"{key}={path!r}: cannot import {module_name!r} ({error})") from error
+        except Exception as error:
+            raise ValueError(
+                f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
+            ) from error
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, [name for name in vars(module) if name[0] != "_"], n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{key}={path!r}: module {module_name!r} has no {attribute!r}{hint}")
+    found = getattr(module, attribute)
+    if not callable(found) and type(found).__name__ not in ("TransformSpec", "UncertaintySpec"):
+        raise ValueError(f"{key}={path!r} is a {type(found).__name__}; expected a function or a spec")
+    return found
+
+
+def adopted(found: Any, spec: type) -> Any:
+    """Another package's spec of the same name (retrain's, where that is installed) as ours; else what was given."""
+    if isinstance(found, spec) or type(found).__name__ != spec.__name__:
+        return found
+    return spec(**{f.name: getattr(found, f.name) for f in fields(spec) if hasattr(found, f.name)})
+
+
+def made(found: Any) -> Any:
+    """A factory (a function without required arguments) is called once; anything else is returned as it is."""
+    if inspect.isroutine(found) and not required_arguments(found):
+        return found()
+    return found
+
+
+def required_arguments(function: Any) -> list[str]:
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+@contextmanager
+def _published_types() -> Iterator[None]:
+    if PUBLISHED_HOME in sys.modules or importlib.util.find_spec(PUBLISHED_HOME) is not None:
+        yield
+        return
+    stand_in = python_types.ModuleType(PUBLISHED_HOME, types.__doc__)
+    vars(stand_in).update({name: value for name, value in vars(types).items() if inspect.isclass(value)})
+    sys.modules[PUBLISHED_HOME] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[PUBLISHED_HOME]

@@ -1,0 +1,149 @@
+"""What a user's operator is given and what it gives back: plain lists of one prompt's completions.
+
+Names and fields are those of retrain's plug-in interface, so that a plug-in written for it runs here unchanged.
+G completions of one prompt; token lists hold the policy's own tokens only, observations left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from verl_credit.credit.gtpo import gtpo_weights
+from verl_credit.credit.hicra import hicra
+from verl_credit.credit.sepa import sepa_amp, sepa_pool
+
+Lists = list[list[float]]
+
+
+@dataclass(frozen=True)
+class TransformContext:
+    """Input of a token transform."""
+
+    episode_advantages: list[float]
+    """One outcome advantage per completion."""
+    logprobs_G: Lists
+    planning_masks_G: list[list[int]]
+    """Empty lists unless the transform sets ``needs_planning``."""
+    sepa_lambda: float = 0.0
+    params: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    gtpo_beta: float = 0.1
+    hicra_alpha: float = 0.2
+    token_distributions_G: Any = None
+    """Always None: whole distributions are not kept."""
+    uncertainties_G: Lists = field(default_factory=list)
+    """Of the configured ``uncertainty_kind``."""
+    uncertainty_kind: str = "surprisal"
+    turn_advantages_G: Lists = field(default_factory=list)
+    """Per token, the advantage of its turn; equal to ``episode_advantages`` without a turn mode."""
+
+    def gtpo(self, advantage: float, uncertainties: list[float], beta: float | None = None) -> list[float]:
+        beta = self.gtpo_beta if beta is None else beta
+        weights = gtpo_weights(*_row(uncertainties), beta=beta)
+        return (advantage * weights).flatten().tolist()
+
+    def hicra(self, token_advs: list[float], planning_mask: list[int]) -> list[float]:
+        return (
+            hicra(_row(token_advs)[0], _mask(planning_mask, token_advs), self.hicra_alpha).flatten().tolist()
+        )
+
+    def sepa_pool(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
+        values, mask = _row(uncertainties)
+        return (
+            sepa_pool(values, _mask(planning_mask, uncertainties), mask, self.sepa_lambda).flatten().tolist()
+        )
+
+    def sepa_amp(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
+        values, mask = _row(uncertainties)
+        return (
+            sepa_amp(values, _mask(planning_mask, uncertainties), mask, self.sepa_lambda).flatten().tolist()
+        )
+
+
+@dataclass(frozen=True)
+class TransformOutput:
+    """What a token transform gives back: one list of token advantages per completion."""
+
+    token_advs: Lists
+    has_stats: bool = False
+    stats: Any = None
+    extra_metrics: dict[str, float] = field(default_factory=dict)
+    needs_planning: bool = False
+    uses_sepa_controller: bool = False
+
+
+@dataclass(frozen=True)
+class TransformSpec:
+    """A token transform by parts: entropy_transform -> GTPO -> HICRA -> post_process, or all at once."""
+
+    name: str
+    use_gtpo: bool = True
+    needs_planning: bool = False
+    uses_sepa_controller: bool = False
+    apply_hicra: bool = False
+    entropy_transform: Callable[[list[float], list[int], float], list[float]] | None = None
+    post_process: Callable[[Lists, Lists, dict], tuple[Lists, dict]] | None = None
+    compute_context: Callable[[TransformContext], Any] | None = None
+    uses_turn_advantages: bool = False
+    """A context transform that reads ``turn_advantages_G``; others are refused together with a turn mode."""
+
+
+@dataclass(frozen=True)
+class AlgorithmContext:
+    """Input of an algorithm that replaces the whole pipeline."""
+
+    rewards_G: list[float]
+    logprobs_G: Lists
+    planning_masks_G: list[list[int]]
+    params: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    sepa_lambda: float = 0.0
+    gtpo_beta: float = 0.1
+    hicra_alpha: float = 0.2
+    token_distributions_G: Any = None
+    precomputed_entropies_G: Lists | None = None
+
+
+@dataclass(frozen=True)
+class AlgorithmOutput:
+    """One list of token advantages per completion."""
+
+    token_advs: Lists
+    has_stats: bool = False
+    stats: Any = None
+    extra_metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UncertaintyContext:
+    """Input of an uncertainty: one completion."""
+
+    logprobs: list[float]
+    token_distributions: Any = None
+    precomputed_entropy: list[float] | None = None
+    planning_mask: list[int] | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UncertaintySpec:
+    """An uncertainty by name. ``needs_distributions`` is refused: whole distributions are not kept."""
+
+    name: str
+    compute: Callable[[UncertaintyContext], list[float]]
+    needs_distributions: bool = False
+
+
+def _row(values: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    row = torch.tensor([values], dtype=torch.float64)
+    return row, torch.ones_like(row, dtype=torch.bool)
+
+
+def _mask(planning_mask: list[int], like: list[float]) -> torch.Tensor:
+    if len(planning_mask) != len(like):
+        raise ValueError(f"planning_mask has {len(planning_mask)} entries for {len(like)} tokens")
+    return torch.tensor([planning_mask], dtype=torch.bool)

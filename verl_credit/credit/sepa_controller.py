@@ -1,0 +1,173 @@
+"""How strongly SEPA pools: a ramp over steps, a gate on the share of correct outcomes, a variance schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from verl_credit.credit.checks import check_name
+
+SCHEDULES = ("linear", "auto")
+RAMPS = ("start", "gate")
+SETTINGS = (
+    "steps",
+    "schedule",
+    "delay_steps",
+    "correct_rate_gate",
+    "ema_decay",
+    "var_threshold",
+    "warmup",
+    "ramp_from",
+)
+STATE = ("var_ema", "var_0", "warmup_seen", "gate_open", "gate_step", "last_step")
+EPS = 1e-8
+LARGEST = math.sqrt(
+    torch.finfo(torch.float64).max
+)  # the square of anything larger is inf, and so would be the mean
+
+
+class SepaController:
+    """lambda of a step, from what the steps before it showed.
+
+        linear(s) = clip((s - delay_steps) / steps, 0, 1)                  0 if steps is 0
+        auto      = 1 - min(1, (ema / var_0) / var_threshold)              0 until var_0 is set
+        lambda(s) = 0 while the gate is closed, else linear(s) | max(auto, linear(s))    (schedule)
+
+    `observe` is called once per step: with the share of outcomes above 0.5, which opens the gate for good when it
+    reaches `correct_rate_gate` (0: open from the start), and with the uncertainties of the step's execution tokens,
+    whose population variance feeds an exponential mean `ema` (decay `ema_decay`, in steps); after `warmup` steps
+    var_0 is what the mean was then. auto therefore stays 0 until the variance has fallen below var_threshold of
+    that, and reaches 1 at no variance.
+
+    ramp_from="start" is published: the ramp runs while the gate is closed, so a late opening makes lambda jump.
+    "gate" measures s from the step that opened the gate, delay included.
+    Departures: one observation per step (the published code observes every completion, so that its 50 steps of
+    warm-up end within the first step); settings are saved and compared on load.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int = 500,
+        schedule: str = "linear",
+        delay_steps: int = 50,
+        correct_rate_gate: float = 0.1,
+        ema_decay: float = 0.99,
+        var_threshold: float = 0.2,
+        warmup: int = 50,
+        ramp_from: str = "start",
+    ) -> None:
+        check_name("schedule", schedule, SCHEDULES)
+        check_name("ramp_from", ramp_from, RAMPS)
+        for name, value in (("steps", steps), ("delay_steps", delay_steps), ("warmup", warmup)):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name}={value!r}; expected a whole number of at least 0")
+        shares = {
+            "correct_rate_gate": correct_rate_gate,
+            "ema_decay": ema_decay,
+            "var_threshold": var_threshold,
+        }
+        for name, value in shares.items():
+            if not _is_number(value) or not 0 <= value <= 1:
+                raise ValueError(f"{name}={value!r}; expected a number from 0 to 1")
+        self.steps, self.schedule, self.delay_steps = steps, schedule, delay_steps
+        self.correct_rate_gate, self.ema_decay = float(correct_rate_gate), float(ema_decay)
+        self.var_threshold, self.warmup, self.ramp_from = float(var_threshold), warmup, ramp_from
+        self.var_ema: float | None = None
+        self.var_0: float | None = None
+        self.warmup_seen = 0
+        self.gate_open = self.correct_rate_gate <= 0
+        self.gate_step = 0 if self.gate_open else None
+        self.last_step: int | None = None
+
+    def lam(self, step: int) -> float:
+        """lambda for this step, in [0, 1]."""
+        if not self.gate_open:
+            return 0.0
+        linear = self._linear(step)
+        return max(linear, self._auto()) if self.schedule == "auto" else linear
+
+    def observe(self, step: int, correct_rate: float, execution_uncertainty: torch.Tensor) -> None:
+        """What this step showed; counts from the next step on. Each step once.
+
+        Ignored: a rate or uncertainties that are not finite, negative uncertainties, and such as are too large to be
+        squared.
+        """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"step={step!r}; expected a whole number of at least 0")
+        if self.last_step is not None and step <= self.last_step:
+            raise ValueError(f"step {step} was observed already (the last one was {self.last_step})")
+        self.last_step = step
+        if not self.gate_open and math.isfinite(correct_rate) and correct_rate >= self.correct_rate_gate:
+            self.gate_open, self.gate_step = True, step
+        values = execution_uncertainty.detach().to(torch.float64).flatten()
+        values = values[(values >= 0) & (values <= LARGEST)]
+        if values.numel():
+            self._track(float(values.var(correction=0)))
+
+    def metrics(self, step: int) -> dict[str, float]:
+        return {"sepa_lambda": self.lam(step), "sepa_gate_open": float(self.gate_open)}
+
+    def state_dict(self) -> dict:
+        """Settings and state, as JSON holds them."""
+        return {
+            "settings": {name: getattr(self, name) for name in SETTINGS},
+            "state": {name: getattr(self, name) for name in STATE},
+        }
+
+    def load_state_dict(self, saved: dict) -> None:
+        """Go on from a saved state. Raises ValueError for other settings and for values that make no sense."""
+        parts = [saved.get(name) if isinstance(saved, dict) else None for name in ("settings", "state")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("the SEPA state is not a dict with the dicts 'settings' and 'state'")
+        if set(parts[1]) != set(STATE):
+            raise ValueError(f"the SEPA state has {sorted(parts[1])}; expected {sorted(STATE)}")
+        differing = [
+            f"{name} was {saved['settings'].get(name)!r}, is {getattr(self, name)!r}"
+            for name in SETTINGS
+            if saved["settings"].get(name) != getattr(self, name)
+        ]
+        if differing:
+            raise ValueError(f"the SEPA state was saved under other settings: {'; '.join(differing)}")
+        state = saved["state"]
+        for name in ("var_ema", "var_0"):
+            value = state.get(name)
+            if value is not None and not (_is_number(value) and math.isfinite(value) and value >= 0):
+                raise ValueError(f"SEPA state {name}={value!r}; expected null or a number of at least 0")
+        for name in ("warmup_seen", "gate_step", "last_step"):
+            value = state.get(name)
+            if not (value is None and name != "warmup_seen") and (type(value) is not int or value < 0):
+                raise ValueError(f"SEPA state {name}={value!r}; expected a whole number of at least 0")
+        if not isinstance(state.get("gate_open"), bool):
+            raise ValueError(f"SEPA state gate_open={state.get('gate_open')!r}; expected true or false")
+        if state["gate_open"] and state["gate_step"] is None:
+            raise ValueError(
+                "SEPA state gate_open=true with gate_step=null; expected the step that opened it"
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def _linear(self, step: int) -> float:
+        if self.steps == 0:
+            return 0.0
+        start = self.delay_steps + ((self.gate_step or 0) if self.ramp_from == "gate" else 0)
+        return min(max((step - start) / self.steps, 0.0), 1.0)
+
+    def _auto(self) -> float:
+        if self.var_0 is None or self.var_ema is None:
+            return 0.0
+        ratio = max(0.0, self.var_ema / max(self.var_0, EPS))
+        return 1.0 - min(ratio / max(self.var_threshold, EPS), 1.0)
+
+    def _track(self, variance: float) -> None:
+        decay = self.ema_decay
+        self.var_ema = variance if self.var_ema is None else decay * self.var_ema + (1 - decay) * variance
+        if self.var_0 is None:
+            self.warmup_seen += 1
+            if self.warmup_seen >= self.warmup:
+                self.var_0 = max(self.var_ema, EPS)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,115 @@
+"""`token_credit`: from one advantage per turn to one per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.entropy_stats import entropy_stats
+from verl_credit.credit.hicra import hicra
+from verl_credit.credit.token_transforms import TRANSFORMS, token_weights
+
+
+@dataclass(frozen=True)
+class TokenCredit:
+    """Advantages of the policy's tokens (0 elsewhere), the weights they were given, and statistics."""
+
+    advantage_B_T: torch.Tensor
+    weight_B_T: torch.Tensor
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+def token_credit(
+    turn_advantage_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    *,
+    transform_mode: str = "none",
+    uncertainty_B_T: torch.Tensor | None = None,
+    planning_B_T: torch.Tensor | None = None,
+    group_B: torch.Tensor | None = None,
+    sepa_lambda: float = 0.0,
+    gtpo_beta: float = 0.1,
+    hicra_alpha: float = 0.2,
+    entropy_mask_rho: float = 0.2,
+) -> TokenCredit:
+    """Weigh the tokens of every turn by their uncertainty, then amplify planning tokens.
+
+        A[b, t] = A_turn[b, turn(t)] w[b, t]        w = mask(gtpo(pool(h)))
+        A'[b, t] = A[b, t] + hicra_alpha |A[b, t]| planning[b, t]      in the ..._hicra modes
+
+    `transform_mode="none"` and `gtpo` with gtpo_beta=0 return the turns' advantages as they are.
+    Uncertainties are compared within a row's own tokens, over all of its turns: a weight says which tokens of a
+    trajectory mattered, the turn's advantage how much the turn did.
+    `stats`, over all policy tokens of the batch: mean, variance and number of the uncertainties of execution and
+    planning tokens before and after pooling (exec_entropy_mean, ..., post_exec_entropy_mean, ...), when there are
+    uncertainties; without a planning mask every token counts as execution.
+
+    Shapes: B rows, T response tokens. The mask is False for observations and for rows that do not count.
+    Returns the widest dtype of advantages and uncertainties, at least float32.
+    Raises ValueError for an unknown mode, for an input that the mode needs and did not get, and for advantages or
+    uncertainties that are not finite on a policy token.
+    Source: GTPO weights, SEPA and HICRA as in `gtpo`, `sepa`, `hicra`.
+    """
+    check_name("transform_mode", transform_mode, TRANSFORMS)
+    transform = TRANSFORMS[transform_mode]
+    check_shape("mask_B_T", mask_B_T, turn_advantage_B_T.shape, "turn_advantage_B_T")
+    mask_B_T = as_bool("mask_B_T", mask_B_T)
+    _needed(transform_mode, "uncertainty_B_T", uncertainty_B_T, transform.weighted)
+    _needed(transform_mode, "planning_B_T", planning_B_T, transform.needs_planning)
+    _needed(transform_mode, "group_B", group_B, transform.masked)
+    for name, tensor in (
+        ("turn_advantage_B_T", turn_advantage_B_T),
+        ("uncertainty_B_T", uncertainty_B_T),
+        ("planning_B_T", planning_B_T),
+    ):
+        if tensor is not None:
+            check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
+            bad_B_T = mask_B_T & ~tensor.isfinite()
+            if bad_B_T.any():
+                raise ValueError(
+                    f"{name} row {first_row(bad_B_T)} is not finite on a policy token; expected finite numbers"
+                )
+    dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
+    with torch.no_grad():
+        advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
+        if uncertainty_B_T is None:
+            return TokenCredit(advantage_B_T, mask_B_T.to(advantage_B_T.dtype))
+        weight_B_T, pooled_B_T = token_weights(
+            transform,
+            uncertainty_B_T,
+            mask_B_T,
+            planning_B_T=planning_B_T,
+            group_B=group_B,
+            sepa_lambda=sepa_lambda,
+            gtpo_beta=gtpo_beta,
+            entropy_mask_rho=entropy_mask_rho,
+        )
+        advantage_B_T = advantage_B_T * weight_B_T.to(dtype)
+        if transform.amplified:
+            advantage_B_T = hicra(advantage_B_T, planning_B_T, hicra_alpha)
+        stats = token_stats(uncertainty_B_T, pooled_B_T, planning_B_T, mask_B_T)
+    return TokenCredit(advantage_B_T, weight_B_T, stats)
+
+
+def token_stats(
+    uncertainty_B_T: torch.Tensor,
+    pooled_B_T: torch.Tensor,
+    planning_B_T: torch.Tensor | None,
+    mask_B_T: torch.Tensor,
+) -> dict[str, float]:
+    """Statistics before and after pooling; names without the words by which verl picks another reduction."""
+    if planning_B_T is None:
+        planning_B_T = torch.zeros_like(mask_B_T)
+    stats = {}
+    for prefix, values_B_T in (("", uncertainty_B_T), ("post_", pooled_B_T)):
+        for name, value in entropy_stats(values_B_T, planning_B_T, mask_B_T).items():
+            kind, _, statistic = name.partition("_")
+            stats[f"{prefix}{kind}_entropy_{statistic}"] = float(value)
+    return stats
+
+
+def _needed(mode: str, name: str, value: torch.Tensor | None, needed: bool) -> None:
+    if needed and value is None:
+        raise ValueError(f"transform_mode={mode!r} needs {name}, which is None")

@@ -1,0 +1,55 @@
+"""turn-group-unbiased: a baseline per prompt and turn that the trajectory itself does not enter."""
+
+import torch
+
+from verl_credit.credit.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.groups import group_stats
+from verl_credit.credit.tables import Tables
+
+
+def turn_group_unbiased(tables: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return-to-go of the gains minus the mean of the prompt's other trajectories, plus the outcome.
+
+    G_k = sum_{j >= k} gamma^(j-k) gain_j       over all turns of the table, absent ones 0
+    A_k = alpha (G_k - mean of the others' G_k) + R,       R = r - mean of the others' r  (operator grpo)
+
+    for tool turns and, with its own G = 0, for the answer turn: whether a trajectory searches once more or answers
+    is the policy's choice, and a baseline that only one of the two choices carries would reward the other. No std
+    and no 1/sqrt(n): both depend on the trajectory's own sample. Other operators' R are used as they are.
+    A trajectory that lost a gain is no member of the gains' baseline and reads R alone. One member: 0.
+    Every tool turn needs a gain (first_turn="prior"): a turn without one would leave its baseline out.
+    The clip scale is that of turn-group-v1d; the baseline is unbiased for the unclipped gradient.
+    """
+    known_B = tables.valid_B & tables.known_gains_B
+    turns = tables.gain_B_K.shape[1]
+    number_K = torch.arange(1, turns + 1, device=tables.gain_B_K.device)
+    n_tool_B = (number_K * tables.has_gain_B_K).amax(dim=1) if turns else torch.zeros_like(tables.group_B)
+    next_B = torch.zeros_like(tables.outcome_B)
+    columns = [next_B]
+    for k in reversed(range(turns)):
+        next_B = tables.gain_B_K[:, k] + tables.gamma * next_B
+        columns.append(next_B)
+    return_B_K1 = torch.stack(columns[::-1], dim=1)
+    baseline_free_B_K1 = torch.stack(
+        [_minus_others(column_B, tables.group_B, known_B) for column_B in return_B_K1.unbind(dim=1)], dim=1
+    )
+    outcome_B = tables.outcome_advantage()
+    if tables.outcome_operator == "grpo":
+        outcome_B = _minus_others(tables.outcome_B, tables.group_B, tables.valid_B)
+    advantage_B_K1 = tables.alpha * baseline_free_B_K1 + outcome_B[:, None]
+    answer_B = torch.where(known_B, advantage_B_K1.gather(1, n_tool_B[:, None]).squeeze(1), outcome_B)
+    own_B_K = known_B[:, None] & (
+        torch.arange(advantage_B_K1.shape[1] - 1, device=n_tool_B.device) < n_tool_B[:, None]
+    )
+    advantage_B_K = torch.where(own_B_K, advantage_B_K1[:, :-1], answer_B[:, None])
+    z_B_K = tables.z_score_per_turn(tables.gain_B_K)
+    scale_B_K = torch.where(tables.has_gain_B_K, adaptive_clip_scale(z_B_K, tables.clip_beta), 1.0)
+    return advantage_B_K, answer_B, scale_B_K
+
+
+def _minus_others(values_B: torch.Tensor, group_B: torch.Tensor, member_B: torch.Tensor) -> torch.Tensor:
+    """value - mean of the group's other members = n / (n - 1) (value - mean of all); 0 for one member."""
+    stats = group_stats(values_B, group_B, member_N=member_B)
+    return torch.where(
+        stats.count_N > 1, stats.deviation_N * stats.count_N / (stats.count_N - 1).clamp(min=1), 0.0
+    )
