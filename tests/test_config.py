@@ -3,7 +3,9 @@
 import pytest
 from omegaconf import OmegaConf
 
+from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.host.compose import ConfigError, load_config, shipped_recipes
+from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate import validate
 
@@ -25,7 +27,7 @@ def test_every_shipped_recipe_composes_and_is_valid():
 
 def test_our_defaults_are_the_documented_ones():
     settings = CreditSettings.from_config(check(*OWN, recipe="search_cpu"))
-    assert settings.as_dict() == {
+    documented = {
         "adv_estimator": "info_gain",
         "info_gain_norm_mode": "turn-group-v1d",
         "info_gain_type": "prob_diff",
@@ -40,11 +42,12 @@ def test_our_defaults_are_the_documented_ones():
         "dynamic_clip": True,
         "clip_beta": 0.3,
     }
+    assert settings == CreditSettings(**documented, pipeline=PipelineSettings.from_config(check()))
 
 
-@pytest.mark.parametrize("mode", ["none", "joint", "separate", "turn-group", "turn-group-v1d"])
+@pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
 def test_every_mode_is_an_override_without_plus(mode):
-    dynamic = str(mode == "turn-group-v1d").lower()
+    dynamic = str(mode in ("turn-group-v1d", "turn-group-unbiased")).lower()
     config = check(f"algorithm.info_gain_norm_mode={mode}", f"{LOSS}.dynamic_clip={dynamic}")
     assert CreditSettings.from_config(config).info_gain_norm_mode == mode
 
@@ -75,7 +78,10 @@ def test_every_mode_is_an_override_without_plus(mode):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "not a multiple"),
         ("data.max_response_length=100", "cannot hold search.max_searches+1=5 turns"),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400", "cannot hold a row"),
-        ("algorithm.info_gain_norm_mode=joint", "only turn-group-v1d gives turns a clip scale"),
+        (
+            "algorithm.info_gain_norm_mode=joint",
+            "only turn-group-v1d and turn-group-unbiased give turns a clip scale",
+        ),
         ("algorithm.adv_estimator=grpo", "dynamic_clip=true with algorithm.adv_estimator=grpo"),
         ("run_dir=${nothing}", "nothing"),
         ("lab.size=huge", "accepted are full, tiny"),

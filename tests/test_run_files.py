@@ -8,6 +8,7 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
+from verl_credit.credit.sepa_controller import SepaController
 from verl_credit.host.checks import (
     IntegrityError,
     check_evaluation_faults,
@@ -153,19 +154,32 @@ def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():
 def test_resume_says_what_differs(tmp_path):
     config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
     folder = tmp_path / "checkpoints" / "global_step_3"
-    said, saved = describe_resume(config, 3)
-    assert "not exact" in said and "is missing" in said and saved == {}
+    said, saved, sepa = describe_resume(config, 3)
+    assert "not exact" in said and "is missing" in said and saved == {} and sepa is None
     save_state(folder, config, 3, {"credit/outcome/em": np.float64(0.5)})
     (folder / "data.pt").write_bytes(b"")
-    assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5})
+    assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5}, None)
     elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
     assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
     for change in ("search.topk=4", "actor_rollout_ref.actor.clip_ratio_high=0.3", "seed=2"):
-        said, _ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
+        said, *_ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
         assert "not exact" in said and change.partition("=")[0] in said
     with pytest.raises(ValueError, match="step 3; expected 1, 4"):
         folder.rename(folder.with_name("global_step_4"))
         describe_resume(config, 4)
+
+
+def test_the_state_of_sepa_travels_with_the_checkpoint(tmp_path):
+    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
+    before, after = SepaController(correct_rate_gate=0.5), SepaController(correct_rate_gate=0.5)
+    before.observe(3, 0.6, torch.tensor([0.1, 0.4, 0.2]))
+    save_state(tmp_path / "checkpoints" / "global_step_3", config, 3, {}, before.state_dict())
+    for config.trainer.total_training_steps in (None, 99):  # a key that may change
+        _, _, sepa = describe_resume(config, 3)
+        after.load_state_dict(sepa)
+        assert after.gate_open and after.state_dict() == before.state_dict() == sepa
+    config.algorithm.gamma = 0.5  # an inexact resume keeps the state too
+    assert describe_resume(config, 3)[2] == before.state_dict()
 
 
 def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):

@@ -62,3 +62,14 @@ def check_gain_has_signal(step: TurnStep) -> None:
             "policy_loss.dynamic_clip=true, but every clip scale of the first step is exactly 1: "
             "no turn differs from its group (rollout.n too small?)"
         )
+
+
+def check_planning_has_signal(step: TurnStep) -> None:
+    """Called for the first step: a planning mask without a single token leaves HICRA and SEPA without effect."""
+    if step.token_metrics.get("credit/planning/token_share") == 0:
+        pipeline = step.settings.pipeline
+        raise IntegrityError(
+            f"algorithm.transform_mode={pipeline.transform_mode} needs planning tokens, but "
+            f"algorithm.planning.detector={pipeline.detector} found none in the first step: the policy's texts contain "
+            "none of the phrases looked for (algorithm.strategic_grams, algorithm.planning.threshold)"
+        )

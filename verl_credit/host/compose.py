@@ -26,9 +26,28 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
     """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
     try:
         with _quiet():
-            return _compose(name, overrides, config_dir)
+            config = _compose(name, overrides, config_dir)
+            if config.get("credit_preset"):
+                preset = _compose(name, [f"credit={config.credit_preset}"], config_dir)
+                config.credit_overrides = _changed(config, preset)
+            return config
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(name, overrides, config_dir, error)) from error
+
+
+def _changed(config: DictConfig, preset: DictConfig) -> list[str]:
+    """``key=value`` of the credit keys that are not what the preset says."""
+    changed = []
+    for root in ("algorithm", "actor_rollout_ref.actor.policy_loss"):
+        ours, theirs = (_flat(root, OmegaConf.select(c, root)) for c in (config, preset))
+        changed += [f"{key}={value}" for key, value in ours.items() if theirs.get(key) != value]
+    return changed
+
+
+def _flat(prefix: str, node) -> dict[str, str]:
+    if not isinstance(node, DictConfig):
+        return {prefix: str(node)}
+    return {k: v for name in node for k, v in _flat(f"{prefix}.{name}", node[name]).items()}
 
 
 @contextmanager

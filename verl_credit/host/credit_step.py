@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from verl_credit.credit import TurnCredit, spread, turn_credit
+from verl_credit.credit import TurnCredit, spread, turn_credit, turn_table
 from verl_credit.host.fields import ADV_ESTIMATOR, TRAINER_MODE
 from verl_credit.host.settings import CreditSettings
+from verl_credit.host.token_stage import TokenInputs, TokenStage
 
 
 @dataclass
@@ -29,10 +30,14 @@ class TurnStep:
     info_gain_B_K: torch.Tensor
     turn_mask_B_K: torch.Tensor
     row_valid_B: torch.Tensor
+    stage: TokenStage | None = None
+    """Outcome operator and token level; None stands for GRPO and no token level."""
+    tokens: TokenInputs | None = None
     credit: TurnCredit | None = None
     clip_scale_B_T: torch.Tensor | None = None
     outcome_B: torch.Tensor | None = None
     group_B: torch.Tensor | None = None
+    token_metrics: dict[str, float] = field(default_factory=dict)
 
 
 _STEP: ContextVar[TurnStep | None] = ContextVar("verl_credit_turn_step", default=None)
@@ -51,7 +56,7 @@ def bring_turns(step: TurnStep) -> Iterator[TurnStep]:
 def info_gain_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index=None, config=None, **_
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages_B_T, returns_B_T): the turns' advantages on the tokens the policy wrote, 0 elsewhere.
+    """(advantages_B_T, returns_B_T): the turns' advantages, weighed by the token level, on the tokens the policy wrote.
 
     The outcome of a row is the sum of its token rewards (with ``use_kl_in_reward`` the KL penalty is in it).
     Modes, equations and edge cases: ``verl_credit.credit.turn_credit``.
@@ -76,11 +81,41 @@ def info_gain_advantage(
         clip_beta=settings.clip_beta,
         norm_by_std=settings.norm_adv_by_std_in_grpo,
         row_valid_B=step.row_valid_B,
+        outcome_operator="grpo" if step.stage is None else step.stage.outcome_operator,
+        tied_groups=settings.pipeline.tied_groups,
         on_nonfinite="raise",
     )
     step.clip_scale_B_T = spread(step.credit.clip_scale_B_K1, step.turn_ids_B_T, response_mask, fill=1.0)
     advantages_B_T = spread(step.credit.advantage_B_K1, step.turn_ids_B_T, response_mask)
+    if step.stage is not None and step.stage.active:
+        advantages_B_T, step.token_metrics = step.stage.apply(
+            advantages_B_T, step.credit.outcome_advantage_B, step.outcome_B, step.group_B, step.tokens
+        )
+        if settings.pipeline.replaces_turns:
+            step.credit = as_turn_credit(advantages_B_T, step.turn_ids_B_T, response_mask, step.credit)
+    counted_B_T = response_mask.bool() & step.row_valid_B[:, None]
+    if counted_B_T.any():
+        spread_t = advantages_B_T[counted_B_T].double().std(correction=0)
+        step.token_metrics["credit/advantage/token_std"] = spread_t.item()
     return advantages_B_T, advantages_B_T.clone()
+
+
+def as_turn_credit(
+    advantage_B_T: torch.Tensor, turn_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, like: TurnCredit
+) -> TurnCredit:
+    """Means over turns of advantages that were made without turns, for metrics and trajectories."""
+    table = turn_table(turn_ids_B_T, mask_B_T)
+    n_B_K1, turns = table.n_tokens_B_K1, like.advantage_B_K1.shape[1]
+    ids_B_T = torch.where(mask_B_T.bool(), turn_ids_B_T, 0).long()
+    sum_B_K1 = torch.zeros(len(n_B_K1), turns, dtype=torch.float64)
+    sum_B_K1.scatter_add_(1, ids_B_T, torch.where(mask_B_T.bool(), advantage_B_T, 0.0).double())
+    mean_B_K1 = sum_B_K1 / torch.nn.functional.pad(n_B_K1, (0, turns - n_B_K1.shape[1])).clamp(min=1)
+    answer_B = mean_B_K1.gather(1, table.n_tool_turns_B[:, None]).squeeze(1)
+    own_B_K = torch.arange(turns - 1) < table.n_tool_turns_B[:, None]
+    tool_B_K = torch.where(own_B_K, mean_B_K1[:, :-1], answer_B[:, None])
+    return TurnCredit(
+        tool_B_K.to(like.advantage_B_K), answer_B.to(like.advantage_B_K), like.clip_scale_B_K, like.counts
+    )
 
 
 def group_numbers(uids) -> torch.Tensor:

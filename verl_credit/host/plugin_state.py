@@ -41,18 +41,25 @@ FREE = (
 )
 
 
-def save_state(folder: Path, config, step: int, metrics: dict) -> None:
+def save_state(folder: Path, config, step: int, metrics: dict, sepa: dict | None = None) -> None:
     """Written before verl's tracker file, so that a checkpoint that counts has it.
 
     ``metrics``: what the step has measured so far. verl saves before it evaluates and logs; a run killed in
     between would otherwise resume behind a step that no file tells of.
+    ``sepa``: state of the SEPA controller, where there is one.
     """
-    state = {"version": VERSION, "step": step, "config": _deciding_keys(config), "metrics": plain(metrics)}
+    state = {
+        "version": VERSION,
+        "step": step,
+        "config": _deciding_keys(config),
+        "metrics": plain(metrics),
+        "sepa": sepa,
+    }
     write_text(Path(folder) / STATE, json.dumps(state, indent=1))
 
 
-def describe_resume(config, step: int) -> tuple[str, dict]:
-    """(``resume: exact ...`` or what makes it inexact, the metrics saved with the step).
+def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
+    """(``resume: exact ...`` or what makes it inexact, the metrics saved with the step, SEPA's state).
 
     Raises ValueError when the state is of another version or step.
     """
@@ -61,7 +68,11 @@ def describe_resume(config, step: int) -> tuple[str, dict]:
         folder = Path(config.trainer.resume_from_path)
     path = folder / STATE
     if not path.exists():
-        return f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)", {}
+        return (
+            f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)",
+            {},
+            None,
+        )
     state = json.loads(path.read_text(encoding="utf-8"))
     if state.get("version") != VERSION or state.get("step") != step:
         raise ValueError(
@@ -71,11 +82,11 @@ def describe_resume(config, step: int) -> tuple[str, dict]:
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
     if not differences:
-        return f"resume: exact, from step {step}", state["metrics"]
+        return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
     shown = "; ".join(differences[:8]) + (
         f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
     )
-    return f"resume: from step {step}, not exact: {shown}", state["metrics"]
+    return f"resume: from step {step}, not exact: {shown}", state["metrics"], state.get("sepa")
 
 
 def _deciding_keys(config) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE
+from verl_credit.host.pipeline_settings import PipelineSettings
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class CreditSettings:
     ratio_level: str
     dynamic_clip: bool
     clip_beta: float
+    preset: str | None = None
+    preset_overrides: tuple[str, ...] = ()
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
 
     @classmethod
     def from_config(cls, config) -> CreditSettings:
@@ -43,6 +47,9 @@ class CreditSettings:
             ratio_level=loss.ratio_level if ours else "token",
             dynamic_clip=bool(loss.dynamic_clip) if ours else False,
             clip_beta=float(loss.clip_beta) if ours else 0.0,
+            preset=config.credit_preset,
+            preset_overrides=tuple(config.credit_overrides),
+            pipeline=PipelineSettings.from_config(config),
         )
 
     @property
@@ -57,9 +64,15 @@ class CreditSettings:
 
     def banner(self) -> str:
         """One line that says what is active."""
-        parts = [
+        parts = []
+        if self.preset:
+            changed = f" (overridden: {', '.join(self.preset_overrides)})" if self.preset_overrides else ""
+            parts.append(f"preset={self.preset}{changed}")
+        parts.append(
             f"advantage={self.info_gain_norm_mode if self.turn_estimator else f'verl {self.adv_estimator}'}"
-        ]
+        )
+        if self.turn_estimator:
+            parts += self.pipeline.banner()
         if self.scores_gain:
             parts.append(
                 f"gain={self.info_gain_type}/{self.info_gain_context}/first_turn={self.info_gain_first_turn} "

@@ -24,7 +24,12 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.host import events
 from verl_credit.host.agent_manager import CreditAgentLoopManager
-from verl_credit.host.checks import check_evaluation_faults, check_gain_has_signal, check_tool_faults
+from verl_credit.host.checks import (
+    check_evaluation_faults,
+    check_gain_has_signal,
+    check_planning_has_signal,
+    check_tool_faults,
+)
 from verl_credit.host.credit_step import TurnStep, bring_turns
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.fields import (
@@ -36,6 +41,7 @@ from verl_credit.host.fields import (
 )
 from verl_credit.host.gain_step import score_gains
 from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.host.idle import idle_lines
 from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
@@ -48,6 +54,7 @@ from verl_credit.host.run_files import (
     rewind,
 )
 from verl_credit.host.settings import CreditSettings
+from verl_credit.host.token_stage import TokenInputs, TokenStage
 from verl_credit.host.trajectories import sample_trajectories
 from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
 from verl_credit.host.watch import RolloutWatch
@@ -65,6 +72,7 @@ class CreditTrainer(PPOTrainerSync):
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self._evaluation_mode: str | None = None
         self._watch = RolloutWatch(config.faults.max_failed_rollouts)
+        self._stage: TokenStage | None = None
         super().__init__(config)
 
     @property
@@ -84,6 +92,11 @@ class CreditTrainer(PPOTrainerSync):
         buffer.poll_interval = self.config.poll_interval_s
         self._watch.attach(buffer)
         return buffer
+
+    def _init_tokenizer(self):
+        super()._init_tokenizer()
+        if self.settings.turn_estimator:
+            self._stage = TokenStage(self.settings.pipeline, self.tokenizer)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -111,6 +124,8 @@ class CreditTrainer(PPOTrainerSync):
             require_registered(f"agent loop worker {number}", names)
         self._watch.drain = agent_loop_manager.drain_errors
         events.note(self.run_dir, "banner", self.settings.banner())
+        for line in idle_lines(self.config):
+            events.note(self.run_dir, "idle", line)
         super().fit(agent_loop_manager)
 
     @property
@@ -162,10 +177,14 @@ class CreditTrainer(PPOTrainerSync):
             dp_size=self._dp_size(),
             metrics=metrics,
         )
-        return TurnStep(self.settings, turns.turn_ids_B_T, gain_B_K, mask_B_K, turns.row_valid_B)
+        return TurnStep(
+            self.settings, turns.turn_ids_B_T, gain_B_K, mask_B_K, turns.row_valid_B, stage=self._stage
+        )
 
     def _compute_advantage(self, batch, metrics):
         step = self._step
+        if self._stage is not None and self._stage.active:
+            step.tokens = self._token_inputs(batch)
         with bring_turns(step):
             batch = super()._compute_advantage(batch, metrics)
         if step.credit is None:  # another estimator with our loss: no gain, no adaptive clip
@@ -174,12 +193,31 @@ class CreditTrainer(PPOTrainerSync):
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, self._turns, n))
+        metrics.update(step.token_metrics)
         if not self._signal_seen:
             check_gain_has_signal(step)
+            check_planning_has_signal(step)
             self._signal_seen = True
         for row in sample_trajectories(self._turns, step, self.tokenizer, self.config.sample_trajectories):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
         return batch
+
+    def _token_inputs(self, batch) -> TokenInputs:
+        """Log-probs and entropies of the policy that is trained, as verl computed them for this step."""
+        names = ["old_log_probs", "responses", "response_mask"]
+        bypass = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
+        if not bypass:
+            names.append("entropy")
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
+        return TokenInputs(
+            step=self.global_steps,
+            mask_B_T=padded["response_mask"].bool(),
+            token_ids_B_T=padded["responses"],
+            log_prob_B_T=padded["old_log_probs"],
+            entropy_B_T=padded.get("entropy"),
+            row_valid_B=self._turns.row_valid_B,
+        )
 
     def _write_rows(self, batch, tensors_B_T: dict[str, torch.Tensor]):
         """Padded tensors back to TransferQueue, each row cut to its own response.
@@ -195,6 +233,10 @@ class CreditTrainer(PPOTrainerSync):
         )
         written.extra_info.update(batch.extra_info)
         return written
+
+    @property
+    def _controller(self):
+        return None if self._stage is None else self._stage.controller
 
     def _dp_size(self) -> int:
         return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
@@ -256,7 +298,9 @@ class CreditTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        save_state(folder, self.config, self.global_steps, self._metrics_so_far)
+        controller = self._controller
+        sepa = None if controller is None else controller.state_dict()
+        save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa)
         super()._save_checkpoint()
 
     def _load_checkpoint(self):
@@ -264,7 +308,9 @@ class CreditTrainer(PPOTrainerSync):
         for name in (METRICS, VALIDATION, TRAJECTORIES):
             rewind(self.run_dir / name, self.global_steps)
         if self.global_steps > 0:
-            said, saved = describe_resume(self.config, self.global_steps)
+            said, saved, sepa = describe_resume(self.config, self.global_steps)
+            if self._controller is not None and sepa is not None:
+                self._controller.load_state_dict(sepa)
             events.note(self.run_dir, "resume", said)
             if saved and self.global_steps not in {
                 row["step"] for row in read_json_lines(self.run_dir / METRICS)

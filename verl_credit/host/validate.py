@@ -9,11 +9,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES
-from verl_credit.credit.modes import MODES
+from verl_credit.credit.modes import ADAPTIVE, MODES
 from verl_credit.credit.policy_loss import RATIO_LEVELS
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, TRAINER_MODE
+from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
+from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
+from verl_credit.host.validate_pipeline import validate_pipeline
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
@@ -49,9 +52,9 @@ FLAGS = ("algorithm.norm_adv_by_std_in_grpo",)
 
 def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
-    for key, accepted in CHOICES.items():
+    for key, accepted in (CHOICES | PIPELINE_CHOICES).items():
         _one_of(config, key, accepted)
-    for key, (low, high, whole) in NUMBERS.items():
+    for key, (low, high, whole) in (NUMBERS | PIPELINE_NUMBERS).items():
         _number(config, key, low, high, whole)
     for key in FLAGS:
         _flag(config, key)
@@ -65,16 +68,17 @@ def validate(config: DictConfig) -> None:
         _number(config, f"{LOSS}.clip_beta", 0.0, 1.0, False)
     _combinations(config)
     _resolve(config)
+    validate_pipeline(config)
 
 
 def _combinations(config: DictConfig) -> None:
     estimator, mode = _get(config, "algorithm.adv_estimator"), _get(config, "algorithm.info_gain_norm_mode")
     ours = _get(config, f"{LOSS}.loss_mode") == LOSS_MODE
     dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
-    if dynamic and (estimator != ADV_ESTIMATOR or mode != "turn-group-v1d"):
+    if dynamic and (estimator != ADV_ESTIMATOR or mode not in ADAPTIVE):
         raise ConfigError(
             f"{LOSS}.dynamic_clip=true with algorithm.adv_estimator={estimator}, info_gain_norm_mode={mode}: only "
-            "turn-group-v1d gives turns a clip scale; elsewhere the switch would do nothing. "
+            f"{' and '.join(ADAPTIVE)} give turns a clip scale; elsewhere the switch would do nothing. "
             f"Set {LOSS}.dynamic_clip=false"
         )
     n = _get(config, "actor_rollout_ref.rollout.n")
@@ -128,9 +132,14 @@ def _one_of(config: DictConfig, key: str, accepted) -> None:
 def _number(config: DictConfig, key: str, low, high, whole: bool) -> None:
     value = _get(config, key)
     kind = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kind)
+        or not (low <= value <= high and math.isfinite(value))
+    ):
         name = "a whole number" if whole else "a number"
-        raise ConfigError(f"{key}={value!r}: expected {name} from {low:g} to {high:g}")
+        range_ = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
+        raise ConfigError(f"{key}={value!r}: expected {name} {range_}")
 
 
 def _flag(config: DictConfig, key: str) -> None:

@@ -1,0 +1,260 @@
+"""The token level of a run: every transform runs, rows that do not count change nothing, SEPA looks once per step."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+from verl.utils.metric import reduce_metrics
+
+from verl_credit.credit import turn_credit
+from verl_credit.credit.plugins import TransformSpec
+from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
+from verl_credit.host.token_stage import TokenInputs, TokenStage
+
+WORDS = (" so", " let", " me", " check", " the", " page", " then", " answer", " Paris", ".")
+ROWS, WIDTH = 8, 12
+OUTCOME_B = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+GROUP_B = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+OPEN = {"steps": 100, "delay_steps": 0, "correct_rate_gate": 0.0}  # lambda = step / 100
+STEP = 50
+MODES = (*TRANSFORMS, *CANONICAL)
+
+
+class Tokenizer:
+    """Ids are places in WORDS."""
+
+    def batch_decode(self, ids_N, *, clean_up_tokenization_spaces):
+        assert not clean_up_tokenization_spaces
+        return ["".join(WORDS[i] for i in ids) for ids in ids_N]
+
+
+def halve(context):
+    return [[value / 2 for value in values] for values in context.turn_advantages_G]
+
+
+def reward_per_token(context):
+    return [
+        [reward] * len(values) for reward, values in zip(context.rewards_G, context.logprobs_G, strict=True)
+    ]
+
+
+halved_by_parts = TransformSpec(
+    "halved", use_gtpo=False, post_process=lambda a, u, p: ([[x / 2 for x in r] for r in a], {})
+)
+OWN = {"transform_mode": f"{__name__}.halve"}, {"algorithm_mode": f"{__name__}.reward_per_token"}
+
+
+def stage_of(transform_mode="none", **changes):
+    changes = {"sepa": OPEN, **changes}
+    return TokenStage(PipelineSettings(transform_mode=transform_mode, **changes), Tokenizer())
+
+
+def batch(step=STEP):
+    """Rows of different length with an observation in the middle; three of them plan."""
+    random = torch.Generator().manual_seed(0)
+    ids_B_T = torch.randint(4, len(WORDS), (ROWS, WIDTH), generator=random)
+    ids_B_T[0, 1:4] = ids_B_T[2, 7:10] = ids_B_T[5, :3] = torch.tensor([1, 2, 3])
+    mask_B_T = torch.arange(WIDTH) < torch.tensor([12, 9, 11, 10, 12, 8, 7, 12])[:, None]
+    mask_B_T[:, 4:6] = False
+    entropy_B_T = torch.rand(ROWS, WIDTH, generator=random) * 2
+    log_prob_B_T = -torch.rand(ROWS, WIDTH, generator=random) * 3
+    return TokenInputs(step, mask_B_T, ids_B_T, log_prob_B_T, entropy_B_T, torch.ones(ROWS, dtype=torch.bool))
+
+
+def apply(stage, inputs, outcome_B=OUTCOME_B, group_B=GROUP_B):
+    """(advantage_B_T, metrics, turn_advantage_B_T); one turn per row."""
+    credit = turn_credit(
+        outcome_B,
+        torch.zeros(len(outcome_B), 0),
+        torch.zeros(len(outcome_B), 0, dtype=torch.bool),
+        group_B,
+        info_gain_norm_mode="none",
+        norm_by_std=False,
+        outcome_operator=stage.outcome_operator,
+        row_valid_B=inputs.row_valid_B,
+    )
+    turn_B_T = torch.where(inputs.mask_B_T, credit.outcome_advantage_B[:, None], 0.0)
+    return *stage.apply(turn_B_T, credit.outcome_advantage_B, outcome_B, group_B, inputs), turn_B_T
+
+
+def with_padding(inputs):
+    """Three more rows that do not count, in groups of real rows, full of what must never be read."""
+    nan_3_T = torch.full((3, WIDTH), float("nan"))
+    return TokenInputs(
+        inputs.step,
+        torch.cat([inputs.mask_B_T, torch.ones(3, WIDTH, dtype=torch.bool)]),
+        torch.cat([inputs.token_ids_B_T, torch.full((3, WIDTH), -7)]),
+        torch.cat([inputs.log_prob_B_T, nan_3_T]),
+        torch.cat([inputs.entropy_B_T, nan_3_T]),
+        torch.cat([inputs.row_valid_B, torch.zeros(3, dtype=torch.bool)]),
+    )
+
+
+each_pipeline = pytest.mark.parametrize(
+    "pipeline",
+    [*({"transform_mode": mode, "uncertainty_kind": "shannon_entropy"} for mode in MODES), *OWN],
+    ids=lambda pipeline: next(iter(pipeline.values())),
+)
+
+
+@each_pipeline
+def test_every_mode_gives_finite_credit_to_policy_tokens_and_none_to_others(pipeline):
+    inputs = batch()
+    advantage_B_T, metrics, turn_B_T = apply(stage_of(**pipeline), inputs)
+    assert advantage_B_T.shape == turn_B_T.shape and advantage_B_T.isfinite().all()
+    assert not advantage_B_T[~inputs.mask_B_T].any() and advantage_B_T[inputs.mask_B_T].any()
+    assert torch.equal(advantage_B_T, turn_B_T) == (pipeline.get("transform_mode") == "none")
+    assert metrics["credit/advantage_abs/token"] == pytest.approx(
+        advantage_B_T[inputs.mask_B_T].abs().mean().item()
+    )
+
+
+@each_pipeline
+def test_rows_that_do_not_count_change_no_bit_and_no_observation(pipeline):
+    outcome_B = torch.cat([OUTCOME_B, torch.tensor([float("nan"), 1e9, 1.0])])
+    group_B = torch.cat([GROUP_B, torch.tensor([0, 1, 1])])
+    alone, padded = stage_of(**pipeline), stage_of(**pipeline)
+    for step in (1, 2):
+        expected_B_T, expected, _ = apply(alone, batch(step))
+        advantage_B_T, metrics, _ = apply(padded, with_padding(batch(step)), outcome_B, group_B)
+        assert torch.equal(advantage_B_T[:ROWS], expected_B_T) and not advantage_B_T[ROWS:].any()
+        assert metrics == pytest.approx(expected, rel=1e-12)
+    if alone.controller is not None:
+        assert alone.controller.state_dict() == padded.controller.state_dict()
+
+
+@pytest.mark.parametrize("row", range(ROWS))
+def test_a_lost_row_in_the_middle_is_as_if_it_were_not_there(row):
+    inputs, others = batch(), [i for i in range(ROWS) if i != row]
+    lost = replace(inputs, row_valid_B=torch.arange(ROWS) != row)
+    fewer = [
+        x[others] for x in (inputs.mask_B_T, inputs.token_ids_B_T, inputs.log_prob_B_T, inputs.entropy_B_T)
+    ]
+    without = TokenInputs(STEP, *fewer, torch.ones(ROWS - 1, dtype=torch.bool))
+    here, metrics, _ = apply(stage_of("gtpo_sepa_hicra"), lost)
+    gone, expected, _ = apply(stage_of("gtpo_sepa_hicra"), without, OUTCOME_B[others], GROUP_B[others])
+    assert (
+        torch.equal(here[others], gone)
+        and not here[row].any()
+        and metrics == pytest.approx(expected, rel=1e-12)
+    )
+
+
+def test_the_eight_conditions_of_the_factorial_differ_pairwise():
+    transforms = ("none", "gtpo", "gtpo_hicra", "gtpo_sepa")
+    conditions = {
+        (outcome, mode): apply(stage_of(mode, advantage_mode=outcome), batch())[0]
+        for outcome in ("grpo", "maxrl")
+        for mode in transforms
+    }
+    assert len(conditions) == 8
+    for one, other in combinations(conditions, 2):
+        assert (conditions[one] - conditions[other]).abs().max() > 1e-3, (one, other)
+
+
+READS = {  # setting: (another value, the modes whose advantages it changes)
+    "gtpo_beta": (0.5, {m for m in TRANSFORMS if m != "none"}),
+    "hicra_alpha": (0.5, {"gtpo_hicra", "gtpo_sepa_hicra"}),
+    "entropy_mask_rho": (0.7, {"entropy_mask"}),
+    "strategic_grams": (["the page"], {m for m in TRANSFORMS if "hicra" in m or "sepa" in m}),
+    "sepa": (OPEN | {"steps": 500}, {m for m in TRANSFORMS if "sepa" in m}),
+    "uncertainty_kind": ("predictive_variance", {m for m in TRANSFORMS if m != "none"}),
+    "population": ("joint", {"gtpo_canonical"}),
+    "alpha_2": (0.5, {"gtpo_canonical"}),
+    "beta_2": (0.5, {"grpo_s"}),
+    "entropy_clip": ((0.5, 1.0), set(CANONICAL)),
+    "advantage_mode": ("maxrl", set(TRANSFORMS)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_every_setting_reaches_the_modes_that_read_it_and_no_other(name):
+    value, readers = READS[name]
+    for mode in MODES:
+        if name == "uncertainty_kind" and mode in CANONICAL:
+            continue  # refused by the configuration
+        vetted = {"uncertainty_kind": "shannon_entropy"}
+        before, after = (
+            apply(stage_of(mode, **vetted | changes), batch())[0] for changes in ({}, {name: value})
+        )
+        assert torch.equal(before, after) == (mode not in readers), mode
+
+
+def test_metrics_are_averaged_over_workers_not_reduced_to_an_extreme():
+    for pipeline in (*({"transform_mode": mode} for mode in MODES), *OWN):
+        _, metrics, _ = apply(stage_of(**pipeline), batch())
+        assert all(name.startswith("credit/") and type(value) is float for name, value in metrics.items())
+        assert set(reduce_metrics({name: [1.0, 2.0, 6.0] for name in metrics}).values()) == {3.0}
+        assert not [name for name in metrics for word in ("max", "min", "sum", "total") if word in name]
+
+
+def test_sepa_is_observed_once_per_step_and_after_lambda_was_used(monkeypatch):
+    """The step whose outcomes open the gate is itself computed with the gate closed."""
+    stage, plain = stage_of("gtpo_sepa", sepa=OPEN | {"correct_rate_gate": 0.5}), stage_of("gtpo")
+    seen, observe = [], stage.controller.observe
+    monkeypatch.setattr(stage.controller, "observe", lambda *args: (seen.append(args), observe(*args)))
+    advantage_B_T, metrics, _ = apply(stage, batch(40))
+    assert torch.equal(advantage_B_T, apply(plain, batch(40))[0])
+    assert (metrics["credit/sepa_lambda"], metrics["credit/sepa_gate_open"]) == (0.0, 0.0)
+    assert stage.controller.gate_open and len(seen) == 1
+    advantage_B_T, metrics, _ = apply(stage, batch(41))
+    assert (metrics["credit/sepa_lambda"], metrics["credit/sepa_gate_open"]) == (0.41, 1.0) and len(seen) == 2
+    assert not torch.equal(advantage_B_T, apply(plain, batch(41))[0])
+    with pytest.raises(ValueError, match="step 41 was observed already"):
+        apply(stage, batch(41))
+
+
+def test_sepa_sees_the_share_of_correct_rows_and_the_uncertainty_of_execution_tokens(monkeypatch):
+    stage, inputs = stage_of("gtpo_sepa"), batch()
+    seen = []
+    monkeypatch.setattr(stage.controller, "observe", lambda *args: seen.append(args))
+    apply(stage, replace(inputs, row_valid_B=torch.arange(ROWS) != 1), OUTCOME_B * 0.51)
+    ((step, correct, values_N),) = seen
+    planning = {(0, 1), (0, 2), (0, 3), (2, 7), (2, 8), (2, 9), (5, 0), (5, 1), (5, 2)}
+    cells = [c for c in inputs.mask_B_T.nonzero().tolist() if c[0] != 1 and tuple(c) not in planning]
+    assert (step, correct) == (STEP, pytest.approx(4 / 7))
+    assert values_N.tolist() == [-inputs.log_prob_B_T[row, t].item() for row, t in cells]
+
+
+def test_what_is_not_needed_is_not_built():
+    for mode, spec in TRANSFORMS.items():
+        stage = stage_of(mode)
+        assert (stage.controller is not None) == spec.uses_sepa_controller and stage.active == (
+            mode != "none"
+        )
+        _, metrics, _ = apply(stage, batch())
+        assert ("credit/planning/token_share" in metrics) == spec.needs_planning
+
+
+def every_token(token_ids_B_T, mask_B_T, decode):
+    assert decode([1, 2]) == [" let", " me"]
+    return torch.ones_like(mask_B_T)
+
+
+def two_everywhere(token_ids_B_T, mask_B_T, decode):
+    return torch.full(mask_B_T.shape, 2)
+
+
+def test_a_detector_of_the_users_marks_policy_tokens_only_and_what_it_returns_is_checked():
+    inputs = batch()
+    advantage_B_T, metrics, _ = apply(stage_of("gtpo_hicra", detector=f"{__name__}.every_token"), inputs)
+    plain_B_T, *_ = apply(stage_of("gtpo"), inputs)
+    assert metrics["credit/planning/token_share"] == 1.0
+    assert torch.allclose(advantage_B_T, plain_B_T + 0.2 * plain_B_T.abs())
+    with pytest.raises(
+        ValueError, match=r"algorithm.planning.detector='.*two_everywhere' .* expected a mask of shape"
+    ):
+        apply(stage_of("gtpo_hicra", detector=f"{__name__}.two_everywhere"), inputs)
+
+
+def test_entropies_that_never_arrive_are_refused():
+    with pytest.raises(ValueError, match="uncertainty_kind='shannon_entropy' needs entropy_B_T"):
+        apply(stage_of("gtpo", uncertainty_kind="entropy"), replace(batch(), entropy_B_T=None))
+
+
+@pytest.mark.parametrize("name", ["advantage_mode", "transform_mode", "algorithm_mode", "uncertainty_kind"])
+def test_a_path_that_leads_nowhere_ends_the_run_when_the_stage_is_built(name):
+    with pytest.raises(ValueError, match=f"algorithm.{name}='no_such.thing': cannot import 'no_such'"):
+        TokenStage(PipelineSettings(sepa=OPEN, **{name: "no_such.thing"}), Tokenizer())

@@ -1,0 +1,206 @@
+"""`verl-credit explain`: the pipeline that a configuration would run, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.idle import idle_lines
+from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.validate import validate
+
+REFUSED = 4
+NEEDED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "search.url")
+PYTHON_LISTS = "Python lists, a call per prompt"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the pipeline."""
+
+    level: str
+    name: str
+    says: str
+    reads: str
+    cost: str = ""
+
+
+def explain(name: str, overrides: list[str], config_dir: str | None = None) -> int:
+    """Print it. Exit code 0, or 4 for a configuration that would be refused."""
+    try:
+        config = load_config(name, overrides, config_dir)
+        validate(config)
+    except ConfigError as error:
+        print(f"verl-credit explain: this would be refused: {error}")
+        return REFUSED
+    print(explanation(name, config))
+    return 0
+
+
+def explanation(name: str, config: DictConfig) -> str:
+    settings = CreditSettings.from_config(config)
+    lines = [f"{name}: {settings.banner()}", ""]
+    for number, stage in enumerate(stages(config, settings), 1):
+        lines += [
+            f"{number}. {stage.level}: {stage.name}",
+            f"     {stage.says}",
+            f"     reads {stage.reads}",
+            *([f"     costs {stage.cost}"] if stage.cost else []),
+        ]
+    lines += ["", *idle_lines(config)]
+    lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
+    return "\n".join(lines)
+
+
+def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
+    """In the order in which they act."""
+    if not settings.turn_estimator:
+        yield Stage("advantage", f"verl's {settings.adv_estimator}", "verl's own estimator", "verl's batch")
+    else:
+        if settings.scores_gain:
+            yield _gain(config, settings)
+        yield from _credit(config, settings)
+    yield _loss(config, settings)
+
+
+def missing(config: DictConfig) -> list[str]:
+    """Inputs without a value, and files that are not there."""
+    lab, found = "lab" in config, []
+    for key in NEEDED:
+        value = None if OmegaConf.is_missing(*_parent(config, key)) else OmegaConf.select(config, key)
+        if key == "search.url":
+            found += [] if value or lab else [f"{key} (a server with POST /retrieve)"]
+            continue
+        for path in [value] if value is None or isinstance(value, str) else value:
+            if path is None:
+                found.append(key)
+            elif not lab and _is_local(key, path) and not Path(path).expanduser().exists():
+                found.append(f"{key}={path} (not there)")
+    return found
+
+
+def _is_local(key: str, path: str) -> bool:
+    """Data are files; a model may also be a name on the hub."""
+    return key.startswith("data.") or path.startswith(("/", ".", "~"))
+
+
+def _parent(config: DictConfig, key: str) -> tuple[DictConfig, str]:
+    parent, _, leaf = key.rpartition(".")
+    return OmegaConf.select(config, parent), leaf
+
+
+def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
+    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    contexts = config.search.max_searches + 1
+    return Stage(
+        "information gain",
+        settings.info_gain_type,
+        "p = exp(mean log-prob of the first gold answer's tokens), before the first search and after each; gain = what a "
+        f"search added ({settings.info_gain_context}, first_turn={settings.info_gain_first_turn})",
+        "the gold answer, the policy",
+        f"up to {contexts} more rows per trajectory through compute_log_prob: {rows * contexts} a step",
+    )
+
+
+def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
+    pipeline = settings.pipeline
+    if pipeline.algorithm_mode:
+        yield Stage(
+            "whole pipeline",
+            pipeline.algorithm_mode,
+            f"yours; algorithm_params={pipeline.algorithm_params}",
+            "rewards, log-probs, entropies, planning mask, sepa lambda",
+            PYTHON_LISTS,
+        )
+        return
+    if pipeline.canonical:
+        yield _registered("canonical", pipeline.transform_mode)
+        return
+    if settings.info_gain_norm_mode in ("joint", "turn-group"):
+        says = "inside the turn level, which normalises outcomes itself"
+        yield Stage("outcome", "grpo", says, "rewards, groups")
+    else:
+        yield _registered("outcome", pipeline.advantage_mode, f"f(rewards, {pipeline.advantage_params})")
+    yield _registered(
+        "turn",
+        settings.info_gain_norm_mode,
+        note=f"gamma={settings.gamma:g} alpha={settings.adv_rescale_alpha:g} tied_groups={pipeline.tied_groups}",
+    )
+    if pipeline.own_transform:
+        yield Stage(
+            "token",
+            pipeline.transform_mode,
+            f"yours; transform_params={pipeline.transform_params}",
+            f"outcome advantages, {pipeline.uncertainty_kind}",
+            PYTHON_LISTS,
+        )
+    elif pipeline.transform_mode != "none":
+        yield from _token(pipeline)
+
+
+def _token(pipeline: PipelineSettings) -> Iterator[Stage]:
+    transform = TRANSFORMS[pipeline.transform_mode]
+    kind = canonical_kind(pipeline.uncertainty_kind)
+    yield Stage(
+        "uncertainty",
+        kind or pipeline.uncertainty_kind,
+        "h of every token the policy wrote",
+        "entropies that come with old_log_probs" if kind == "shannon_entropy" else "old_log_probs",
+        PYTHON_LISTS if kind is None else "",
+    )
+    if transform.needs_planning:
+        encoder = pipeline.detector == "anchors"
+        yield Stage(
+            "planning mask",
+            pipeline.detector,
+            f"sentences near those of {pipeline.planning_model}"
+            if encoder
+            else "which tokens plan rather than execute",
+            "the decoded text of every trajectory",
+            "an encoder pass over every sentence" if encoder else "one pass over the text (evidence/credit)",
+        )
+    if transform.uses_sepa_controller:
+        sepa = pipeline.sepa
+        yield Stage(
+            "sepa controller",
+            sepa["schedule"],
+            f"lambda from 0 to 1 over {sepa['steps']} steps after {sepa['delay_steps']}, 0 until the correct rate was once "
+            f"{sepa['correct_rate_gate']:g}; ramp_from={sepa['ramp_from']}",
+            "the step, outcomes, the variance of h over execution tokens",
+        )
+    yield _registered(
+        "token",
+        pipeline.transform_mode,
+        note=f"beta={pipeline.gtpo_beta:g}"
+        + (f" hicra alpha={pipeline.hicra_alpha:g}" if transform.amplified else "")
+        + (f" rho={pipeline.entropy_mask_rho:g}" if transform.masked else ""),
+    )
+
+
+def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
+    actor = config.actor_rollout_ref.actor
+    clip = f"clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
+    if settings.dynamic_clip:
+        clip += f", times the turn's scale in (1 - {settings.clip_beta:g}, 1 + {settings.clip_beta:g})"
+    return Stage(
+        "loss",
+        actor.policy_loss.loss_mode,
+        f"ratio per {settings.ratio_level}, {clip}",
+        "log-probs, advantages, turn ids",
+    )
+
+
+def _registered(level: str, name: str, own: str = "", note: str = "") -> Stage:
+    operator = REGISTRY.get((level, name))
+    if operator is None:
+        return Stage(level, name, f"yours; {own}", "rewards of a prompt", PYTHON_LISTS)
+    says = operator.equation + (f"  [{note}]" if note else "")
+    return Stage(level, name, says, ", ".join(operator.reads) or "the turns' advantages")

@@ -1,0 +1,111 @@
+"""What a configuration sets and nothing reads, and what it switches on to no effect: said, so that nobody is misled."""
+
+from __future__ import annotations
+
+import math
+
+from omegaconf import DictConfig
+
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
+from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.host.settings import CreditSettings
+
+RESCALED = ("turn-group-v1d", "turn-group-unbiased")
+SEPA_DEFAULTS = {
+    "steps": 500,
+    "schedule": "linear",
+    "delay_steps": 50,
+    "correct_rate_gate": 0.1,
+    "ema_decay": 0.99,
+    "var_threshold": 0.2,
+    "warmup": 50,
+    "ramp_from": "start",
+}
+
+
+def unused(config: DictConfig) -> list[str]:
+    """``key=value`` of keys that differ from their default and that nothing of the chosen pipeline reads."""
+    credit = CreditSettings.from_config(config)
+    settings, transform = credit.pipeline, _transform(credit.pipeline)
+    own = settings.algorithm_mode is not None or settings.own_transform
+    gains, sepa = credit.scores_gain, own or transform.uses_sepa_controller
+    ours = credit.turn_estimator
+    kind = canonical_kind(settings.uncertainty_kind)
+    weighted, planned = own or transform.weighted, own or transform.needs_planning
+    keys = [  # key, value, default, read?
+        ("gtpo.beta", settings.gtpo_beta, 0.1, weighted),
+        ("hicra.alpha", settings.hicra_alpha, 0.2, own or transform.amplified),
+        ("entropy_mask.rho", settings.entropy_mask_rho, 0.2, transform.masked),
+        ("uncertainty_kind", kind or settings.uncertainty_kind, "surprisal", weighted or settings.canonical),
+        ("planning.detector", settings.detector, "grams", planned),
+        ("planning.model", settings.planning_model, None, planned and settings.detector == "anchors"),
+        ("planning.threshold", settings.planning_threshold, 0.02, planned and settings.detector == "anchors"),
+        ("strategic_grams", settings.strategic_grams, None, planned and settings.detector == "grams"),
+        ("canonical.population", settings.population, "all", settings.transform_mode == "gtpo_canonical"),
+        ("canonical.entropy_clip", settings.entropy_clip, None, settings.canonical),
+        ("advantage_params", settings.advantage_params, {}, settings.advantage_mode not in OUTCOME_OPERATORS),
+        ("transform_params", settings.transform_params, {}, settings.own_transform or kind is None),
+        ("algorithm_params", settings.algorithm_params, {}, settings.algorithm_mode is not None),
+        ("tied_groups", settings.tied_groups, "keep", ours and not settings.replaces_turns),
+        ("info_gain_on_error", credit.info_gain_on_error, "raise", gains),
+        ("info_gain_type", credit.info_gain_type, "prob_diff", gains),
+        ("info_gain_first_turn", credit.info_gain_first_turn, "prior", gains),
+        ("info_gain_context", credit.info_gain_context, "observation", gains),
+        ("gamma", credit.gamma, 1.0, gains or not ours),
+        ("adv_rescale_alpha", credit.adv_rescale_alpha, 0.3, credit.info_gain_norm_mode in RESCALED),
+    ]
+    for name, default, reader in (
+        ("alpha_1", 1.0, "gtpo_canonical"),
+        ("alpha_2", 0.1, "gtpo_canonical"),
+        ("beta_1", 1.0, "grpo_s"),
+        ("beta_2", 0.1, "grpo_s"),
+    ):
+        read = settings.transform_mode == reader
+        keys.append((f"canonical.{name}", getattr(settings, name), default, read))
+    keys += [(f"sepa.{name}", settings.sepa[name], default, sepa) for name, default in SEPA_DEFAULTS.items()]
+    return [f"algorithm.{key}={value}" for key, value, default, read in keys if not read and value != default]
+
+
+def without_effect(config: DictConfig) -> list[str]:
+    """Parts that are switched on and, as they are set, change no number of this run."""
+    credit = CreditSettings.from_config(config)
+    settings, transform, found = credit.pipeline, _transform(credit.pipeline), []
+    if transform.weighted and settings.gtpo_beta == 0:
+        found.append("algorithm.gtpo.beta=0: every token has weight 1")
+    if transform.amplified and settings.hicra_alpha == 0:
+        found.append("algorithm.hicra.alpha=0: planning tokens are not amplified")
+    if transform.masked and not 0 < settings.entropy_mask_rho < 1:
+        found.append(f"algorithm.entropy_mask.rho={settings.entropy_mask_rho:g}: no token is masked")
+    if credit.scores_gain and credit.info_gain_norm_mode in RESCALED and credit.adv_rescale_alpha == 0:
+        where = "the clip range only" if credit.dynamic_clip else "nothing"
+        found.append(f"algorithm.adv_rescale_alpha=0: gains act on {where}")
+    if credit.dynamic_clip and credit.clip_beta == 0:
+        found.append("policy_loss.clip_beta=0: every turn has the same clip range")
+    steps = config.trainer.total_training_steps
+    if transform.uses_sepa_controller and steps is not None:
+        first = _first_sepa_step(settings.sepa)
+        if steps < first:
+            found.append(
+                f"algorithm.sepa: lambda is 0 until step {first}, and trainer.total_training_steps={steps}"
+            )
+    return found
+
+
+def idle_lines(config: DictConfig) -> list[str]:
+    """Both, as sentences for the run's notes."""
+    keys = unused(config)
+    lines = [f"set, and read by nothing here: {', '.join(keys)}"] if keys else []
+    return lines + [f"without effect: {line}" for line in without_effect(config)]
+
+
+def _first_sepa_step(sepa: dict) -> int:
+    """The first step at which lambda can be above 0, the gate open from the start."""
+    ramp = sepa["delay_steps"] + 1 if sepa["steps"] > 0 else math.inf
+    # auto: the mean is compared with what it was after the warm-up, first by the observation after that
+    return ramp if sepa["schedule"] == "linear" else min(ramp, sepa["warmup"] + 2)
+
+
+def _transform(settings: PipelineSettings) -> TokenTransform:
+    return TRANSFORMS.get(settings.transform_mode, TokenTransform())

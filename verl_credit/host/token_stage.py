@@ -1,0 +1,219 @@
+"""Outcome and token level of one run: operators resolved once, state kept, applied inside the estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.credit.grpo_s import grpo_s
+from verl_credit.credit.gtpo_canonical import gtpo_canonical
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome_plugin import outcome_operator
+from verl_credit.credit.planning import coverage
+from verl_credit.credit.plugins import (
+    as_transform_spec,
+    as_uncertainty_spec,
+    load,
+    run_algorithm,
+    run_transform,
+    run_uncertainty,
+)
+from verl_credit.credit.sepa_controller import SepaController
+from verl_credit.credit.token_credit import token_credit, token_stats
+from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.uncertainty import canonical_kind, uncertainty
+from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.host.planning import planning_detector
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """What the token level reads of a batch, row for row as verl's data."""
+
+    step: int
+    mask_B_T: torch.Tensor
+    token_ids_B_T: torch.Tensor
+    log_prob_B_T: torch.Tensor
+    entropy_B_T: torch.Tensor | None
+    row_valid_B: torch.Tensor
+
+    @property
+    def counted_B_T(self) -> torch.Tensor:
+        """Policy tokens of the rows that count."""
+        return self.mask_B_T.bool() & self.row_valid_B[:, None]
+
+
+class TokenStage:
+    """Built once per run, where a wrong dotted path or a missing model ends the run; keeps SEPA's state."""
+
+    def __init__(self, settings: PipelineSettings, tokenizer):
+        self.settings = settings
+        self.outcome_operator = settings.advantage_mode
+        if settings.advantage_mode not in OUTCOME_OPERATORS:
+            found = load(settings.advantage_mode, "algorithm.advantage_mode")
+            self.outcome_operator = outcome_operator(
+                found, settings.advantage_mode, settings.advantage_params
+            )
+        self._algorithm = (
+            load(settings.algorithm_mode, "algorithm.algorithm_mode") if settings.algorithm_mode else None
+        )
+        self._transform = None
+        if settings.own_transform and self._algorithm is None:
+            found = load(settings.transform_mode, "algorithm.transform_mode")
+            self._transform = as_transform_spec(found, settings.transform_mode)
+        self._uncertainty = None
+        if canonical_kind(settings.uncertainty_kind) is None:
+            found = load(settings.uncertainty_kind, "algorithm.uncertainty_kind")
+            self._uncertainty = as_uncertainty_spec(found, settings.uncertainty_kind)
+        spec = self._transform or TRANSFORMS.get(settings.transform_mode)
+        everything = self._algorithm is not None
+        self._detect = None
+        pooled = everything or (spec is not None and spec.uses_sepa_controller)
+        if pooled or (spec is not None and spec.needs_planning):  # the controller observes execution tokens
+            self._detect = planning_detector(settings, tokenizer)
+        self.controller = None
+        if pooled:
+            self.controller = SepaController(**settings.sepa)
+
+    @property
+    def active(self) -> bool:
+        return self.settings.token_level
+
+    def apply(
+        self,
+        turn_advantage_B_T: torch.Tensor,
+        outcome_advantage_B: torch.Tensor,
+        outcome_B: torch.Tensor,
+        group_B: torch.Tensor,
+        inputs: TokenInputs,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """(advantage_B_T, metrics). lambda is what it was before this step; then the step is observed."""
+        settings, mask_B_T = self.settings, inputs.counted_B_T
+        planning_B_T = None if self._detect is None else self._detect(inputs.token_ids_B_T, mask_B_T)
+        uncertainty_B_T = self._uncertainties(inputs, mask_B_T, planning_B_T)
+        lam = 0.0 if self.controller is None else self.controller.lam(inputs.step)
+        shared = {
+            "step": inputs.step,
+            "sepa_lambda": lam,
+            "gtpo_beta": settings.gtpo_beta,
+            "hicra_alpha": settings.hicra_alpha,
+        }
+        extra: dict[str, float] = {}
+        stats = token_stats(uncertainty_B_T, uncertainty_B_T, planning_B_T, mask_B_T)
+        if self._algorithm is not None:
+            advantage_B_T, extra = run_algorithm(
+                self._algorithm,
+                outcome_B,
+                inputs.log_prob_B_T,
+                mask_B_T,
+                group_B,
+                inputs.row_valid_B,
+                name=settings.algorithm_mode,
+                planning_B_T=planning_B_T,
+                entropy_B_T=inputs.entropy_B_T,
+                params=settings.algorithm_params,
+                **shared,
+            )
+        elif settings.canonical:
+            advantage_B_T = self._canonical(outcome_B, uncertainty_B_T, mask_B_T, group_B, inputs.row_valid_B)
+        elif self._transform is not None:
+            advantage_B_T, extra = run_transform(
+                self._transform,
+                turn_advantage_B_T,
+                outcome_advantage_B,
+                mask_B_T,
+                group_B,
+                inputs.row_valid_B,
+                log_prob_B_T=inputs.log_prob_B_T,
+                uncertainty_B_T=uncertainty_B_T,
+                planning_B_T=planning_B_T,
+                uncertainty_kind=settings.uncertainty_kind,
+                params=settings.transform_params,
+                **shared,
+            )
+        else:
+            credit = token_credit(
+                turn_advantage_B_T,
+                mask_B_T,
+                transform_mode=settings.transform_mode,
+                uncertainty_B_T=uncertainty_B_T,
+                planning_B_T=planning_B_T,
+                group_B=group_B,
+                sepa_lambda=lam,
+                gtpo_beta=settings.gtpo_beta,
+                hicra_alpha=settings.hicra_alpha,
+                entropy_mask_rho=settings.entropy_mask_rho,
+            )
+            advantage_B_T, stats = credit.advantage_B_T, credit.stats
+            extra = weight_metrics(credit.weight_B_T, mask_B_T)
+        metrics = {f"credit/{name}": float(value) for name, value in (stats | extra).items()}
+        if mask_B_T.any():
+            metrics["credit/advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean().item()
+        if planning_B_T is not None:
+            metrics |= {
+                f"credit/{name}": float(value) for name, value in coverage(planning_B_T, mask_B_T).items()
+            }
+        if self.controller is not None:
+            metrics |= {
+                f"credit/{name}": float(value) for name, value in self.controller.metrics(inputs.step).items()
+            }
+            metrics["credit/sepa_lambda"] = lam
+            self._observe(inputs, outcome_B, uncertainty_B_T, planning_B_T, mask_B_T)
+        return advantage_B_T, metrics
+
+    def _uncertainties(self, inputs: TokenInputs, mask_B_T, planning_B_T) -> torch.Tensor:
+        if self._uncertainty is not None:
+            return run_uncertainty(
+                self._uncertainty,
+                inputs.log_prob_B_T,
+                mask_B_T,
+                entropy_B_T=inputs.entropy_B_T,
+                planning_B_T=planning_B_T,
+                params=self.settings.transform_params,
+            )
+        return uncertainty(
+            self.settings.uncertainty_kind, inputs.log_prob_B_T, mask_B_T, entropy_B_T=inputs.entropy_B_T
+        )
+
+    def _canonical(self, outcome_B, entropy_B_T, mask_B_T, group_B, row_valid_B) -> torch.Tensor:
+        settings = self.settings
+        shared = {"entropy_clip": settings.entropy_clip, "row_valid_B": row_valid_B}
+        if settings.transform_mode == "gtpo_canonical":
+            return gtpo_canonical(
+                outcome_B,
+                entropy_B_T,
+                mask_B_T,
+                group_B,
+                alpha_1=settings.alpha_1,
+                alpha_2=settings.alpha_2,
+                population=settings.population,
+                **shared,
+            )
+        advantage_B = grpo_s(
+            outcome_B,
+            entropy_B_T,
+            mask_B_T,
+            group_B,
+            beta_1=settings.beta_1,
+            beta_2=settings.beta_2,
+            **shared,
+        )
+        return torch.where(mask_B_T, advantage_B[:, None], 0.0)
+
+    def _observe(self, inputs: TokenInputs, outcome_B, uncertainty_B_T, planning_B_T, mask_B_T) -> None:
+        outcomes_b = outcome_B[inputs.row_valid_B]
+        correct = (outcomes_b > 0.5).double().mean().item() if len(outcomes_b) else float("nan")
+        self.controller.observe(inputs.step, correct, uncertainty_B_T[mask_B_T & ~planning_B_T.bool()])
+
+
+def weight_metrics(weight_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, float]:
+    """Spread of the token weights and the share of tokens whose weight was floored at 0, over policy tokens."""
+    weights = weight_B_T[mask_B_T].double()
+    if not len(weights):
+        return {}
+    return {
+        "token_weight/mean": weights.mean().item(),
+        "token_weight/std": weights.std(correction=0).item(),
+        "token_weight/share_zero": (weights == 0).double().mean().item(),
+    }

@@ -1,0 +1,234 @@
+"""Values and combinations of the outcome and token level's keys, checked before anything heavy starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.credit.modes import ANY_OPERATOR
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
+from verl_credit.credit.strategic_grams import parse_grams
+from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.uncertainty import UNCERTAINTY_KINDS, canonical_kind
+from verl_credit.host.compose import ConfigError
+from verl_credit.host.fields import ADV_ESTIMATOR
+from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
+from verl_credit.host.planning import DETECTORS
+
+CHOICES = {
+    "algorithm.tied_groups": ("keep", "skip"),
+    "algorithm.sepa.schedule": ("linear", "auto"),
+    "algorithm.sepa.ramp_from": ("start", "gate"),
+    "algorithm.canonical.population": ("polarity", "all", "joint"),
+}
+NUMBERS = {  # key: (smallest, largest, whole number?)
+    "algorithm.gtpo.beta": (0.0, math.inf, False),
+    "algorithm.hicra.alpha": (0.0, math.inf, False),
+    "algorithm.entropy_mask.rho": (0.0, 1.0, False),
+    "algorithm.sepa.steps": (0, math.inf, True),
+    "algorithm.sepa.delay_steps": (0, math.inf, True),
+    "algorithm.sepa.correct_rate_gate": (0.0, 1.0, False),
+    "algorithm.sepa.ema_decay": (0.0, 1.0, False),
+    "algorithm.sepa.var_threshold": (0.0, 1.0, False),
+    "algorithm.sepa.warmup": (1, math.inf, True),
+    "algorithm.canonical.alpha_1": (0.0, math.inf, False),
+    "algorithm.canonical.alpha_2": (0.0, math.inf, False),
+    "algorithm.canonical.beta_1": (0.0, math.inf, False),
+    "algorithm.canonical.beta_2": (0.0, math.inf, False),
+    "algorithm.planning.threshold": (-1.0, 1.0, False),
+}
+
+
+def validate_pipeline(config: DictConfig) -> None:
+    """Raise ConfigError for the first thing that is wrong. Values of CHOICES and NUMBERS are checked by the caller."""
+    _entropy_clip(config.algorithm.canonical.entropy_clip)
+    settings = PipelineSettings.from_config(config)
+    mode = config.algorithm.info_gain_norm_mode
+    _only_with_our_estimator(config, settings)
+    _named("algorithm.advantage_mode", settings.advantage_mode, OUTCOME_OPERATORS, _load_outcome)
+    _named(
+        "algorithm.transform_mode", settings.transform_mode, (*TRANSFORMS, *CANONICAL), _load_transform(mode)
+    )
+    _named("algorithm.uncertainty_kind", settings.uncertainty_kind, UNCERTAINTY_KINDS, _load_uncertainty)
+    if settings.algorithm_mode:
+        _load("algorithm.algorithm_mode", settings.algorithm_mode)
+        _replaces_everything(settings, mode)
+    _outcome_level(config, settings, mode)
+    _token_level(config, settings, mode)
+    _planning(settings)
+
+
+def _only_with_our_estimator(config: DictConfig, settings: PipelineSettings) -> None:
+    if config.algorithm.adv_estimator == ADV_ESTIMATOR:
+        return
+    for key, value, off in (
+        ("advantage_mode", settings.advantage_mode, "grpo"),
+        ("transform_mode", settings.transform_mode, "none"),
+        ("algorithm_mode", settings.algorithm_mode, None),
+    ):
+        if value != off:
+            raise ConfigError(
+                f"algorithm.{key}={value} does nothing with algorithm.adv_estimator={config.algorithm.adv_estimator}: "
+                f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
+            )
+
+
+def _replaces_everything(settings: PipelineSettings, mode: str) -> None:
+    for key, value, off in (
+        ("advantage_mode", settings.advantage_mode, "grpo"),
+        ("transform_mode", settings.transform_mode, "none"),
+        ("info_gain_norm_mode", mode, "none"),
+    ):
+        if value != off:
+            raise ConfigError(
+                f"algorithm.algorithm_mode={settings.algorithm_mode} replaces the whole pipeline, so that "
+                f"algorithm.{key}={value} would do nothing: set it to {off}"
+            )
+
+
+def _outcome_level(config: DictConfig, settings: PipelineSettings, mode: str) -> None:
+    if settings.advantage_mode != "grpo" and mode not in ANY_OPERATOR:
+        raise ConfigError(
+            f"algorithm.advantage_mode={settings.advantage_mode} with algorithm.info_gain_norm_mode={mode}: that mode "
+            f"normalises outcomes itself and accepts grpo only; others: {', '.join(ANY_OPERATOR)}"
+        )
+    if mode == "turn-group-unbiased" and config.algorithm.info_gain_first_turn != "prior":
+        raise ConfigError(
+            f"algorithm.info_gain_norm_mode={mode} with algorithm.info_gain_first_turn="
+            f"{config.algorithm.info_gain_first_turn}: a turn without a gain would leave its baseline out, and the "
+            "mode would be biased after all; set info_gain_first_turn=prior"
+        )
+    if settings.advantage_mode != "maxrl":
+        return
+    penalty = config.reward.custom_reward_function.reward_kwargs.get("format_penalty", 0.0)
+    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
+        raise ConfigError(
+            f"reward.custom_reward_function.reward_kwargs.format_penalty={penalty!r}: expected a number"
+        )
+    if penalty > 0:
+        raise ConfigError(
+            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and reward.custom_reward_function."
+            f"reward_kwargs.format_penalty={penalty} can make outcomes negative: set it to 0"
+        )
+    if config.algorithm.use_kl_in_reward:
+        raise ConfigError(
+            "algorithm.advantage_mode=maxrl divides by the mean outcome, and algorithm.use_kl_in_reward=true can make "
+            "outcomes negative: use actor_rollout_ref.actor.use_kl_loss instead"
+        )
+
+
+def _token_level(config: DictConfig, settings: PipelineSettings, mode: str) -> None:
+    transform = TRANSFORMS.get(settings.transform_mode)
+    if settings.canonical:
+        for key, value, off in (
+            ("info_gain_norm_mode", mode, "none"),
+            ("advantage_mode", settings.advantage_mode, "grpo"),
+        ):
+            if value != off:
+                raise ConfigError(
+                    f"algorithm.transform_mode={settings.transform_mode} shapes rewards itself, so that "
+                    f"algorithm.{key}={value} would do nothing: set it to {off}"
+                )
+        if canonical_kind(settings.uncertainty_kind) != "shannon_entropy":
+            raise ConfigError(
+                f"algorithm.transform_mode={settings.transform_mode} is defined on the policy's entropy: set "
+                f"algorithm.uncertainty_kind=shannon_entropy (it is {settings.uncertainty_kind})"
+            )
+    correction = config.algorithm.get("rollout_correction") or {}
+    if canonical_kind(settings.uncertainty_kind) == "shannon_entropy" and correction.get(
+        "bypass_mode", False
+    ):
+        raise ConfigError(
+            "algorithm.uncertainty_kind=shannon_entropy with algorithm.rollout_correction.bypass_mode=true: entropies "
+            "come with old_log_probs, which are then not computed; use surprisal or predictive_variance"
+        )
+    if transform is not None and transform.uses_sepa_controller:
+        sepa = settings.sepa
+        if sepa["schedule"] == "linear" and sepa["steps"] == 0:
+            raise ConfigError(
+                f"algorithm.sepa.steps=0 keeps SEPA off in algorithm.transform_mode={settings.transform_mode}: "
+                "give the steps of its ramp"
+            )
+
+
+def _entropy_clip(clip) -> None:
+    if clip is None:
+        return
+    bounds = list(clip) if OmegaConf.is_list(clip) else []
+    numbers = [
+        b for b in bounds if isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b)
+    ]
+    if len(bounds) != 2 or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
+        raise ConfigError(
+            f"algorithm.canonical.entropy_clip={clip}: expected null or [low, high] with 0 <= low < high"
+        )
+
+
+def _planning(settings: PipelineSettings) -> None:
+    _named("algorithm.planning.detector", settings.detector, DETECTORS, _load)
+    if settings.detector == "anchors":
+        folder = settings.planning_model
+        if not folder or not (Path(folder).expanduser() / "config.json").exists():
+            raise ConfigError(
+                f"algorithm.planning.model={folder}: algorithm.planning.detector=anchors needs the folder of a "
+                "sentence encoder in Hugging Face format"
+            )
+    if settings.strategic_grams is not None:
+        try:
+            parse_grams(settings.strategic_grams)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(str(error)) from error
+
+
+def _named(key: str, value: str, names, load_own: Callable[[str, str], object]) -> None:
+    """A built-in name, or a dotted path that loads."""
+    if value in names or (names is UNCERTAINTY_KINDS and canonical_kind(value) is not None):
+        return
+    if "." not in str(value) and ":" not in str(value):
+        import difflib
+
+        near = difflib.get_close_matches(str(value), names, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ConfigError(
+            f"{key}={value!r}{hint}: accepted are {', '.join(names)}, or a dotted path to your own (my_module.my_name)"
+        )
+    load_own(key, value)
+
+
+def _load(key: str, value: str) -> object:
+    try:
+        return load(value, key)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load_outcome(key: str, value: str) -> object:
+    return _load(key, value)
+
+
+def _load_uncertainty(key: str, value: str) -> object:
+    try:
+        return as_uncertainty_spec(_load(key, value), value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load_transform(mode: str) -> Callable[[str, str], object]:
+    def load_own(key: str, value: str) -> object:
+        try:
+            spec = as_transform_spec(_load(key, value), value)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if spec.compute_context is not None and mode != "none" and not spec.uses_turn_advantages:
+            raise ConfigError(
+                f"{key}={value} computes token advantages from episode advantages, so that "
+                f"algorithm.info_gain_norm_mode={mode} would do nothing: set it to none, or read "
+                "context.turn_advantages_G and set uses_turn_advantages = True on the transform"
+            )
+        return spec
+
+    return load_own

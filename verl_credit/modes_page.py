@@ -1,0 +1,63 @@
+"""docs/modes.md, written from the registry."""
+
+from __future__ import annotations
+
+from verl_credit.credit.registry import REGISTRY, Operator
+
+HEAD = """# Every operator
+
+Written by `verl-credit modes > docs/modes.md` from `verl_credit/credit/registry.py`; the tests compare the two.
+`verl-credit explain [overrides]` shows the pipeline that a configuration runs, `verl-credit check` runs the laws.
+
+    A[b, t] = A_turn[b, turn(t)] w[b, t]   (+ HICRA)         R of A_turn: the outcome operator
+
+Properties, as the laws measure them: *centred*: a constant added to all outcomes does nothing. *normalised*: a
+positive factor on all outcomes does nothing (up to the variance floor). *weighs*: a turn's advantage times something
+non-negative. *conserves*: the mean over a trajectory's tokens stays. Scope: which other rows matter.
+"""
+TITLES = {
+    "outcome": (
+        "Outcome level",
+        "`algorithm.advantage_mode`, or a dotted path: `f(rewards)` or `f(rewards, params)`.",
+    ),
+    "turn": (
+        "Turn level",
+        "`algorithm.info_gain_norm_mode`. `dynamic_clip` works with `turn-group-v1d` and `turn-group-unbiased`; "
+        "`joint` and `turn-group` accept the outcome operator `grpo` only.",
+    ),
+    "token": (
+        "Token level",
+        "`algorithm.transform_mode`, or a dotted path: `f(TransformContext) -> TransformOutput`. h is the uncertainty "
+        "that `algorithm.uncertainty_kind` names, means run over the policy tokens of a trajectory.",
+    ),
+    "canonical": (
+        "Outcome and token level at once",
+        "`algorithm.transform_mode` too, with `info_gain_norm_mode=none` and `uncertainty_kind=shannon_entropy`.",
+    ),
+}
+
+
+def modes_page() -> str:
+    sections = [HEAD]
+    for level, (title, key) in TITLES.items():
+        operators = [operator for (other, _), operator in REGISTRY.items() if other == level]
+        sections.append(f"## {title}\n\n{key}\n\n" + "\n".join(map(_entry, operators)))
+    return "\n".join(sections)
+
+
+def _entry(operator: Operator) -> str:
+    lines = [
+        f"### `{operator.name}`",
+        "",
+        f"    {operator.equation}",
+        "",
+        f"- reads: {', '.join(operator.reads) or 'the turns alone'}; scope: {operator.scope}",
+        f"- reduces to: {operator.reduces_to}",
+        f"- bias: {operator.bias}",
+        f"- departures from released code: {operator.departures}",
+        f"- properties: {', '.join(sorted(operator.properties)) or 'none'}",
+        *[f"- exempt from the law `{law}`: {reason}" for law, reason in operator.exempt.items()],
+        f"- source: {operator.source}",
+        "",
+    ]
+    return "\n".join(lines)
