@@ -73,18 +73,20 @@ def turn_policy_loss(
     free_B_T = -advantage_B_T * ratio_B_T
     bounded_B_T = -advantage_B_T * ratio_B_T.clamp(low_B_T, high_B_T)
     loss_B_T = torch.maximum(free_B_T, bounded_B_T)
+    n_tokens = mask_B_T.sum()
+    count = n_tokens.clamp(min=1)
     metrics = {
-        "pg_clipfrac": _mean(bounded_B_T > free_B_T, mask_B_T),
+        "pg_clipfrac": (bounded_B_T > free_B_T).logical_and_(mask_B_T).sum() / count,
         "pg_clipfrac_lower": delta_B_T.new_zeros(()),
-        "ppo_kl": _mean(-delta_B_T.detach(), mask_B_T),
+        "ppo_kl": -delta_B_T.detach().sum() / count,
     }
     if clip_ratio_c is not None:
         cap_B_T = -advantage_B_T * clip_ratio_c
         negative_B_T = advantage_B_T < 0
-        metrics["pg_clipfrac_lower"] = _mean(negative_B_T & (loss_B_T > cap_B_T), mask_B_T)
+        metrics["pg_clipfrac_lower"] = (negative_B_T & (loss_B_T > cap_B_T) & mask_B_T).sum() / count
         loss_B_T = torch.where(negative_B_T, torch.minimum(cap_B_T, loss_B_T), loss_B_T)
     if clip_scale_B_T is not None:
-        metrics |= _scale_metrics(clip_scale_B_T, mask_B_T)
+        metrics |= _scale_metrics(clip_scale_B_T, mask_B_T, n_tokens)
     if rollout_is_weights is not None:
         loss_B_T = loss_B_T * rollout_is_weights.detach()
     loss = aggregate(
@@ -106,14 +108,13 @@ def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_
     return 1 - low * scale_B_T, 1 + high * scale_B_T
 
 
-def _scale_metrics(scale_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str, torch.Tensor]:
-    scale_B_T = scale_B_T.detach().to(output_dtype(scale_B_T))
-    mean = _mean(scale_B_T, mask_B_T)
-    return {"clip_scale_mean": mean, "clip_scale_std": _mean((scale_B_T - mean) ** 2, mask_B_T).sqrt()}
-
-
 @torch.no_grad()
-def _mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Mean over policy tokens (0 if there are none), as a 0-dim tensor."""
-    values_B_T = torch.where(mask_B_T, values_B_T, 0.0)
-    return values_B_T.to(output_dtype(values_B_T)).sum() / mask_B_T.sum().clamp(min=1)
+def _scale_metrics(
+    scale_B_T: torch.Tensor, mask_B_T: torch.Tensor, n_tokens: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Over policy tokens; measured from 1, where scales of tokens that nothing scales lie."""
+    excess_B_T = torch.where(mask_B_T, scale_B_T.detach().to(output_dtype(scale_B_T)) - 1, 0.0)
+    count = n_tokens.clamp(min=1)
+    mean = excess_B_T.sum() / count
+    variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)
+    return {"clip_scale_mean": mean + n_tokens / count, "clip_scale_std": variance.sqrt()}

@@ -22,8 +22,8 @@ def importance_ratio(
     if ratio_level == "token":
         return delta_B_T.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT).exp()
     ids_B_T = turn_ids_B_T if ratio_level == "turn" else torch.zeros_like(turn_ids_B_T)
-    own_B_T = delta_B_T - delta_B_T.detach()  # zero, but it carries the gradient
     shared_B_T = segment_mean(delta_B_T.detach(), mask_B_T, ids_B_T)
+    own_B_T = delta_B_T - delta_B_T.detach()  # zero, but it carries the gradient
     return (own_B_T + shared_B_T).clamp(max=SEGMENT_LOG_RATIO_LIMIT).exp()
 
 

@@ -10,6 +10,8 @@ import torch
 
 from verl_credit.credit.checks import as_bool, check_shape, first_row
 
+CACHED_TOKENS = 1 << 17
+
 
 @dataclass(frozen=True)
 class TurnTable:
@@ -86,19 +88,24 @@ def spread(
     check_shape(
         "values_B_K1", values_B_K1, (ids_B_T.shape[0], *values_B_K1.shape[1:]), "one row per trajectory"
     )
-    columns = values_B_K1.shape[1]
     if ids_B_T.numel() == 0:
         return values_B_K1.new_full(ids_B_T.shape, fill)
-    ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
-    lowest, highest = ids_B_T.aminmax()
-    if lowest < 0 or highest >= columns:
-        row = first_row((ids_B_T < 0) | (ids_B_T >= columns))
-        bad = next(k for k in ids_B_T[row].tolist() if not 0 <= k < columns)
-        raise ValueError(
-            f"turn_ids_B_T row {row} holds turn {bad} on a policy token, "
-            f"but values_B_K1 has columns for turns 0 to {columns - 1}"
-        )
-    return torch.where(mask_B_T, values_B_K1.gather(1, ids_B_T), fill)
+    out_B_T = values_B_K1.new_empty(ids_B_T.shape)
+    first = 0
+    for ids_C_T in ids_B_T.split(_rows_at_a_time(ids_B_T)):
+        rows = slice(first, first + len(ids_C_T))
+        ids_C_T = torch.where(mask_B_T[rows], ids_C_T, 0).long()
+        lowest, highest = ids_C_T.aminmax()
+        if lowest < 0 or highest >= values_B_K1.shape[1]:
+            _refuse_turn(ids_C_T, first, values_B_K1.shape[1])
+        out_B_T[rows] = values_B_K1[rows].gather(1, ids_C_T).where(mask_B_T[rows], fill)
+        first += len(ids_C_T)
+    return out_B_T
+
+
+def _rows_at_a_time(ids_B_T: torch.Tensor) -> int:
+    """On a CPU as many as fit its caches, which is several times faster than whole tables; elsewhere all."""
+    return max(1, CACHED_TOKENS // ids_B_T.shape[1]) if ids_B_T.device.type == "cpu" else len(ids_B_T)
 
 
 def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,6 +115,15 @@ def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tenso
         raise TypeError(f"turn_ids_B_T has dtype {ids_B_T.dtype}; turn ids are integers")
     check_shape("response_mask_B_T", mask_B_T, ids_B_T.shape, "turn_ids_B_T")
     return ids_B_T, as_bool("response_mask_B_T", mask_B_T)
+
+
+def _refuse_turn(ids_C_T: torch.Tensor, first: int, columns: int) -> None:
+    row = first_row((ids_C_T < 0) | (ids_C_T >= columns))
+    bad = next(k for k in ids_C_T[row].tolist() if not 0 <= k < columns)
+    raise ValueError(
+        f"turn_ids_B_T row {first + row} holds turn {bad} on a policy token, "
+        f"but values_B_K1 has columns for turns 0 to {columns - 1}"
+    )
 
 
 def _refuse_order(row: int, place: int, found: int, before: int | None) -> None:
