@@ -4,7 +4,8 @@ One thread. Tables: turn ids -> table -> turn-group-v1d credit -> advantages and
 per prompt, up to 8 turns with observations between; beside two plain Python
 loops over the tokens of some of the rows (their time is per row, times the rows): one computes every token from the
 definition, the other computes every turn once and looks it up. Loss: forward and backward of `turn_policy_loss`
-with ratio_level=turn and a clip scale, beside verl's vanilla loss on the same tensors, alternating. Medians.
+with ratio_level=turn and a clip scale, beside verl's vanilla loss on the same tensors, alternating. Medians (of
+the loss: of the ratios of neighbouring runs).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from verl_credit.credit import spread, turn_credit, turn_policy_loss, turn_table
 
-GROUP, TURNS, ORACLE_ROWS, REPEATS, LOSS_ROWS = 16, 8, 64, 15, 64
+GROUP, TURNS, ORACLE_ROWS, REPEATS, LOSS_ROWS, LOSS_REPEATS = 16, 8, 64, 15, 64, 60
 
 
 def batch(rows: int, tokens: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -136,13 +137,17 @@ def loss_pair(data: dict[str, torch.Tensor], rows: int) -> tuple[Callable[[], No
 
 def seconds(*functions: Callable[[], object], repeats: int = REPEATS) -> list[float]:
     """Median wall-clock seconds of each, run in turn so that disturbances meet all."""
+    return [statistics.median(times) for times in samples(*functions, repeats=repeats)]
+
+
+def samples(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
     taken: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, times in zip(functions, taken, strict=True):
             start = time.perf_counter()
             function()
             times.append(time.perf_counter() - start)
-    return [statistics.median(times[1:]) for times in taken]
+    return [times[1:] for times in taken]
 
 
 def main() -> None:
@@ -163,7 +168,8 @@ def main() -> None:
     (table_s,) = seconds(lambda: tables(data))
     (definition_s,) = (s / few * arguments.rows for s in seconds(lambda: definition(data, few), repeats=3))
     (cached_s,) = (s / n * arguments.rows for s in seconds(lambda: cached(data, n), repeats=3))
-    loss_s, vanilla_s = seconds(*loss_pair(data, min(LOSS_ROWS, arguments.rows)))
+    losses = samples(*loss_pair(data, min(LOSS_ROWS, arguments.rows)), repeats=LOSS_REPEATS)
+    loss_s, vanilla_s = map(statistics.median, losses)
     result = {
         "machine": f"{platform.machine()}, torch {torch.__version__}, 1 thread",
         "rows": arguments.rows,
@@ -176,7 +182,7 @@ def main() -> None:
         "loss_rows": min(LOSS_ROWS, arguments.rows),
         "loss_ms": round(loss_s * 1e3, 2),
         "vanilla_ms": round(vanilla_s * 1e3, 2),
-        "loss_to_vanilla": round(loss_s / vanilla_s, 3),
+        "loss_to_vanilla": round(statistics.median(a / b for a, b in zip(*losses, strict=True)), 3),
     }
     for key, value in result.items():
         print(f"{key:20} {value}")
