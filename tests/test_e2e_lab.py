@@ -13,11 +13,17 @@ from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, read_json_li
 pytestmark = pytest.mark.e2e
 
 TIMEOUT_S = 420
+CREDIT = [
+    "algorithm.transform_mode=gtpo_sepa_hicra",
+    "algorithm.sepa.delay_steps=0",
+    "algorithm.sepa.steps=10",
+    "algorithm.sepa.correct_rate_gate=0",
+]
 
 
 def start(lab, run_dir, *overrides):
     command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", "--config-name", "lab"]
-    settings = ["lab.size=tiny", f"lab.dir={lab}", f"run_dir={run_dir}", "data.val_max_samples=8"]
+    settings = ["lab.size=tiny", f"lab.dir={lab}", f"run_dir={run_dir}", "data.val_max_samples=8", *CREDIT]
     return subprocess.Popen(
         [*command, *settings, *overrides],
         cwd=lab.parent,
@@ -49,11 +55,12 @@ def test_build_train_save_interrupt_report_and_resume(tmp_path):
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
     assert "lab   0%" in first
-    assert "advantage=turn-group-v1d | gain=prob_diff/observation/first_turn=prior" in first
+    assert "advantage=turn-group-v1d | outcome=grpo | tokens=gtpo_sepa_hicra" in first
     rows = read_json_lines(run_dir / METRICS)[:2]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
         assert isinstance(row["actor/pg_loss"], float) and row["credit/gain/turns"] > 0
+        assert row["credit/planning/token_share"] > 0 and row["credit/token_weight/std"] > 0
         assert row["training/rollout_probs_diff_max"] < 1e-4 and row["credit/sync/weights_changed"] == 1.0
     assert [row["step"] for row in read_json_lines(run_dir / VALIDATION)][:2] == [0, 2]
     assert (run_dir / "report.html").exists() and (run_dir / "curves.png").exists()
@@ -61,6 +68,7 @@ def test_build_train_save_interrupt_report_and_resume(tmp_path):
     process = start(lab, run_dir, "trainer.total_training_steps=3", "trainer.test_freq=-1")
     second, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, second
+    assert [row["credit/sepa_lambda"] for row in read_json_lines(run_dir / METRICS)] == [0.1, 0.2, 0.3]
     assert "using the lab in" in second and "resume: exact, from step 2" in second
     assert [row["step"] for row in read_json_lines(run_dir / METRICS)] == [1, 2, 3]
     # step 2 was evaluated before the resume and is not evaluated again

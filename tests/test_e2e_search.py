@@ -179,6 +179,9 @@ def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(w
         "faults.max_failed_rollouts=0.2",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.advantage_mode=maxrl",
+        "algorithm.transform_mode=gtpo",
+        "algorithm.uncertainty_kind=shannon_entropy",
     )
     assert code == 5, output
     assert "rollouts raised" in output and "scored too late" in output
@@ -187,6 +190,7 @@ def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(w
     assert row["credit/rows_trained"] == N_QUESTIONS * GROUP - FAILING
     assert row["credit/groups/groups"] == N_QUESTIONS and row["credit/groups/short"] >= 1
     assert row["actor/grad_norm"] > 0 and row["credit/clip_scale/std"] > 0
+    assert row["credit/token_weight/std"] > 0  # from entropies that came with old_log_probs
     # the first update starts at the reference; the later ones have left it
     assert row["actor/kl_loss"] > 0
     # the engine's policy is the trainer's, so every correction weight is 1
