@@ -31,7 +31,13 @@ class ScriptedPolicy:
     def __init__(self, tokenizer, script):
         self.tokenizer, self.script, self.requests = tokenizer, list(script), []
 
+    scores = None
+    """What it answers when asked for log-probs: (prompt ids) -> list, or an exception."""
+
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        self.request_ids = {*getattr(self, "request_ids", ()), request_id}
+        if "prompt_logprobs" in sampling_params:
+            return self._scored(prompt_ids)
         self.requests.append((prompt_ids, sampling_params))
         ids = self.tokenizer(self.script[len(self.requests) - 1], add_special_tokens=False)["input_ids"]
         return SimpleNamespace(
@@ -42,8 +48,15 @@ class ScriptedPolicy:
             extra_fields={"global_steps": 1},
         )
 
+    def _scored(self, prompt):
+        values = self.scores(prompt)
+        if isinstance(values, Exception):
+            raise values
+        said = {"prompt_logprobs": [[v] for v in values], "prompt_ids": [[t] for t in prompt[1:]] + [[0]]}
+        return SimpleNamespace(extra_fields={**said, "num_cached_tokens": 0}, stop_reason="length")
 
-def run(tokenizer, script, *overrides, lookup=None, step=1, **row):
+
+def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, **row):
     """(output, policy) of one trajectory; ``lookup`` replaces the search."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -52,6 +65,7 @@ def run(tokenizer, script, *overrides, lookup=None, step=1, **row):
 
     config = load_config("search_cpu", [*REQUIRED, *overrides])
     policy = ScriptedPolicy(tokenizer, script)
+    policy.scores = scores
 
     async def found(query):
         return f"Page 1: about {query}\ntext", ["7"]
@@ -241,3 +255,44 @@ def test_evaluation_rows_choose_their_sampling(tokenizer):
     assert policy.requests[0][1]["seed"] == again.requests[0][1]["seed"]
     with pytest.raises(ValueError, match="expected 'greedy' or 'sampled'"):
         run(tokenizer, [answer_turn("c")], sampling="beam")
+
+
+SERVER = "algorithm.info_gain_scorer=server"
+GOLD = {"reward_model": {"ground_truth": {"target": ["ab", "c"]}}}
+
+
+def test_the_server_that_wrote_a_trajectory_scores_it(tokenizer):
+    """One score per context and alias, on the trajectory's own request id, read where the gold tokens are predicted."""
+    asked = []
+
+    def scores(prompt):
+        asked.append(prompt)
+        return [-float(token) for token in prompt[1:]] + [0.0]
+
+    output, policy = run(tokenizer, [search_turn("q"), answer_turn("c")], SERVER, scores=scores, **GOLD)
+    assert len(policy.request_ids) == 1  # verl sends equal ids to the same replica
+    found = record(output)["scores"]
+    assert [(context, alias) for context, alias, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    whole = [*output.prompt_ids, *output.response_ids]
+    for (context, alias, value), prompt in zip(found, asked, strict=True):
+        text, gold = tokenizer.decode(prompt), ("ab", "c")[alias]
+        assert text.endswith(f"<answer>{gold}") and prompt[: len(output.prompt_ids)] == output.prompt_ids
+        assert ("about q" in text) == (context == 1)
+        own = tokenizer(gold, add_special_tokens=False)["input_ids"]
+        assert value == pytest.approx(-sum(own) / len(own)) and prompt[-len(own) :] == own
+    assert asked[2][: len(asked[2]) - 10] == whole[: len(asked[2]) - 10]
+
+
+def test_a_step_without_gains_asks_nothing_and_so_does_an_evaluation(tokenizer):
+    script = [search_turn("q"), answer_turn("c")]
+    warm_up = (SERVER, "algorithm.info_gain_warmup_steps=3")
+    for overrides, row in ((warm_up, {}), ((SERVER,), {"sampling": "greedy"})):
+        output, _ = run(tokenizer, script, *overrides, **GOLD, **row)  # scores=None: being asked would fail
+        assert record(output)["scores"] == []
+
+
+def test_what_the_server_cannot_score_is_nan_with_its_reason_and_no_lost_rollout(tokenizer):
+    script = [search_turn("q"), answer_turn("c")]
+    output, _ = run(tokenizer, script, SERVER, scores=lambda prompt: ValueError("prompt too long"), **GOLD)
+    assert all(value != value for _, _, value in record(output)["scores"])
+    assert record(output)["score_error"] == "ValueError: prompt too long"

@@ -4,7 +4,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.host.answer_template import assistant_header, pseudo_answer
+from verl_credit.host.answer_template import (
+    ANSWER_TAG,
+    AUTO,
+    BOXED,
+    AnswerWriter,
+    assistant_header,
+    pseudo_answer,
+)
 
 
 def byte_level(merges_from: list[str]) -> PreTrainedTokenizerFast:
@@ -66,3 +73,70 @@ def test_header_is_what_the_template_puts_before_the_policys_turn():
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ValueError, match="no generation prompt"):
         assistant_header(tokenizer)
+
+
+# --- behind a context ---
+
+START = "<|im_start|>"
+
+
+def with_specials(tokenizer):
+    tokenizer.add_special_tokens({"additional_special_tokens": [START]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}" + START + "{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
+    )
+    return tokenizer
+
+
+def written(tokenizer, context, gold, *, template=ANSWER_TAG, header=False):
+    """(the whole text, the gold part of it, context tokens replaced)."""
+    writer = AnswerWriter(tokenizer, template, header=header)
+    ids = tokenizer(context, add_special_tokens=False)["input_ids"]
+    dropped, answer = writer.write(writer.tail(ids), gold, writer.template_of(tuple(ids)), True)
+    whole = ids[: len(ids) - dropped] + list(answer.token_ids)
+    return whole, gold_text(tokenizer, answer), dropped
+
+
+def test_an_answer_follows_the_header_where_nothing_merges():
+    tokenizer = with_specials(byte_level([]))
+    context = f"{START}user\nWho?\n{START}assistant\n"
+    whole, gold, dropped = written(tokenizer, context, "Paris")
+    assert dropped == 0 and gold == "Paris"
+    assert tokenizer.decode(whole) == context + "<answer>Paris</answer>"
+
+
+def test_header_and_answer_are_tokenised_as_one_where_they_merge():
+    """The line break and the tag are one token for this policy: that is how it would have written them."""
+    tokenizer = with_specials(byte_level(["assistant\n<answer>"] * 20))
+    context = f"{START}user\nWho?\n{START}assistant\n"
+    whole, gold, dropped = written(tokenizer, context, "Paris")
+    assert dropped > 0 and gold == "Paris"
+    assert whole == tokenizer(context + "<answer>Paris</answer>", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("merges", [[], ["assistant\n<answer>"] * 20])
+def test_a_context_that_ends_at_a_call_is_given_its_header(merges):
+    tokenizer = with_specials(byte_level(merges))
+    context = f"{START}user\nWho?\n{START}assistant\ncall"
+    whole, gold, dropped = written(tokenizer, context, "Paris", header=True)
+    assert dropped == 0 and gold == "Paris"
+    expected = f"{context}\n{START}assistant\n<answer>Paris</answer>"
+    assert tokenizer.decode(whole) == expected
+
+
+def test_the_bare_prompt_has_its_header_already():
+    tokenizer = with_specials(byte_level([]))
+    writer = AnswerWriter(tokenizer, ANSWER_TAG, header=True)
+    dropped, answer = writer.write((), "Paris", ANSWER_TAG, False)
+    assert (dropped, tokenizer.decode(list(answer.token_ids))) == (0, "<answer>Paris</answer>")
+
+
+def test_auto_writes_a_box_where_the_prompt_asks_for_one():
+    tokenizer = with_specials(byte_level([]))
+    writer = AnswerWriter(tokenizer, AUTO)
+    asks = tuple(tokenizer("Put it in \\boxed{}.", add_special_tokens=False)["input_ids"])
+    other = tuple(tokenizer("Who?", add_special_tokens=False)["input_ids"])
+    assert (writer.template_of(asks), writer.template_of(other)) == (BOXED, ANSWER_TAG)
+    assert tokenizer.decode(list(pseudo_answer(tokenizer, "7", BOXED).token_ids)) == "\\boxed{7}"
+    assert AnswerWriter(tokenizer, "So: {answer}").template_of(asks) == "So: {answer}"

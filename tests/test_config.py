@@ -42,7 +42,16 @@ def test_our_defaults_are_the_documented_ones():
         "dynamic_clip": True,
         "clip_beta": 0.3,
     }
-    assert settings == CreditSettings(**documented, pipeline=PipelineSettings.from_config(check()))
+    scorer = {
+        "info_gain_scorer": "branch",
+        "info_gain_aliases": "max",
+        "info_gain_every": 1,
+        "info_gain_warmup_steps": 0,
+        "curriculum_gain": (1.0, 1.0),
+        "curriculum_outcome": (1.0, 1.0),
+        "attention": "auto",
+    }
+    assert settings == CreditSettings(**documented, **scorer, pipeline=PipelineSettings.from_config(check()))
 
 
 @pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
@@ -130,3 +139,92 @@ def test_own_recipe_from_a_folder(tmp_path):
     assert load_config("mine", [], str(tmp_path)).run_dir == "here"
     with pytest.raises(ConfigError, match="is not a directory"):
         load_config("mine", [], str(tmp_path / "nowhere"))
+
+
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+
+@pytest.mark.parametrize(
+    "overrides, said",
+    [
+        (["algorithm.info_gain_scorer=forward"], "accepted are branch, rows"),
+        ([f"{ATTENTION}=sdpa"], "info_gain_scorer=branch with .*=sdpa.*set .*=auto, or .*=rows"),
+        (
+            ["actor_rollout_ref.model.use_remove_padding=false"],
+            "serves packed rows: set .*use_remove_padding=true",
+        ),
+        (["actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "ulysses_sequence_parallel_size=2"),
+        (
+            ["actor_rollout_ref.actor.strategy=megatron"],
+            "strategy=megatron: built for verl's FSDP",
+        ),
+        (
+            ["algorithm.rollout_correction.bypass_mode=true"],
+            "bypass_mode=true: answers ride on the old_log_probs",
+        ),
+        (["actor_rollout_ref.model.use_fused_kernels=true"], "use_fused_kernels=true: .* rows' places"),
+        (["algorithm.info_gain_aliases=all"], "accepted are max, mean, first"),
+        (["algorithm.info_gain_every=0"], "info_gain_every=0: expected a whole number of at least 1"),
+        (
+            ["algorithm.info_gain_curriculum.gain=[1]"],
+            r"curriculum.gain=\[1\]: expected \[first step, last step\]",
+        ),
+        (["algorithm.info_gain_curriculum.outcome=[0.5, -1]"], "curriculum.outcome=.*at least 0"),
+        (
+            [
+                "algorithm.info_gain_norm_mode=turn-group",
+                f"{LOSS}.dynamic_clip=false",
+                "algorithm.info_gain_curriculum.gain=[1, 0.5]",
+            ],
+            "info_gain_norm_mode=turn-group: that mode normalises gains and outcome together",
+        ),
+    ],
+)
+def test_what_a_scorer_cannot_do_is_refused_with_the_reason(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        check(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.info_gain_scorer=rows", f"{ATTENTION}=sdpa"],
+        [
+            "algorithm.info_gain_scorer=rows",
+            f"{ATTENTION}=sdpa",
+            "actor_rollout_ref.model.use_fused_kernels=true",
+        ],
+        ["credit=grpo", f"{ATTENTION}=sdpa"],  # nothing is scored
+        ["algorithm.info_gain_template=auto"],
+    ],
+)
+def test_what_rows_can_do_is_not_refused(overrides):
+    check(*overrides)
+
+
+def test_gains_are_measured_when_the_settings_say_so():
+    settings = CreditSettings.from_config(
+        check("algorithm.info_gain_every=3", "algorithm.info_gain_warmup_steps=2")
+    )
+    assert [step for step in range(1, 13) if settings.scores_at(step)] == [3, 6, 9, 12]
+    assert not CreditSettings.from_config(check("credit=grpo")).scores_at(1)
+
+
+def test_a_curriculum_is_linear_from_the_first_step_to_the_last():
+    settings = CreditSettings.from_config(
+        check(
+            "algorithm.info_gain_curriculum.gain=[1.0, 0.5]",
+            "algorithm.info_gain_curriculum.outcome=[0.5, 1.0]",
+        )
+    )
+    assert settings.curriculum_at(1, 11) == (1.0, 0.5)
+    assert settings.curriculum_at(6, 11) == (0.75, 0.75)
+    assert settings.curriculum_at(11, 11) == (0.5, 1.0)
+
+
+def test_a_curriculum_begins_behind_the_warm_up_and_leaves_other_steps_alone():
+    weights = ["algorithm.info_gain_curriculum.gain=[0, 1]", "algorithm.info_gain_curriculum.outcome=[0, 1]"]
+    settings = CreditSettings.from_config(
+        check(*weights, "algorithm.info_gain_warmup_steps=2", "algorithm.info_gain_every=2")
+    )
+    assert [settings.curriculum_at(step, 7)[1] for step in range(1, 8)] == [1, 1, 0, 1, 0.5, 1, 1]

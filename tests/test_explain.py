@@ -39,8 +39,13 @@ def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
         "loss: turn_ppo",
     ]
     assert REGISTRY["outcome", "maxrl"].equation in said
-    assert "640 a step" in said
+    assert "up to 5 answers per alias ride behind each row" in said and "(attention: auto)" in said
     assert "missing before it can run: nothing" in said
+
+
+def test_the_price_of_rows_is_told(capsys):
+    _, said = run(capsys, "explain", "algorithm.info_gain_scorer=rows")
+    assert "through compute_log_prob: 640 a step" in said
 
 
 @pytest.mark.parametrize(

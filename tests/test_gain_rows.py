@@ -6,7 +6,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.host.answer_template import PseudoAnswer
-from verl_credit.host.gain_rows import ScoreRow, context_ends, score_rows
+from verl_credit.host.gain_requests import context_ends
+from verl_credit.host.gain_rows import ScoreRow, score_rows
 from verl_credit.host.turn_book import TurnBook
 
 VOCAB, LENGTH = 11, 64

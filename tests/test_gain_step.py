@@ -9,7 +9,8 @@ from tensordict import TensorDict
 from turn_rows import Row, lost_row, padding_row, settings, turn_batch
 
 from verl_credit.host.checks import IntegrityError
-from verl_credit.host.gain_step import score_gains
+from verl_credit.host.gain_rows import score_by_rows
+from verl_credit.host.gain_step import plan_gains, score_gains
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 HEADER = "\n<|im_start|>assistant\n"
@@ -49,8 +50,10 @@ class Belief:
     def __call__(self, batch):
         rows = []
         for prompt, response in zip(batch["prompts"].unbind(), batch["responses"].unbind(), strict=True):
-            context = self.tokenizer.decode(prompt.tolist())
-            self.asked.append((context, self.tokenizer.decode(response.tolist())))
+            context, answer = self.tokenizer.decode(prompt.tolist()), self.tokenizer.decode(response.tolist())
+            if answer.startswith(HEADER):  # a context that ends at a call brings its header along
+                context, answer = context + HEADER, answer.removeprefix(HEADER)
+            self.asked.append((context, answer))
             probability = self.probability[context]
             value = math.log(probability) if probability else -math.inf
             rows.append(torch.full((len(prompt) + len(response),), value, dtype=torch.float64))
@@ -58,12 +61,19 @@ class Belief:
         return TensorDict({"log_probs": nested}, batch_size=len(rows))
 
 
-def score(tokenizer, rows, probability=PROBABILITY, **changes):
+def score(tokenizer, rows, probability=PROBABILITY, info_gain_aliases="first", **changes):
     """(gain_B_K, mask_B_K, metrics, what the actor was asked)."""
     belief, metrics = Belief(tokenizer, probability), {}
-    turns = turn_batch(rows, tokenizer)
-    gain, mask = score_gains(turns, settings(**changes), tokenizer, belief, dp_size=1, metrics=metrics)
+    changes |= {"info_gain_aliases": info_gain_aliases}
+    gain, mask = scored(turn_batch(rows, tokenizer), tokenizer, belief, metrics, **changes)
     return gain, mask, metrics, belief.asked
+
+
+def scored(turns, tokenizer, belief, metrics, *, step=True, **changes):
+    plan = plan_gains(turns, settings(**changes), tokenizer, scored=step)
+    return score_gains(
+        plan, lambda plan: score_by_rows(plan.requests, plan.turns, belief, dp_size=1), metrics
+    )
 
 
 WORKED = {
@@ -83,6 +93,7 @@ def test_worked_gains(tokenizer, kind, first_turn):
     measured = first_turn == "prior"
     assert mask.tolist() == [[measured, True], [measured, False], [False, False]]
     assert metrics == {
+        "credit/gain/scored": 1.0,
         "credit/gain/failed_rows": 0,
         "credit/gain/contexts": 6,  # 3 + 2 + 1
         "credit/gain/contexts_scored": 5,  # two rows share their prompt
@@ -90,9 +101,40 @@ def test_worked_gains(tokenizer, kind, first_turn):
     }
 
 
-def test_every_context_is_followed_by_the_first_alias_in_the_template(tokenizer):
-    _, _, _, asked = score(tokenizer, BATCH, info_gain_template="So: {answer}.")
+def test_every_context_is_followed_by_the_alias_in_the_template(tokenizer):
+    _, _, _, asked = score(tokenizer, BATCH, info_gain_template="So: {answer}.", info_gain_aliases="first")
     assert asked == [(context, "So: Paris.") for context in (WHO, *list(PROBABILITY)[2:], WHERE)]
+
+
+class Aliases(Belief):
+    """A probability per context and alias."""
+
+    def __call__(self, batch):
+        answers = [self.tokenizer.decode(ids.tolist()) for ids in batch["responses"].unbind()]
+        contexts = [self.tokenizer.decode(ids.tolist()) for ids in batch["prompts"].unbind()]
+        rows = [
+            torch.full((len(p) + len(r),), math.log(self.probability[context, answer]), dtype=torch.float64)
+            for context, answer, p, r in zip(
+                contexts, answers, batch["prompts"].unbind(), batch["responses"].unbind(), strict=True
+            )
+        ]
+        nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        return TensorDict({"log_probs": nested}, batch_size=len(rows))
+
+
+@pytest.mark.parametrize(
+    ("aliases", "expected"), [("first", 0.25 - 0.5), ("max", 0.75 - 0.5), ("mean", 0.5 - 0.3125)]
+)
+def test_aliases_are_taken_together(tokenizer, aliases, expected):
+    after = WHO + "".join(ONE_SEARCH.parts[:2])
+    first, second = "<answer>Paris</answer>", "<answer>paris, france</answer>"
+    belief = Aliases(
+        tokenizer, {(WHO, first): 0.5, (WHO, second): 0.125, (after, first): 0.25, (after, second): 0.75}
+    )
+    turns, metrics = turn_batch([ONE_SEARCH], tokenizer), {}
+    gain, _ = scored(turns, tokenizer, belief, metrics, info_gain_aliases=aliases)
+    assert gain.tolist() == [[pytest.approx(expected)]]
+    assert metrics["credit/gain/contexts"] == (2 if aliases == "first" else 4)
 
 
 def test_questions_with_other_answers_are_asked_for_theirs(tokenizer):
@@ -105,15 +147,17 @@ def test_questions_with_other_answers_are_asked_for_theirs(tokenizer):
     assert metrics["credit/gain/contexts"] == metrics["credit/gain/contexts_scored"] == 3
 
 
-@pytest.mark.parametrize("changes", [{"info_gain_norm_mode": "none"}, {"adv_estimator": "grpo"}])
+@pytest.mark.parametrize(
+    "changes", [{"info_gain_norm_mode": "none"}, {"adv_estimator": "grpo"}, {"step": False}]
+)
 def test_modes_that_need_no_gain_ask_for_no_score(tokenizer, changes):
     def never(_):
         raise AssertionError("a context was scored")
 
     turns, metrics = turn_batch(BATCH, tokenizer), {}
-    gain, mask = score_gains(turns, settings(**changes), tokenizer, never, dp_size=1, metrics=metrics)
+    gain, mask = scored(turns, tokenizer, never, metrics, **changes)
     assert gain.shape == mask.shape == (3, 2)
-    assert not gain.any() and not mask.any() and metrics == {}
+    assert not gain.any() and not mask.any() and metrics == {"credit/gain/scored": 0.0}
 
 
 def test_rows_that_do_not_count_are_never_scored(tokenizer):
@@ -136,6 +180,7 @@ def test_a_batch_of_lost_rows_scores_nothing(tokenizer):
     gain, mask, metrics, asked = score(tokenizer, [lost_row("connect"), lost_row("deadline")])
     assert gain.shape == mask.shape == (2, 0) and asked == []
     assert metrics == {
+        "credit/gain/scored": 1.0,
         "credit/gain/failed_rows": 0,
         "credit/gain/contexts": 0,
         "credit/gain/contexts_scored": 0,
@@ -164,7 +209,7 @@ def test_failed_rows_are_counted_before_the_run_stops(tokenizer):
     turns, metrics = turn_batch(BATCH, tokenizer), {}
     belief = Belief(tokenizer, PROBABILITY | {WHO: NAN})
     with pytest.raises(IntegrityError, match="^2 information gains in 2 rows"):
-        score_gains(turns, settings(), tokenizer, belief, dp_size=1, metrics=metrics)
+        scored(turns, tokenizer, belief, metrics)
     assert metrics["credit/gain/failed_rows"] == 2
 
 

@@ -242,3 +242,9 @@ def test_sliding_window_models_are_refused(model):
     config.sliding_window = 4
     with pytest.raises(ValueError, match="sliding_attention"):
         BatchGenerator(transformers.Qwen3ForCausalLM(config), pad_token_id=0)
+
+
+def test_prompt_log_probs_are_those_of_one_row(model, generator):
+    for prompt in PROMPTS[2:]:
+        expected = one_row_log_probs(model, prompt[:1], prompt[1:])
+        assert torch.tensor(generator.prompt_log_probs(prompt)) == pytest.approx(expected, abs=1e-6)

@@ -29,3 +29,15 @@ def test_constraints_agree_with_the_declared_ranges():
             if version is None or version not in requirement.specifier:
                 wrong.append(f"[{extra}] {requirement} against {version}")
     assert not wrong
+
+
+def test_every_package_is_installed():
+    """The list in pyproject.toml is by hand: a folder that it lacks would be missing only where users install."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {name: ROOT / folder for name, folder in settings["package-dir"].items()}
+    found = {
+        ".".join([name, *init.parent.relative_to(folder).parts])
+        for name, folder in folders.items()
+        for init in folder.rglob("__init__.py")
+    }
+    assert found == set(settings["packages"])

@@ -20,6 +20,7 @@ from verl_credit.host.validate_pipeline import NUMBERS
 LOSS = "actor_rollout_ref.actor.policy_loss"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"
+ROWS = "algorithm.info_gain_scorer=rows"  # the branch scorer needs the forward that bypass mode saves
 ALONE = ("algorithm.info_gain_norm_mode=none", f"{LOSS}.dynamic_clip=false")  # no turn mode
 ENTROPY = "algorithm.uncertainty_kind=shannon_entropy"
 FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators, four token levels
@@ -120,8 +121,8 @@ REFUSED = [  # (overrides, key and value as said, what to do as said)
       for mode in CANONICAL),
     *(([f"transform_mode={mode}", *ALONE], mode, "uncertainty_kind=shannon_entropy (it is surprisal)")
       for mode in CANONICAL),
-    ([ENTROPY, BYPASS], "bypass_mode=true", "use surprisal or predictive_variance"),
-    (["uncertainty_kind=token_entropy", BYPASS], "bypass_mode=true", "use surprisal or predictive_variance"),
+    ([ENTROPY, BYPASS, ROWS], "bypass_mode=true", "use surprisal or predictive_variance"),
+    (["uncertainty_kind=token_entropy", BYPASS, ROWS], "bypass_mode=true", "use surprisal or predictive_variance"),
     (["transform_mode=gtpo_sepa", "sepa.steps=0"], "algorithm.sepa.steps=0", "give the steps of its ramp"),
     *(([f"canonical.entropy_clip={clip}"], f"algorithm.canonical.entropy_clip={clip}", "0 <= low < high")
       for clip in ("[2, 1]", "[-1, 1]", "[1]", "[0, 1, 2]", "5", "abc")),
@@ -160,7 +161,7 @@ ACCEPTED = [
     [f"transform_mode={mine('by_parts')}"],
     [OWN, *ALONE],
     [f"uncertainty_kind={mine('own_uncertainty')}"],
-    ["uncertainty_kind=nll", BYPASS],
+    ["uncertainty_kind=nll", BYPASS, ROWS],
     [f"planning.detector={mine('own_detector')}"],
     ["transform_mode=gtpo_sepa", "sepa.schedule=auto", "sepa.steps=0"],
     ["transform_mode=gtpo_hicra", 'strategic_grams="let me see, hold on"'],

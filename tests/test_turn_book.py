@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.host.gain_rows import context_ends
+from verl_credit.host.gain_requests import context_ends
 from verl_credit.host.turn_book import TurnBook
 
 

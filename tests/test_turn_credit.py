@@ -222,3 +222,27 @@ def test_bad_arguments_are_named():
         turn_credit(outcome, gain, mask, group.float())
     with pytest.raises(ValueError, match="outcome_B has shape"):
         turn_credit(outcome[:, None], gain, mask, group)
+
+
+@pytest.mark.parametrize("mode", ["joint", "separate", "turn-group-v1d", "turn-group-unbiased"])
+def test_curriculum_weights_act_after_normalisation(mode):
+    """The advantage is linear in both, so a weight of 2 doubles its part; before normalisation it would do nothing."""
+    tables = batch(3, dtype=torch.float64)
+
+    def at(gain, outcome):
+        credit = turn_credit(*tables, info_gain_norm_mode=mode, gain_scale=gain, outcome_scale=outcome)
+        return credit.advantage_B_K1
+
+    gains, outcomes = at(1.0, 0.0), at(0.0, 1.0)
+    assert gains.abs().max() > 0 and outcomes.abs().max() > 0
+    torch.testing.assert_close(at(1.0, 1.0), gains + outcomes)
+    torch.testing.assert_close(at(0.5, 2.0), 0.5 * gains + 2.0 * outcomes)
+    scales = [turn_credit(*tables, info_gain_norm_mode=mode, gain_scale=g).clip_scale_B_K for g in (1.0, 0.1)]
+    assert torch.equal(*scales)
+
+
+def test_turn_group_has_no_curriculum():
+    with pytest.raises(
+        ValueError, match="gain_scale=0.5, outcome_scale=1.0 with info_gain_norm_mode='turn-group'"
+    ):
+        turn_credit(*batch(3), info_gain_norm_mode="turn-group", gain_scale=0.5)

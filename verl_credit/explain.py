@@ -12,6 +12,7 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token_transforms import TRANSFORMS
 from verl_credit.credit.uncertainty import canonical_kind
 from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.fields import ROLLOUT_NAME
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.settings import CreditSettings
@@ -20,6 +21,7 @@ from verl_credit.host.validate import validate
 REFUSED = 4
 NEEDED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "search.url")
 PYTHON_LISTS = "Python lists, a call per prompt"
+ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,34 @@ def _parent(config: DictConfig, key: str) -> tuple[DictConfig, str]:
 
 
 def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
-    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    contexts = config.search.max_searches + 1
     return Stage(
         "information gain",
         settings.info_gain_type,
-        "p = exp(mean log-prob of the first gold answer's tokens), before the first search and after each; gain = what a "
-        f"search added ({settings.info_gain_context}, first_turn={settings.info_gain_first_turn})",
-        "the gold answer, the policy",
-        f"up to {contexts} more rows per trajectory through compute_log_prob: {rows * contexts} a step",
+        f"p = exp(mean log-prob of the gold answer's tokens; aliases: {settings.info_gain_aliases}), before the first "
+        f"search and after each; gain = what a search added ({settings.info_gain_context}, "
+        f"first_turn={settings.info_gain_first_turn})",
+        "the gold answers, the policy",
+        _gain_cost(config, settings),
+    )
+
+
+def _gain_cost(config: DictConfig, settings: CreditSettings) -> str:
+    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    contexts = config.search.max_searches + 1
+    if settings.info_gain_scorer == "rows":
+        return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
+    if settings.info_gain_scorer == "server":
+        cached = (
+            ""
+            if config.actor_rollout_ref.rollout.name == ROLLOUT_NAME
+            else ", as far as its prefix cache goes cheap"
+        )
+        return f"up to {contexts} prompts per trajectory and alias to the replica that wrote it{cached}"
+    length = config.data.max_prompt_length + config.data.max_response_length
+    share = contexts * ANSWER_TOKENS / length
+    return (
+        f"no forward of its own: up to {contexts} answers per alias ride behind each row of old_log_probs; if of "
+        f"{ANSWER_TOKENS} tokens each, {share:.1%} of the tokens of a row that is full (attention: {settings.attention})"
     )
 
 

@@ -36,7 +36,7 @@ def joint(tables: Tables) -> ModeOutput:
         torch.cat([tables.group_B, group_B_K.flatten()]),
         torch.cat([tables.valid_B, tables.has_gain_B_K.flatten()]),
     )
-    return _discounted(tables, z[rows:].view_as(tables.gain_B_K), z[:rows])
+    return _discounted(tables, z[rows:].view_as(tables.gain_B_K), tables.outcome_scale * z[:rows])
 
 
 def separate(tables: Tables) -> ModeOutput:
@@ -76,7 +76,8 @@ def turn_group_v1d(tables: Tables) -> ModeOutput:
     sum_B_K = tables.backward(zeros_B, lambda k, next_B: z_B_K[:, k] + tables.gamma * next_B)
     n_B_K = tables.backward(zeros_B, lambda k, next_B: next_B + 1)
     outcome_B = tables.outcome_advantage()
-    advantage_B_K = tables.alpha * sum_B_K / n_B_K.clamp(min=1).sqrt() + outcome_B[:, None]
+    weight = tables.alpha * tables.gain_scale
+    advantage_B_K = weight * sum_B_K / n_B_K.clamp(min=1).sqrt() + outcome_B[:, None]
     scale_B_K = adaptive_clip_scale(z_B_K, tables.clip_beta)
     clip_scale_B_K = tables.backward(torch.ones_like(zeros_B), lambda k, _: scale_B_K[:, k])
     return advantage_B_K, outcome_B, clip_scale_B_K
@@ -98,6 +99,7 @@ ADAPTIVE = ("turn-group-v1d", "turn-group-unbiased")
 
 
 def _discounted(tables: Tables, z_B_K: torch.Tensor, outcome_B: torch.Tensor) -> ModeOutput:
+    z_B_K = tables.gain_scale * z_B_K
     advantage_B_K = tables.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + tables.gamma * next_B)
     return advantage_B_K, outcome_B, tables.ones()
 

@@ -35,6 +35,8 @@ class Tables:
     sigma_floor: float
     known_gains_B: torch.Tensor
     """False for a row that lost a gain: what it gained in all is not known."""
+    gain_scale: float = 1.0
+    outcome_scale: float = 1.0
     outcome_operator: str | Callable[..., torch.Tensor] = "grpo"
 
     def z_score(self, values_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.Tensor) -> torch.Tensor:
@@ -49,7 +51,10 @@ class Tables:
         )
 
     def outcome_advantage(self) -> torch.Tensor:
-        """R: the outcome operator's advantage, 0 for rows that do not count."""
+        """outcome_scale R, R being the outcome operator's advantage, 0 for rows that do not count."""
+        return self.outcome_scale * self._outcome_advantage()
+
+    def _outcome_advantage(self) -> torch.Tensor:
         if self.outcome_operator != "grpo":
             named = isinstance(self.outcome_operator, str)
             operator = NAMED_OPERATORS[self.outcome_operator] if named else self.outcome_operator

@@ -47,6 +47,8 @@ def turn_credit(
     norm_by_std: bool = True,
     outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
     tied_groups: str = "keep",
+    gain_scale: float = 1.0,
+    outcome_scale: float = 1.0,
     ddof: int | None = None,
     variance_floor: float | None = None,
     eps: float = EPS,
@@ -74,6 +76,9 @@ def turn_credit(
     tied_groups: a prompt whose outcomes all tie has R = 0. With "keep" (released) its gains still act; "skip" sets
     the advantages of its rows to exactly 0 and their clip scales to 1.
 
+    gain_scale and outcome_scale, the weights of a curriculum, multiply normalised gains and outcomes (before the
+    normalisation they would do nothing at all). Not in `turn-group`, which normalises their sum.
+
     Rows with row_valid_B False (copies that pad a batch, rows hit by a tool fault) enter no statistic and
     get advantage 0 and clip scale 1. An outcome or gain that is not finite does the same to its row or turn
     only (on_nonfinite="drop"), or raises ValueError ("raise").
@@ -91,6 +96,11 @@ def turn_credit(
         raise ValueError(
             f"outcome_operator={outcome_operator!r} with info_gain_norm_mode={info_gain_norm_mode!r}: that mode "
             f"normalises outcomes itself and accepts 'grpo' only; others: {', '.join(ANY_OPERATOR)}"
+        )
+    if info_gain_norm_mode == "turn-group" and not gain_scale == outcome_scale == 1:
+        raise ValueError(
+            f"gain_scale={gain_scale}, outcome_scale={outcome_scale} with info_gain_norm_mode='turn-group': that mode "
+            "normalises gains and outcome together; use another mode"
         )
     check_name("tied_groups", tied_groups, ("keep", "skip"))
     check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
@@ -128,6 +138,8 @@ def turn_credit(
             outcome_weight=outcome_weight,
             outcome_gamma_power=outcome_gamma_power,
             sigma_floor=sigma_floor,
+            gain_scale=gain_scale,
+            outcome_scale=outcome_scale,
             known_gains_B=~bad_B_K.any(dim=1),
             outcome_operator=outcome_operator,
         )

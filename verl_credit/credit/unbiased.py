@@ -35,8 +35,8 @@ def turn_group_unbiased(tables: Tables) -> tuple[torch.Tensor, torch.Tensor, tor
     )
     outcome_B = tables.outcome_advantage()
     if tables.outcome_operator == "grpo":
-        outcome_B = _minus_others(tables.outcome_B, tables.group_B, tables.valid_B)
-    advantage_B_K1 = tables.alpha * baseline_free_B_K1 + outcome_B[:, None]
+        outcome_B = tables.outcome_scale * _minus_others(tables.outcome_B, tables.group_B, tables.valid_B)
+    advantage_B_K1 = tables.alpha * tables.gain_scale * baseline_free_B_K1 + outcome_B[:, None]
     answer_B = torch.where(known_B, advantage_B_K1.gather(1, n_tool_B[:, None]).squeeze(1), outcome_B)
     own_B_K = known_B[:, None] & (
         torch.arange(advantage_B_K1.shape[1] - 1, device=n_tool_B.device) < n_tool_B[:, None]

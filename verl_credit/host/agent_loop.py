@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -18,9 +19,12 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLo
 from verl.tools.schemas import ToolResponse
 
 from verl_credit.host.fields import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.host.gain_requests import RowPlanner
+from verl_credit.host.gain_server import server_score
 from verl_credit.host.reward import extract_answer
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
+from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_book import RowRecord, TurnBook
 
 
@@ -54,7 +58,7 @@ class SearchAgentLoop(ToolAgentLoop):
         ]
         self.max_assistant_turns = settings.max_searches + 1
         self.control_tokens = self._control_tokens_of(self.tokenizer)
-        self.book, self.record = TurnBook(), RowRecord()
+        self.book, self.record, self._request_id = TurnBook(), RowRecord(), ""
 
     @staticmethod
     @lru_cache(maxsize=4)  # one tokenizer per worker; loops are made per trajectory
@@ -70,12 +74,43 @@ class SearchAgentLoop(ToolAgentLoop):
         )
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         output = await super().run(params, **kwargs)
-        return self._finish(output)
+        finished = self._finish(output)
+        if mode is None and self.config.algorithm.info_gain_scorer == "server":
+            credit = CreditSettings.from_config(self.config)
+            if credit.scores_at(kwargs["global_steps"]):
+                await self._score(finished, credit, kwargs["reward_model"]["ground_truth"])
+        return finished
+
+    async def _score(self, output: TurnAgentLoopOutput, credit: CreditSettings, truth) -> None:
+        """The answer behind every context, by the server that wrote the trajectory; see ``gain_server``.
+
+        What cannot be scored is NaN, and `info_gain_on_error` decides about it as with every other scorer.
+        """
+        if self.record.tool_fault:
+            return
+
+        def generate(prompt: list[int], params: dict):
+            return self.server_manager.generate(  # the trajectory's id: verl sends it to the same replica
+                request_id=self._request_id, prompt_ids=prompt, sampling_params=params
+            )
+
+        prompt, response = output.prompt_ids, output.response_ids
+        planner = RowPlanner(self.tokenizer, credit)
+        for request in planner.requests(0, prompt, response, output.turn_ids, truth):
+            answer = request.answer
+            context, n_gold = [*prompt, *response][: request.base], answer.gold_end - answer.gold_start
+            try:
+                value = await server_score(generate, context, answer.token_ids[: answer.gold_end], n_gold)
+            except Exception as error:
+                value, self.record.score_error = math.nan, f"{type(error).__name__}: {error}"[:300]
+            self.record.scores.append([request.column, request.alias, value])
+        output.extra_fields[ROW_RECORD] = self.record.as_dict()
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
         # What does not fit the row would be cut off afterwards, and an answer there must not count.
         room = self.response_length - len(agent_data.response_mask)
         params = {**sampling_params, "max_tokens": min(self.max_new_tokens, room)}
+        self._request_id = agent_data.request_id
         if self.rollout_config.name == ROLLOUT_NAME:  # vLLM dies of per-request seeds with chunked prefill
             params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
         state = await super()._handle_generating_state(agent_data, params, ignore_termination)

@@ -2,39 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-DEFAULT_TEMPLATE = "<answer>{answer}</answer>"
+AUTO = "auto"
+ANSWER_TAG = "<answer>{answer}</answer>"
+BOXED = "\\boxed{{answer}}"
+LONGEST_TAIL = 32
 
 
 @dataclass(frozen=True)
 class PseudoAnswer:
-    """Token ids of the filled template and the half-open span ``[gold_start, gold_end)`` of the gold answer."""
+    """Token ids behind a context and the half-open span ``[gold_start, gold_end)`` of the gold answer among them."""
 
     token_ids: tuple[int, ...]
     gold_start: int
     gold_end: int
 
 
-def pseudo_answer(tokenizer, gold: str, template: str = DEFAULT_TEMPLATE) -> PseudoAnswer:
-    """Tokenise ``template`` filled with ``gold``; the gold span is found by character offsets.
+def pseudo_answer(tokenizer, gold: str, template: str = ANSWER_TAG, before: str = "") -> PseudoAnswer:
+    """Tokenise ``template`` filled with ``gold``, behind the text ``before``; the gold span is found by offsets.
 
     A token belongs to the gold span when its characters overlap the answer's: where the tokenizer merges
     the answer's first or last character with the template's, the merged token is counted as gold.
     Raises ValueError when the template lacks ``{answer}`` or the tokenizer cannot give offsets.
     """
-    before, found, after = template.partition("{answer}")
+    head, found, rest = template.partition("{answer}")
     if not found:
         raise ValueError(f"algorithm.info_gain_template is {template!r}: it must contain {{answer}}")
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError("information gain needs a fast tokenizer (character offsets); this one has none")
-    text = before + gold + after
+    text = before + head + gold + rest
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    start, end = len(before), len(before) + len(gold)
+    start = len(before) + len(head)
+    end = start + len(gold)
     inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < end and b > start and b > a]
     if not inside:
         raise ValueError(f"gold answer {gold!r} has no token of its own in {text!r}")
     return PseudoAnswer(tuple(encoded["input_ids"]), inside[0], inside[-1] + 1)
+
+
+class AnswerWriter:
+    """Writes pseudo-answers as the policy would: its tokens may merge with what stands before them.
+
+    A context ends with the assistant header. From the last special token on (``<|im_start|>``), header and answer are
+    tokenised together; where that gives the header's own tokens again, as it nearly always does, the answer simply
+    follows them, and where it does not, they are replaced.
+    ``header``: contexts behind a turn end at its call and lack the header; it is written out.
+    """
+
+    def __init__(self, tokenizer, template: str, *, header: bool = False):
+        self.tokenizer, self.template = tokenizer, template
+        self.header = assistant_header(tokenizer) if header else []
+        self._special = set(tokenizer.all_special_ids)
+
+    def template_of(self, prompt_ids: tuple[int, ...]) -> str:
+        r"""``auto``: ``\boxed{...}`` for a prompt that asks for it, else the answer tag."""
+        if self.template != AUTO:
+            return self.template
+        return BOXED if "\\boxed" in self.tokenizer.decode(prompt_ids) else ANSWER_TAG
+
+    def tail(self, context_ids: Sequence[int]) -> tuple[int, ...]:
+        """Tokens behind the context's last special one; none where that is too far back to matter."""
+        for n, token in enumerate(reversed(context_ids[-LONGEST_TAIL - 1 :])):
+            if token in self._special:
+                return tuple(context_ids[len(context_ids) - n :])
+        return ()
+
+    def write(
+        self, tail: tuple[int, ...], gold: str, template: str, behind_turn: bool
+    ) -> tuple[int, PseudoAnswer]:
+        """(context tokens that are replaced, what stands behind the rest). ``behind_turn``: not at the bare prompt."""
+        header = self.header if behind_turn else []
+        last = self.tail(header) if header else tail
+        before = self.tokenizer.decode(last) if last else ""
+        if before and tuple(self.tokenizer(before, add_special_tokens=False)["input_ids"]) != tuple(last):
+            # Text that would be tokenised otherwise stays as the policy saw it; the answer begins a token of its own.
+            last, before = (), ""
+        joint = pseudo_answer(self.tokenizer, gold, template, before)
+        n = len(last)
+        if joint.token_ids[:n] == tuple(last) and joint.gold_start >= n:
+            kept = tuple(header)
+            answer = PseudoAnswer(joint.token_ids[n:], joint.gold_start - n, joint.gold_end - n)
+            return 0, _behind(kept, answer)
+        kept = tuple(header[: len(header) - n]) if header else ()
+        return (0 if header else n), _behind(kept, joint)
+
+
+def _behind(ids: tuple[int, ...], answer: PseudoAnswer) -> PseudoAnswer:
+    shift = len(ids)
+    return PseudoAnswer(ids + answer.token_ids, answer.gold_start + shift, answer.gold_end + shift)
 
 
 def assistant_header(tokenizer) -> list[int]:

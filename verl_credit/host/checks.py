@@ -45,7 +45,7 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
 
 
 def check_gain_has_signal(step: TurnStep) -> None:
-    """Called for the first step: information gain that reaches no turn is switched on and does nothing."""
+    """Called for the first step that measures gains: those that reach no turn are switched on and do nothing."""
     settings = step.settings
     if not settings.scores_gain:
         return
@@ -53,13 +53,13 @@ def check_gain_has_signal(step: TurnStep) -> None:
     if not bool(mask.any()):
         raise IntegrityError(
             f"algorithm.info_gain_norm_mode={settings.info_gain_norm_mode}, but none of the "
-            f"{int(step.row_valid_B.sum())} trajectories of the first step has a turn with an information gain: "
+            f"{int(step.row_valid_B.sum())} trajectories of the step has a turn with an information gain: "
             "the policy calls no tool (chat template? tool format?), or "
             f"info_gain_first_turn={settings.info_gain_first_turn} leaves single-search rows without one"
         )
     if settings.dynamic_clip and not bool((step.credit.clip_scale_B_K[mask] != 1).any()):
         raise IntegrityError(
-            "policy_loss.dynamic_clip=true, but every clip scale of the first step is exactly 1: "
+            "policy_loss.dynamic_clip=true, but every clip scale of the step is exactly 1: "
             "no turn differs from its group (rollout.n too small?)"
         )
 

@@ -30,6 +30,10 @@ class TurnStep:
     info_gain_B_K: torch.Tensor
     turn_mask_B_K: torch.Tensor
     row_valid_B: torch.Tensor
+    scored: bool = True
+    """False: a step of plain GRPO, whose gains were not measured."""
+    gain_scale: float = 1.0
+    outcome_scale: float = 1.0
     stage: TokenStage | None = None
     """Outcome operator and token level; None stands for GRPO and no token level."""
     tokens: TokenInputs | None = None
@@ -75,7 +79,7 @@ def info_gain_advantage(
         step.info_gain_B_K,
         step.turn_mask_B_K,
         step.group_B,
-        info_gain_norm_mode=settings.info_gain_norm_mode,
+        info_gain_norm_mode=settings.info_gain_norm_mode if step.scored else "none",
         gamma=settings.gamma,
         alpha=settings.adv_rescale_alpha,
         clip_beta=settings.clip_beta,
@@ -83,6 +87,8 @@ def info_gain_advantage(
         row_valid_B=step.row_valid_B,
         outcome_operator="grpo" if step.stage is None else step.stage.outcome_operator,
         tied_groups=settings.pipeline.tied_groups,
+        gain_scale=step.gain_scale,
+        outcome_scale=step.outcome_scale,
         on_nonfinite="raise",
     )
     step.clip_scale_B_T = spread(step.credit.clip_scale_B_K1, step.turn_ids_B_T, response_mask, fill=1.0)

@@ -6,6 +6,15 @@ TURN_IDS = "turn_ids"
 CLIP_SCALE = "clip_scale"
 """Per response token: factor on the clip range of the token's turn."""
 
+BRANCHES = "credit_branches"
+"""Per row: the answers that ride behind it on the old_log_probs forward (see ``gain_branches``)."""
+
+BRANCH_LOG_PROBS = "credit_branch_log_probs"
+"""Per row: what that forward found on its branch tokens."""
+
+SCORE_BRANCHES = "credit_score_branches"
+"""Flag on a batch: use its branches."""
+
 ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: what the agent loop says about the row (see ``turn_book``)."""
 

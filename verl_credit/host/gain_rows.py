@@ -1,7 +1,7 @@
-"""Information gain, first scorer: one ordinary row per context through verl's ``compute_log_prob``.
+"""Information gain by rows: one ordinary row per context through verl's ``compute_log_prob``.
 
 Simple and exact: O(turns x length) tokens. Identical contexts (the bare prompt of a group) are scored
-once. Faster scorers are tested against this one.
+once. The other scorers are tested against this one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,26 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
 from verl_credit.host.answer_template import PseudoAnswer
+from verl_credit.host.gain_requests import Request
+from verl_credit.host.turn_batch import TurnBatch
+
+
+def score_by_rows(
+    requests: Sequence[Request],
+    turns: TurnBatch,
+    compute_log_prob: Callable[[TensorDict], TensorDict],
+    *,
+    dp_size: int,
+) -> torch.Tensor:
+    """Mean log-prob of the gold tokens of every request, float64 [N]."""
+    trunks: dict[int, list[int]] = {}
+    rows = []
+    for request in requests:
+        row = request.row
+        if row not in trunks:
+            trunks[row] = turns.prompt_ids[row] + turns.response_ids[row]
+        rows.append(ScoreRow(tuple(trunks[row][: request.base]), request.answer))
+    return score_rows(compute_log_prob, rows, dp_size=dp_size)
 
 
 @dataclass(frozen=True)
@@ -23,25 +43,6 @@ class ScoreRow:
 
     context_ids: tuple[int, ...]
     answer: PseudoAnswer
-
-
-def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
-    """Exclusive end, in response tokens, of the context after each tool turn (all turns but the last).
-
-    ``observation``: up to the first token of the next turn, so the observation and the assistant header
-    are inside. ``call``: up to the end of the turn's own tokens, before its observation (the released
-    convention: the last retrieved result is never measured).
-    """
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for position, turn in enumerate(turn_ids):
-        if turn >= 0:
-            first.setdefault(turn, position)
-            last[turn] = position
-    n_tool_turns = max(first, default=0)
-    if where == "observation":
-        return [first[turn + 1] for turn in range(n_tool_turns)]
-    return [last[turn] + 1 for turn in range(n_tool_turns)]
 
 
 def score_rows(

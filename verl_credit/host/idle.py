@@ -50,6 +50,12 @@ def unused(config: DictConfig) -> list[str]:
         ("algorithm_params", settings.algorithm_params, {}, settings.algorithm_mode is not None),
         ("tied_groups", settings.tied_groups, "keep", ours and not settings.replaces_turns),
         ("info_gain_on_error", credit.info_gain_on_error, "raise", gains),
+        ("info_gain_scorer", credit.info_gain_scorer, "branch", gains),
+        ("info_gain_aliases", credit.info_gain_aliases, "max", gains),
+        ("info_gain_every", credit.info_gain_every, 1, gains),
+        ("info_gain_warmup_steps", credit.info_gain_warmup_steps, 0, gains),
+        ("info_gain_curriculum.gain", credit.curriculum_gain, (1.0, 1.0), gains),
+        ("info_gain_curriculum.outcome", credit.curriculum_outcome, (1.0, 1.0), gains),
         ("info_gain_type", credit.info_gain_type, "prob_diff", gains),
         ("info_gain_first_turn", credit.info_gain_first_turn, "prior", gains),
         ("info_gain_context", credit.info_gain_context, "observation", gains),
@@ -78,12 +84,19 @@ def without_effect(config: DictConfig) -> list[str]:
         found.append("algorithm.hicra.alpha=0: planning tokens are not amplified")
     if transform.masked and not 0 < settings.entropy_mask_rho < 1:
         found.append(f"algorithm.entropy_mask.rho={settings.entropy_mask_rho:g}: no token is masked")
+    where = "the clip range only" if credit.dynamic_clip else "nothing"
     if credit.scores_gain and credit.info_gain_norm_mode in RESCALED and credit.adv_rescale_alpha == 0:
-        where = "the clip range only" if credit.dynamic_clip else "nothing"
         found.append(f"algorithm.adv_rescale_alpha=0: gains act on {where}")
+    if credit.scores_gain and credit.curriculum_gain == (0, 0):
+        found.append(f"algorithm.info_gain_curriculum.gain=[0, 0]: gains act on {where}")
     if credit.dynamic_clip and credit.clip_beta == 0:
         found.append("policy_loss.clip_beta=0: every turn has the same clip range")
     steps = config.trainer.total_training_steps
+    if credit.scores_gain and steps is not None and credit.info_gain_warmup_steps >= steps:
+        found.append(
+            f"algorithm.info_gain_warmup_steps={credit.info_gain_warmup_steps}: no gain is measured in "
+            f"trainer.total_training_steps={steps}"
+        )
     if transform.uses_sepa_controller and steps is not None:
         first = _first_sepa_step(settings.sepa)
         if steps < first:

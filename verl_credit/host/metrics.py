@@ -12,6 +12,7 @@ import torch
 
 from verl_credit.credit.outcome import group_counts
 from verl_credit.host.credit_step import TurnStep
+from verl_credit.host.gain_step import GainPlan
 from verl_credit.host.turn_batch import TurnBatch
 from verl_credit.host.turn_book import STOP_REASONS
 
@@ -53,6 +54,22 @@ def gain_metrics(step: TurnStep) -> dict[str, float]:
     for turn in range(mask.shape[1]):
         if mask[:, turn].any():
             metrics[f"credit/gain/turn_{turn}"] = gain[mask[:, turn], turn].double().mean().item()
+    return metrics
+
+
+def gain_cost(plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
+    """What the gains of a step cost.
+
+    credit/gain/seconds: measured around the forward (planning, reading; all of it with the scorer ``rows``), plus, with
+    ``branch``, the branches' share of the old_log_probs forward's seconds by tokens, which is an estimate.
+    """
+    branch = sum(plan.branches.tokens_B)
+    rows = sum(map(len, plan.turns.prompt_ids)) + sum(map(len, plan.turns.response_ids))
+    metrics = {"credit/gain/seconds": around_s}
+    if forward_s:
+        share = branch / max(1, branch + rows)
+        metrics["credit/gain/seconds"] += share * forward_s
+        metrics["credit/gain/branch_token_share"] = share
     return metrics
 
 

@@ -101,6 +101,11 @@ def _deciding_keys(config) -> dict[str, str]:
             flat[prefix] = str(node)
 
     walk("", OmegaConf.to_container(config, resolve=True))
+    curriculum = config.algorithm.get("info_gain_curriculum") or {}
+    if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
+        flat |= {
+            f"trainer.{key}": str(config.trainer[key]) for key in ("total_training_steps", "total_epochs")
+        }
     return flat
 
 

@@ -95,7 +95,7 @@ def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
         ("gain", "credit/gain/mean", "+.4f"),
         ("clipped", "actor/pg_clipfrac", ".3f"),
         ("s/step", "timing_s/step", ".1f"),
-        ("of it gain", "timing_s/info_gain", ".1f"),
+        ("of it gain", "credit/gain/seconds", ".1f"),
     ):
         if row.get(key) is not None:
             parts.append(f"{label} {row[key]:{form}}")

@@ -22,6 +22,17 @@ def register_all() -> None:
     from verl_credit.host import agent_loop, credit_step, loss, trainer  # noqa: F401  (decorators register)
 
 
+def register_engines() -> None:
+    """In processes that train: the engine for this device, and our attention in transformers."""
+    from verl.utils.device import get_device_name
+
+    from verl_credit.host.attention import install
+
+    install()
+    if get_device_name() == "cuda":
+        from verl_credit.host import gpu_engine  # noqa: F401  (the import registers the engine)
+
+
 def registered_names() -> dict[str, bool]:
     """For every name of ours: is it in verl's registry in this process?"""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry

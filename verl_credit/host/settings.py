@@ -25,6 +25,13 @@ class CreditSettings:
     ratio_level: str
     dynamic_clip: bool
     clip_beta: float
+    info_gain_scorer: str = "branch"
+    info_gain_aliases: str = "max"
+    info_gain_every: int = 1
+    info_gain_warmup_steps: int = 0
+    curriculum_gain: tuple[float, float] = (1.0, 1.0)
+    curriculum_outcome: tuple[float, float] = (1.0, 1.0)
+    attention: str | None = None
     preset: str | None = None
     preset_overrides: tuple[str, ...] = ()
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
@@ -47,6 +54,13 @@ class CreditSettings:
             ratio_level=loss.ratio_level if ours else "token",
             dynamic_clip=bool(loss.dynamic_clip) if ours else False,
             clip_beta=float(loss.clip_beta) if ours else 0.0,
+            info_gain_scorer=algorithm.info_gain_scorer,
+            info_gain_aliases=algorithm.info_gain_aliases,
+            info_gain_every=int(algorithm.info_gain_every),
+            info_gain_warmup_steps=int(algorithm.info_gain_warmup_steps),
+            curriculum_gain=tuple(map(float, algorithm.info_gain_curriculum.gain)),
+            curriculum_outcome=tuple(map(float, algorithm.info_gain_curriculum.outcome)),
+            attention=config.actor_rollout_ref.model.override_config.get("attn_implementation"),
             preset=config.credit_preset,
             preset_overrides=tuple(config.credit_overrides),
             pipeline=PipelineSettings.from_config(config),
@@ -62,6 +76,20 @@ class CreditSettings:
         """Mode ``none`` and verl's own estimators need no information gain, so none is computed."""
         return self.turn_estimator and self.info_gain_norm_mode != "none"
 
+    def scores_at(self, step: int) -> bool:
+        """Gains are measured at this step (counted from 1); other steps are plain GRPO."""
+        after = step - self.info_gain_warmup_steps
+        return self.scores_gain and after >= 1 and (after - 1) % self.info_gain_every == 0
+
+    def curriculum_at(self, step: int, steps: int) -> tuple[float, float]:
+        """(weight of gains, weight of outcomes) at a step that measures gains: linear from the first such step to the last
+        of ``steps``. Other steps are plain GRPO: both are 1."""
+        if not self.scores_at(step):
+            return 1.0, 1.0
+        first = self.info_gain_warmup_steps + 1
+        share = 0.0 if steps <= first else min(1.0, (step - first) / (steps - first))
+        return tuple(a + share * (b - a) for a, b in (self.curriculum_gain, self.curriculum_outcome))
+
     def banner(self) -> str:
         """One line that says what is active."""
         parts = []
@@ -76,8 +104,12 @@ class CreditSettings:
         if self.scores_gain:
             parts.append(
                 f"gain={self.info_gain_type}/{self.info_gain_context}/first_turn={self.info_gain_first_turn} "
-                "scorer=rows gold=first_alias"
+                f"scorer={self.info_gain_scorer} gold={self.info_gain_aliases}"
             )
+            if self.info_gain_every > 1 or self.info_gain_warmup_steps:
+                parts.append(f"gain every {self.info_gain_every} steps after {self.info_gain_warmup_steps}")
+            if self.curriculum_gain != (1, 1) or self.curriculum_outcome != (1, 1):
+                parts.append(f"curriculum gain={self.curriculum_gain} outcome={self.curriculum_outcome}")
             parts.append(f"gamma={self.gamma:g} alpha={self.adv_rescale_alpha:g}")
         parts.append(f"loss ratio={self.ratio_level} dynamic_clip={self.dynamic_clip}")
         if self.dynamic_clip:

@@ -7,8 +7,10 @@ happened is written down.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +35,21 @@ from verl_credit.host.checks import (
 from verl_credit.host.credit_step import TurnStep, bring_turns
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.fields import (
+    BRANCH_LOG_PROBS,
+    BRANCHES,
     CLIP_SCALE,
     LOSS_MODE,
     ROLLOUT_NAME,
+    SCORE_BRANCHES,
     TRAINER_MODE,
     TURN_IDS,
 )
-from verl_credit.host.gain_step import score_gains
+from verl_credit.host.gain_rows import score_by_rows
+from verl_credit.host.gain_server import scores_of_records
+from verl_credit.host.gain_step import GainPlan, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.idle import idle_lines
-from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
 from verl_credit.host.run_files import (
@@ -68,11 +75,12 @@ class CreditTrainer(PPOTrainerSync):
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
-        self._signal_seen = False
+        self._gain_checked = self._planning_checked = False
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self._evaluation_mode: str | None = None
         self._watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
+        self._attention: str | None = None
         super().__init__(config)
 
     @property
@@ -107,6 +115,7 @@ class CreditTrainer(PPOTrainerSync):
     def _setup(self):
         super()._setup()
         for rank, names in enumerate(self.actor_rollout_wg.credit_probe()):
+            self._attention = names["attention"]
             require_registered(f"actor worker {rank}", names)
             if self._loss_is_ours and names["actor_loss"] != "credit_ppo_loss":
                 raise RuntimeError(
@@ -124,6 +133,8 @@ class CreditTrainer(PPOTrainerSync):
             require_registered(f"agent loop worker {number}", names)
         self._watch.drain = agent_loop_manager.drain_errors
         events.note(self.run_dir, "banner", self.settings.banner())
+        if self._attention:
+            events.note(self.run_dir, "attention", self._attention)
         for line in idle_lines(self.config):
             events.note(self.run_dir, "idle", line)
         super().fit(agent_loop_manager)
@@ -155,31 +166,58 @@ class CreditTrainer(PPOTrainerSync):
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch, metrics):
-        batch = super()._compute_old_log_prob(batch, metrics)
         with marked_timer("info_gain", self.timing_raw):
             self._turns = fetch_turn_batch(batch)
             batch = self._write_rows(batch, {TURN_IDS: self._turns.turn_ids_B_T})
-            self._step = self._score(self._turns, metrics)
+            self._check_faults(self._turns, metrics)
+            plan = plan_gains(
+                self._turns, self.settings, self.tokenizer, scored=self.settings.scores_at(self.global_steps)
+            )
+            riding = plan.scored and self.settings.info_gain_scorer == "branch"
+            if riding:
+                batch = self._write(batch, {BRANCHES: plan.branches.field()})
+                batch.extra_info[SCORE_BRANCHES] = True
+        start = time.perf_counter()
+        batch = super()._compute_old_log_prob(batch, metrics)
+        forward_s = time.perf_counter() - start
+        batch.extra_info.pop(SCORE_BRANCHES, None)
+        with marked_timer("info_gain", self.timing_raw):
+            scorer = partial(self._scorer, batch)
+            gain_B_K, mask_B_K = score_gains(plan, scorer, metrics)
+            scales = self.settings.curriculum_at(self.global_steps, self.total_training_steps)
+            self._step = TurnStep(
+                self.settings,
+                self._turns.turn_ids_B_T,
+                gain_B_K,
+                mask_B_K,
+                self._turns.row_valid_B,
+                scored=plan.scored or not self.settings.scores_gain,
+                gain_scale=scales[0],
+                outcome_scale=scales[1],
+                stage=self._stage,
+            )
+        if plan.scored and self.settings.info_gain_scorer != "server":  # whose seconds are in timing_s/gen
+            metrics.update(gain_cost(plan, self.timing_raw["info_gain"], forward_s if riding else 0.0))
         return batch
 
-    def _score(self, turns: TurnBatch, metrics) -> TurnStep:
+    def _scorer(self, batch, plan: GainPlan) -> torch.Tensor:
+        if self.settings.info_gain_scorer == "rows":
+            compute = self.actor_rollout_wg.compute_log_prob
+            return score_by_rows(plan.requests, plan.turns, compute, dp_size=self._dp_size())
+        if self.settings.info_gain_scorer == "server":
+            return scores_of_records(plan.requests, plan.turns.records)
+        found = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=[BRANCH_LOG_PROBS]
+        )
+        return plan.branches.scores(list(found[BRANCH_LOG_PROBS].unbind()))
+
+    def _check_faults(self, turns: TurnBatch, metrics) -> None:
         metrics.update(row_metrics(turns))
         records = [record for record, pad in zip(turns.records, turns.is_padding, strict=True) if not pad]
         # verl's own estimators know no rows that must not count, so with them no fault is tolerated.
         tolerated = self.config.faults.max_tool_faults if self.settings.turn_estimator else 0.0
         lost = Counter(record["tool_fault"] for record in records if record["tool_fault"])
         check_tool_faults(lost, len(records), tolerated, self.config.search.url)
-        gain_B_K, mask_B_K = score_gains(
-            turns,
-            self.settings,
-            self.tokenizer,
-            self.actor_rollout_wg.compute_log_prob,
-            dp_size=self._dp_size(),
-            metrics=metrics,
-        )
-        return TurnStep(
-            self.settings, turns.turn_ids_B_T, gain_B_K, mask_B_K, turns.row_valid_B, stage=self._stage
-        )
 
     def _compute_advantage(self, batch, metrics):
         step = self._step
@@ -194,10 +232,12 @@ class CreditTrainer(PPOTrainerSync):
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, self._turns, n))
         metrics.update(step.token_metrics)
-        if not self._signal_seen:
+        if not self._gain_checked and step.scored:  # later than step 1 with info_gain_warmup_steps
             check_gain_has_signal(step)
+            self._gain_checked = True
+        if not self._planning_checked:
             check_planning_has_signal(step)
-            self._signal_seen = True
+            self._planning_checked = True
         for row in sample_trajectories(self._turns, step, self.tokenizer, self.config.sample_trajectories):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
         return batch
@@ -227,7 +267,9 @@ class CreditTrainer(PPOTrainerSync):
         mask = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
         )["response_mask"]
-        fields = {name: response_to_nested(tensor, mask) for name, tensor in tensors_B_T.items()}
+        return self._write(batch, {name: response_to_nested(t, mask) for name, t in tensors_B_T.items()})
+
+    def _write(self, batch, fields: dict[str, torch.Tensor]):
         written = tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
         )

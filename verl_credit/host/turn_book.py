@@ -25,6 +25,10 @@ class RowRecord:
     """The policy's own text of its last turn: the only place an answer is read from."""
     searches: list[dict] = field(default_factory=list)
     """Per search: turn, query, and the ids of the pages shown, in order."""
+    scores: list[list] = field(default_factory=list)
+    """[context, alias, mean log-prob of the gold tokens], where the rollout server scores (`gain_server`)."""
+    score_error: str = ""
+    """Why the last of the scores that are NaN could not be had."""
 
     def as_dict(self) -> dict:
         return asdict(self)

@@ -11,12 +11,14 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.modes import ADAPTIVE, MODES
 from verl_credit.credit.policy_loss import RATIO_LEVELS
+from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, TRAINER_MODE
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.host.validate_pipeline import validate_pipeline
+from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
@@ -28,11 +30,15 @@ CHOICES = {
     "algorithm.info_gain_first_turn": FIRST_TURN,
     "algorithm.info_gain_context": ("observation", "call"),
     "algorithm.info_gain_on_error": ("raise", "zero"),
+    "algorithm.info_gain_aliases": ("max", "mean", "first"),
+    "algorithm.info_gain_scorer": SCORERS,
     "trainer.v1.trainer_mode": (TRAINER_MODE,),
 }
 NUMBERS = {  # key: (smallest, largest, whole number?)
     "algorithm.gamma": (0.0, 1.0, False),
     "algorithm.adv_rescale_alpha": (0.0, math.inf, False),
+    "algorithm.info_gain_every": (1, math.inf, True),
+    "algorithm.info_gain_warmup_steps": (0, math.inf, True),
     "search.topk": (1, 1000, True),
     "search.max_searches": (1, 1000, True),
     "search.max_new_tokens": (1, math.inf, True),
@@ -66,7 +72,9 @@ def validate(config: DictConfig) -> None:
         _one_of(config, f"{LOSS}.ratio_level", RATIO_LEVELS)
         _flag(config, f"{LOSS}.dynamic_clip")
         _number(config, f"{LOSS}.clip_beta", 0.0, 1.0, False)
+    _curriculum(config)
     _combinations(config)
+    validate_scorer(config)
     _resolve(config)
     validate_pipeline(config)
 
@@ -115,10 +123,29 @@ def _evaluation_modes(config: DictConfig) -> None:
         raise ConfigError(f"evaluation.modes={modes}: expected a list of {list(EVALUATION_MODES)}, not empty")
 
 
+def _curriculum(config: DictConfig) -> None:
+    for name in ("gain", "outcome"):
+        key = f"algorithm.info_gain_curriculum.{name}"
+        value = _get(config, key)
+        ends = list(value) if OmegaConf.is_list(value) else []
+        good = [
+            e for e in ends if isinstance(e, int | float) and not isinstance(e, bool) and 0 <= e < math.inf
+        ]
+        if len(ends) != 2 or len(good) != 2:
+            raise ConfigError(f"{key}={value}: expected [first step, last step], two numbers of at least 0")
+        if ends != [1, 1] and _get(config, "algorithm.info_gain_norm_mode") == "turn-group":
+            raise ConfigError(
+                f"{key}={value} with algorithm.info_gain_norm_mode=turn-group: that mode normalises gains and outcome "
+                "together; use another mode"
+            )
+
+
 def _template(config: DictConfig) -> None:
     template = _get(config, "algorithm.info_gain_template")
-    if "{answer}" not in str(template):
-        raise ConfigError(f"algorithm.info_gain_template={template!r}: it must contain {{answer}}")
+    if template != AUTO and "{answer}" not in str(template):
+        raise ConfigError(
+            f"algorithm.info_gain_template={template!r}: it must contain {{answer}}, or be {AUTO}"
+        )
 
 
 def _one_of(config: DictConfig, key: str, accepted) -> None:

@@ -7,9 +7,11 @@ from functools import partial
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from verl_credit.host.attention_proof import prove
+from verl_credit.host.branch_engine import BranchEngine
 from verl_credit.host.fields import LOSS_MODE
 from verl_credit.host.loss import credit_ppo_loss
-from verl_credit.host.register import register_all, registered_names
+from verl_credit.host.register import register_all, register_engines, registered_names
 
 
 class CreditWorker(ActorRolloutRefWorker):
@@ -18,15 +20,20 @@ class CreditWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
         register_all()
+        register_engines()
         super().init_model()
         if self._is_actor and self.config.actor.policy_loss.loss_mode == LOSS_MODE:
             if self.distillation_enabled:
                 raise ValueError(f"policy_loss.loss_mode={LOSS_MODE} and distillation cannot be combined")
             self.loss_fn = partial(credit_ppo_loss, config=self.loss_fn.keywords["config"])
             self.actor.set_loss_fn(self.loss_fn)
+        self._attention = None
+        engine = self.actor.engine if self._is_actor else None
+        if isinstance(engine, BranchEngine) and engine.packs:
+            self._attention = prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def credit_probe(self) -> dict:
         """What this process has registered, and which loss the actor will use."""
         function = getattr(self.loss_fn, "func", self.loss_fn)
-        return {**registered_names(), "actor_loss": function.__name__}
+        return {**registered_names(), "actor_loss": function.__name__, "attention": self._attention}

@@ -6,9 +6,11 @@ import torch
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
+from verl_credit.host.branch_engine import BranchEngine
+
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
-class CPUFSDPEngineWithLMHead(FSDPEngineWithLMHead):
+class CPUFSDPEngineWithLMHead(BranchEngine, FSDPEngineWithLMHead):
     """FSDP2 without parameter offloading: the parameters are in main memory already.
 
     verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning

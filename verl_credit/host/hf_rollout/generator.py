@@ -56,6 +56,13 @@ class BatchGenerator:
         self.sampled_vocab_size = sampled_vocab_size
 
     @torch.inference_mode()
+    def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
+        """log p(token j + 1 | tokens up to j) for every token of the prompt but the first."""
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        return logits.log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+    @torch.inference_mode()
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[Generation]:

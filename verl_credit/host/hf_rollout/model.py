@@ -1,5 +1,6 @@
 """The rollout server's model, and what verl's configuration says about it."""
 
+import copy
 from typing import Any
 
 import torch
@@ -11,18 +12,14 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
     """The causal language model in `rollout.dtype`: random weights when `rollout.load_format` is "dummy"."""
     dtype = PrecisionType.to_dtype(config.dtype)
-    attention = model_config.hf_config._attn_implementation
-    if attention != "sdpa":
-        raise ValueError(
-            f"rollout.name=hf needs attn_implementation=sdpa, not {attention!r}: "
-            "set +actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-        )
-    trust = {"trust_remote_code": model_config.trust_remote_code}
+    hf_config = copy.deepcopy(model_config.hf_config)
+    hf_config._attn_implementation = "sdpa"  # the trainer's packs no rows that are generated
+    options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": "sdpa"}
     if config.load_format == "dummy":
-        model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=dtype, **trust)
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **options)
     else:
         model = AutoModelForCausalLM.from_pretrained(
-            model_config.local_path, config=model_config.hf_config, dtype=dtype, **trust
+            model_config.local_path, config=hf_config, dtype=dtype, **options
         )
     return model.eval()
 

@@ -76,6 +76,8 @@ class HFServer:
                 "rollout.name=hf generates from text only: images, video, audio are not supported"
             )
         prompt = [int(token) for token in prompt_ids]
+        if sampling_params.get("prompt_logprobs") is not None:
+            return await self._score(prompt, sampling_params["prompt_logprobs"])
         params = read_sampling_params(
             sampling_params,
             prompt_tokens=len(prompt),
@@ -97,6 +99,23 @@ class HFServer:
             stop_reason="completed",
             extra_fields={"global_steps": self.global_steps, "finish_reason": output.finish_reason},
         )
+
+    async def _score(self, prompt: list[int], wanted: int) -> TokenOutput:
+        """Log-probs of a prompt's own tokens at temperature 1, in the form of verl's vLLM server; nothing is drawn."""
+        if wanted != 0:
+            raise ValueError(
+                f"prompt_logprobs={wanted}: rollout.name=hf gives those of the prompt's own tokens (0)"
+            )
+        if not 2 <= len(prompt) <= self._max_model_len:
+            raise ValueError(f"a prompt of {len(prompt)} tokens; expected 2 to {self._max_model_len}")
+        values = await self._batcher.exclusive(self._generator.prompt_log_probs, prompt)
+        said = {
+            "global_steps": self.global_steps,
+            "num_cached_tokens": 0,
+            "prompt_ids": [[token] for token in prompt[1:]] + [[0]],
+            "prompt_logprobs": [[value] for value in values] + [[0.0]],
+        }
+        return TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=said)
 
     # --- weights: begin, any number of buckets, finish ---
 

@@ -1,0 +1,201 @@
+"""Our kernels under names that transformers accepts as ``attn_implementation``, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from verl_credit.host.attention.kernels import KERNELS, row_by_row
+from verl_credit.host.attention.pack import Pack, pack_rows
+
+AUTO = "auto"
+NAMES = (AUTO, *(f"credit_{name}" for name in KERNELS))
+PREFERENCE = {"cuda": ("varlen", "flex", "sdpa")}  # others: sdpa
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+PACK = "credit_pack"
+
+# Keywords that models hand on and that say nothing about what a token sees.
+HARMLESS = ("position_ids", "position_embeddings", "cache_position", "use_cache", "output_attentions",
+    "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "is_causal")  # fmt: skip
+
+_forced: list[str] = []
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that was tried on this device, and why the ones before it were not taken."""
+
+    kernel: str
+    error: float
+    passed_over: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        over = f"; {'; '.join(self.passed_over)}" if self.passed_over else ""
+        return f"{self.kernel} (within {self.error:.1g} of the definition{over})"
+
+
+def install() -> None:
+    """Make the names known to transformers; a second call changes nothing.
+
+    They are not entered among the mask functions, so that transformers builds no mask for them: what a token sees is
+    said by the pack alone.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for name in NAMES:
+        if name not in ALL_ATTENTION_FUNCTIONS:
+            ALL_ATTENTION_FUNCTIONS.register(name, partial(attention, name))
+
+
+def attention(
+    implementation: str,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    credit_pack: Pack | None = None,
+    **others,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer. Refuses what it would get wrong."""
+    if credit_pack is None:
+        raise RuntimeError(
+            f"attn_implementation={implementation} got no {PACK}: it serves verl_credit's engine with "
+            "use_remove_padding=True; use sdpa or flash_attention_2 elsewhere"
+        )
+    if attention_mask is not None:
+        raise RuntimeError(
+            f"attn_implementation={implementation} got a mask; the pack alone says what is seen"
+        )
+    if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
+        raise RuntimeError(
+            f"attn_implementation={implementation} got {query.shape[0]} x {query.shape[2]} tokens for a pack of "
+            f"{credit_pack.length}: is a sequence-parallel size above 1 set?"
+        )
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise NotImplementedError(
+            f"attn_implementation={implementation}: {type(module).__name__} is not causal"
+        )
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
+    if unknown:
+        raise NotImplementedError(
+            f"attn_implementation={implementation}: {type(module).__name__} asks for {', '.join(unknown)}, which "
+            "would be ignored"
+        )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kernel = KERNELS[choice(implementation, query).kernel]
+    out = kernel(
+        query,
+        key,
+        value,
+        credit_pack,
+        scaling=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        dropout=dropout,
+    )
+    return out, None
+
+
+def choice(implementation: str, query: torch.Tensor) -> Choice:
+    """The kernel for this kind of tensor; tried once per device, dtype and head size, with and without gradients."""
+    wanted = _forced[-1] if _forced else implementation
+    return _chosen(wanted, query.device, query.dtype, query.shape[-1], torch.is_grad_enabled())
+
+
+_choices: dict[tuple, Choice] = {}
+
+
+def _chosen(wanted: str, device: torch.device, dtype: torch.dtype, head_dim: int, gradients: bool) -> Choice:
+    key = (wanted, device, dtype, head_dim, gradients)
+    if key not in _choices:
+        _choices[key] = choose(wanted, device, dtype, head_dim, gradients=gradients)
+    return _choices[key]
+
+
+def choose(
+    wanted: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    kernels: dict[str, Callable] | None = None,
+    gradients: bool = True,
+) -> Choice:
+    """The first kernel that imports, runs here, and agrees with the definition on a small pack.
+
+    Raises RuntimeError, with every kernel's reason, when none does.
+    """
+    kernels = KERNELS if kernels is None else kernels
+    names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix("credit_"),)
+    passed_over: list[str] = []
+    for name in names:
+        try:
+            error = trial(kernels[name], device, dtype, head_dim, gradients)
+        except Exception as failure:
+            text = str(failure).splitlines()[0] if str(failure) else ""
+            passed_over.append(f"{name}: {type(failure).__name__}: {text[:160]}")
+            continue
+        if error <= TOLERANCE[dtype]:
+            return Choice(name, error, tuple(passed_over))
+        passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
+    raise RuntimeError(f"no attention kernel works for {wanted!r}: {'; '.join(passed_over)}")
+
+
+def chosen(implementation: str) -> list[Choice]:
+    """What this process runs under a name for every kind of tensor it has met, and would train with.
+
+    Errors: RuntimeError when no kernel can be trained with.
+    """
+    met = {key[:4] for key in _choices if key[0] == implementation}
+    return [_chosen(*key, gradients) for key in sorted(met, key=str) for gradients in (False, True)]
+
+
+def trial(
+    kernel: Callable, device: torch.device, dtype: torch.dtype, head_dim: int, gradients: bool
+) -> float:
+    """Largest difference to the definition on two rows, one of them with branches: of values, and of gradients if asked
+    for; plain, with a sliding window that cuts into trunk and branches, with a softcap; 4 heads, 2 of keys."""
+    pack = pack_rows([13, 9], [[(13, 3), (7, 2), (1, 4)], []])
+    random = torch.Generator().manual_seed(0)
+    shape = (1, 4, pack.length, head_dim)
+    drawn = [torch.randn(shape, generator=random).to(device, dtype) for _ in range(4)]
+    drawn[1:3] = drawn[1][:, :2], drawn[2][:, :2]
+    weight = drawn.pop().transpose(1, 2)
+
+    def run(attend, rows, **options) -> list[torch.Tensor]:
+        leaves = [tensor.clone().requires_grad_(gradients) for tensor in drawn]
+        with torch.set_grad_enabled(gradients):
+            out = attend(*leaves, rows, scaling=head_dim**-0.5, **options)
+            if gradients:
+                (out * weight).sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves if gradients)]
+
+    return max(
+        float((ours.double() - expected.double()).abs().max())
+        for options in ({}, {"window": 5}, {"softcap": 2.0})
+        for ours, expected in zip(
+            run(kernel, pack, **options), run(row_by_row, pack.rows, **options), strict=True
+        )
+    )
+
+
+@contextmanager
+def forced(kernel: str):
+    """For tests and benchmarks: every one of our names means this kernel."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
+    _forced.append(f"credit_{kernel}")
+    try:
+        yield
+    finally:
+        _forced.pop()

@@ -1,0 +1,162 @@
+"""verl's FSDP engine with our attention and, when log-probs are computed, branches behind the rows."""
+
+from __future__ import annotations
+
+import torch
+from verl.utils import tensordict_utils as tu
+
+from verl_credit.host.attention import NAMES, PACK, pack_rows
+from verl_credit.host.fields import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
+from verl_credit.host.gain_branches import decode_branches
+
+
+class BranchEngine:
+    """Mixed in before `FSDPEngineWithLMHead`.
+
+    With one of our attention implementations every packed forward is told where its rows lie, so that no row sees
+    another. With ``SCORE_BRANCHES`` on a forward-only batch, the rows' branches are appended to them, and afterwards
+    every output is cut back to its row: what comes back under verl's names never holds a branch token.
+    """
+
+    @property
+    def packs(self) -> bool:
+        return self.module_attention in NAMES
+
+    @property
+    def module_attention(self) -> str | None:
+        return getattr(self.model_config.hf_config, "_attn_implementation", None)
+
+    def initialize(self):
+        if self.packs:
+            refuse_model(self.model_config.hf_config)
+        super().initialize()
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        wanted = tu.get_non_tensor_data(data=data, key=SCORE_BRANCHES, default=False)
+        if not (forward_only and wanted):
+            return super().forward_backward_batch(data, loss_function, forward_only=forward_only)
+        self._check_can_branch(data)
+        decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
+        trunk_lengths = data["input_ids"].offsets().diff().tolist()
+        grown = _grown(data, decoded)
+        _check_budget(grown, data)
+        output = super().forward_backward_batch(grown, loss_function, forward_only=True)
+        if output.get("model_output"):
+            output["model_output"] = _cut(output["model_output"], trunk_lengths)
+        return output
+
+    def prepare_model_inputs(self, micro_batch):
+        model_inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if not self.packs:
+            return model_inputs, output_args
+        if self.use_ulysses_sp:
+            raise NotImplementedError(
+                f"attn_implementation={self.module_attention} with ulysses_sequence_parallel_size="
+                f"{self.ulysses_sequence_parallel_size}: set it to 1, or use flash_attention_2 and "
+                "algorithm.info_gain_scorer=rows"
+            )
+        if not tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
+            raise ValueError(
+                f"attn_implementation={self.module_attention} needs actor_rollout_ref.model.use_remove_padding=true"
+            )
+        lengths = micro_batch["input_ids"].offsets().diff().tolist()
+        grown = [[] for _ in lengths]
+        if tu.get_non_tensor_data(data=micro_batch, key=SCORE_BRANCHES, default=False):
+            grown = [decode_branches(row)[0] for row in micro_batch[BRANCHES].unbind()]
+        trunks = [n - sum(tokens for _, tokens in row) for n, row in zip(lengths, grown, strict=True)]
+        padding = model_inputs["input_ids"].shape[1] - sum(lengths)
+        if padding:  # a packed length that is rounded up: its tail is nobody's row
+            trunks, grown = [*trunks, padding], [*grown, []]
+        pack = pack_rows(trunks, grown)
+        model_inputs[PACK] = pack
+        _unit_temperature(output_args, pack)
+        return model_inputs, output_args
+
+    def _check_can_branch(self, data) -> None:
+        if not self.packs:
+            raise ValueError(
+                f"algorithm.info_gain_scorer=branch needs attn_implementation={'|'.join(NAMES)}, not "
+                f"{self.module_attention}"
+            )
+        if BRANCHES not in data:
+            raise RuntimeError(f"the batch is to score branches but carries no {BRANCHES!r}")
+        if data["position_ids"].dim() != 2:
+            raise NotImplementedError("algorithm.info_gain_scorer=branch: multimodal position ids (mRoPE)")
+        if tu.get_non_tensor_data(data=data, key="use_fused_kernels", default=False):
+            raise NotImplementedError(
+                "algorithm.info_gain_scorer=branch with use_fused_kernels=true: one temperature for all tokens"
+            )
+
+
+def refuse_model(hf_config) -> None:
+    """Models in which a token's result depends on more than its position and what it attends to."""
+    text = hf_config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    other = kinds - {"full_attention", "sliding_attention"}
+    if other:
+        raise NotImplementedError(
+            f"{text.model_type}: layers of the kind {sorted(other)} depend on more of the packed stream than a row "
+            "and what it attends to; take another attention and algorithm.info_gain_scorer=rows"
+        )
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for entry in [rope, *[value for value in rope.values() if isinstance(value, dict)]]:
+        kind = entry.get("rope_type") or entry.get("type")
+        if kind in ("dynamic", "longrope") or "mrope_section" in entry:
+            raise NotImplementedError(
+                f"{text.model_type}: rotary embedding {kind or 'mrope'!r} depends on the length of the whole stream"
+            )
+
+
+def _grown(data, decoded):
+    """A shallow copy of the batch whose rows end with their branches."""
+    ids, positions = [], []
+    for row_ids, row_positions, (shape, tokens) in zip(
+        data["input_ids"].unbind(), data["position_ids"].unbind(), decoded, strict=True
+    ):
+        ids.append(torch.cat([row_ids, tokens.to(row_ids)]))
+        parts = [torch.arange(base, base + n).to(row_positions) for base, n in shape]
+        positions.append(torch.cat([row_positions, *parts]))
+    grown = data.clone(recurse=False)
+    grown["input_ids"] = torch.nested.as_nested_tensor(ids, layout=torch.jagged)
+    grown["position_ids"] = torch.nested.as_nested_tensor(positions, layout=torch.jagged)
+    return grown
+
+
+def _check_budget(grown, data) -> None:
+    """verl asserts it without saying which key."""
+    if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        return
+    longest = int(grown["input_ids"].offsets().diff().max())
+    budget = tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=None)
+    if budget is not None and longest > budget:
+        raise ValueError(
+            f"a row and its answer branches have {longest} tokens, "
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold them"
+        )
+
+
+def _cut(model_output: dict, trunk_lengths: list[int]) -> dict:
+    def nested(rows):
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    cut = {}
+    for name, value in model_output.items():
+        rows = list(value.unbind())
+        cut[name] = nested([row[:n] for row, n in zip(rows, trunk_lengths, strict=True)])
+        if name == "log_probs":  # a row without branches has one 0, for nested tensors carry no empty rows
+            ends = [
+                row[n:] if len(row) > n else row.new_zeros(1)
+                for row, n in zip(rows, trunk_lengths, strict=True)
+            ]
+            cut[BRANCH_LOG_PROBS] = nested(ends)
+    return cut
+
+
+def _unit_temperature(output_args: dict, pack) -> None:
+    """Information gain is measured at temperature 1, whatever the rollouts were sampled at."""
+    if output_args.get("temperature_is_one") or not any(row.branches for row in pack.rows):
+        return
+    temperature = output_args["temperature_rmpad"].clone()
+    for row in pack.rows:
+        temperature[row.start + row.trunk : row.start + row.length] = 1.0
+    output_args["temperature_rmpad"] = temperature

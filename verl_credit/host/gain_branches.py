@@ -1,0 +1,111 @@
+"""Information gain by branches: the pseudo-answers ride behind their rows on the ``old_log_probs`` forward.
+
+A branch of a row's trunk (prompt and response) is an answer behind the first ``base`` tokens of it. Attention lets a
+branch see exactly those and itself (`attention`), positions go on from the base, and everything else in a transformer
+acts per token: the log-probs are those of a row of its own, for the price of the branch's few tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.host.gain_requests import Request
+from verl_credit.host.turn_batch import TurnBatch
+
+
+@dataclass(frozen=True)
+class GrownBranch:
+    """``token_ids`` behind the first ``base`` tokens of a trunk; the gold tokens are ``[gold_start, gold_end)``."""
+
+    base: int
+    token_ids: tuple[int, ...]
+    gold_start: int
+    gold_end: int
+
+
+@dataclass(frozen=True)
+class BranchPlan:
+    """Branches row by row, bases descending, and where each request finds its own."""
+
+    branches_B: list[list[GrownBranch]]
+    place_N: list[tuple[int, int]]
+    """(row, number of the branch in it). Requests with the same context and answer share one."""
+
+    @property
+    def tokens_B(self) -> list[int]:
+        return [sum(len(branch.token_ids) for branch in row) for row in self.branches_B]
+
+    def field(self) -> torch.Tensor:
+        """Nested, one int64 row per trajectory, as `decode_branches` reads it."""
+        return torch.nested.as_nested_tensor(
+            [encode_branches([(b.base, b.token_ids) for b in row]) for row in self.branches_B],
+            layout=torch.jagged,
+        )
+
+    def scores(self, log_prob_B: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Mean log-prob of the gold tokens of every request, float64 [N].
+
+        ``log_prob_B``: per row, what the engine found on its branch tokens; position j holds token j + 1.
+        """
+        value_B: list[list[torch.Tensor]] = []
+        for row, log_prob in zip(self.branches_B, log_prob_B, strict=True):
+            at, values = 0, []
+            for branch in row:
+                gold = log_prob[at + branch.gold_start - 1 : at + branch.gold_end - 1]
+                values.append(gold.double().mean())
+                at += len(branch.token_ids)
+            if row and at != len(log_prob):
+                raise RuntimeError(f"{len(log_prob)} log-probs came back for {at} branch tokens")
+            value_B.append(values)
+        return torch.stack([value_B[row][number] for row, number in self.place_N])
+
+
+def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
+    """One branch per distinct context and answer; the bare prompt of a group is scored in its first row only."""
+    rows = len(turns.prompt_ids)
+    found: dict[tuple, tuple[int, int]] = {}
+    grown_B: list[list[GrownBranch]] = [[] for _ in range(rows)]
+    asked: list[tuple[int, int]] = []  # (row, number before sorting)
+    for request in requests:
+        row, prompt = request.row, turns.prompt_ids[request.row]
+        bare = request.column == 0
+        context = tuple(prompt[: request.base]) if bare else (row, request.base)
+        key = (bare, context, request.answer)
+        if key not in found:
+            found[key] = (row, len(grown_B[row]))
+            grown_B[row].append(_grown(request, turns))
+        asked.append(found[key])
+    order_B = [sorted(range(len(grown)), key=lambda i, g=grown: -g[i].base) for grown in grown_B]
+    rank_B = [{number: rank for rank, number in enumerate(order)} for order in order_B]
+    return BranchPlan(
+        [[grown[i] for i in order] for grown, order in zip(grown_B, order_B, strict=True)],
+        [(row, rank_B[row][number]) for row, number in asked],
+    )
+
+
+def _grown(request: Request, turns: TurnBatch) -> GrownBranch:
+    """Nothing behind the gold tokens is needed. A first gold token is predicted by the trunk's token before it."""
+    answer, base = request.answer, request.base
+    ids, start, end = answer.token_ids[: answer.gold_end], answer.gold_start, answer.gold_end
+    if start == 0:
+        prompt, response = turns.prompt_ids[request.row], turns.response_ids[request.row]
+        base -= 1
+        before = prompt[base] if base < len(prompt) else response[base - len(prompt)]
+        ids, start, end = (before, *ids), 1, end + 1
+    return GrownBranch(base, ids, start, end)
+
+
+def encode_branches(branches: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor:
+    """[n, base_1, length_1, ..., base_n, length_n, tokens of 1, ..., tokens of n]; never empty."""
+    shape = [number for base, ids in branches for number in (base, len(ids))]
+    return torch.tensor([len(branches), *shape, *(i for _, ids in branches for i in ids)], dtype=torch.long)
+
+
+def decode_branches(encoded: torch.Tensor) -> tuple[list[tuple[int, int]], torch.Tensor]:
+    """([(base, length)], all tokens, one branch after the other)."""
+    n = int(encoded[0])
+    shape = encoded[1 : 1 + 2 * n].view(n, 2).tolist()
+    return [(base, length) for base, length in shape], encoded[1 + 2 * n :]

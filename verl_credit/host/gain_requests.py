@@ -1,0 +1,118 @@
+"""What has to be scored for a batch: contexts and the pseudo-answers behind them, for any scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from verl_credit.host.answer_template import AnswerWriter, PseudoAnswer
+from verl_credit.host.reward import gold_answers
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.turn_batch import TurnBatch
+
+
+@dataclass(frozen=True)
+class Request:
+    """The answer behind one context: the first ``base`` tokens of a row's prompt and response, then ``answer``."""
+
+    row: int
+    column: int
+    """0: the bare prompt; k: behind tool turn k."""
+    alias: int
+    base: int
+    answer: PseudoAnswer
+
+
+def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list[Request]:
+    """Every valid row's bare prompt and the context after each of its tool turns, once per gold alias that counts."""
+    planner = RowPlanner(tokenizer, settings)
+    requests = []
+    for row in turns.row_valid_B.nonzero().flatten().tolist():
+        requests += planner.requests(
+            row,
+            turns.prompt_ids[row],
+            turns.response_ids[row],
+            turns.turn_ids_B_T[row].tolist(),
+            turns.ground_truths[row],
+        )
+    return requests
+
+
+class RowPlanner:
+    """Requests of single rows; what repeats from row to row is tokenised once."""
+
+    def __init__(self, tokenizer, settings: CreditSettings):
+        self.settings = settings
+        self.writer = AnswerWriter(
+            tokenizer, settings.info_gain_template, header=settings.info_gain_context == "call"
+        )
+        self._write = lru_cache(maxsize=4096)(self.writer.write)
+        self._template_of = lru_cache(maxsize=4096)(self.writer.template_of)
+
+    def requests(
+        self, row: int, prompt: Sequence[int], response: Sequence[int], turn_ids: Sequence[int], truth
+    ) -> list[Request]:
+        golds = gold_answers(truth)
+        golds = golds[:1] if self.settings.info_gain_aliases == "first" else list(dict.fromkeys(golds))
+        trunk, template = [*prompt, *response], self._template_of(tuple(prompt))
+        found = []
+        for column, end in enumerate([0, *context_ends(turn_ids, self.settings.info_gain_context)]):
+            base = len(prompt) + end
+            tail = self.writer.tail(trunk[:base])
+            for alias, gold in enumerate(golds):
+                dropped, answer = self._write(tail, gold, template, column > 0)
+                found.append(Request(row, column, alias, base - dropped, answer))
+        return found
+
+
+def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
+    """Exclusive end, in response tokens, of the context after each tool turn (all turns but the last).
+
+    ``observation``: up to the first token of the next turn, so the observation and the assistant header
+    are inside. ``call``: up to the end of the turn's own tokens, before its observation (the released
+    convention: the last retrieved result is never measured).
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, turn in enumerate(turn_ids):
+        if turn >= 0:
+            first.setdefault(turn, position)
+            last[turn] = position
+    n_tool_turns = max(first, default=0)
+    if where == "observation":
+        return [first[turn + 1] for turn in range(n_tool_turns)]
+    return [last[turn] + 1 for turn in range(n_tool_turns)]
+
+
+def score_table(
+    requests: Sequence[Request], score_N: torch.Tensor, rows: int, columns: int, aliases: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(score_B_K1, asked_B_K1): mean log-probs of the gold tokens, float64, aliases taken together.
+
+        first   the first alias
+        max     the best one
+        mean    log of the mean over aliases of exp(score)
+
+    A score that is not finite spoils its context's.
+    """
+    score_B_K1 = torch.zeros(rows, columns, dtype=torch.float64)
+    asked_B_K1 = torch.zeros(rows, columns, dtype=torch.bool)
+    if not requests:
+        return score_B_K1, asked_B_K1
+    n_alias = 1 + max(request.alias for request in requests)
+    all_B_K1_A = torch.full((rows, columns, n_alias), -torch.inf, dtype=torch.float64)
+    known_B_K1_A = torch.zeros(rows, columns, n_alias, dtype=torch.bool)
+    row_N, column_N, alias_N = torch.tensor([(r.row, r.column, r.alias) for r in requests]).T
+    all_B_K1_A[row_N, column_N, alias_N] = score_N.double()
+    known_B_K1_A[row_N, column_N, alias_N] = True
+    asked_B_K1 = known_B_K1_A.any(dim=2)
+    spoilt_B_K1 = (known_B_K1_A & ~all_B_K1_A.isfinite()).any(dim=2)
+    if aliases == "mean":
+        joined_B_K1 = all_B_K1_A.logsumexp(dim=2) - known_B_K1_A.sum(dim=2).clamp(min=1).log()
+    else:
+        joined_B_K1 = all_B_K1_A.amax(dim=2)
+    score_B_K1 = torch.where(asked_B_K1, joined_B_K1, 0.0)
+    return torch.where(spoilt_B_K1, torch.nan, score_B_K1), asked_B_K1
