@@ -208,6 +208,13 @@ def test_auto_takes_the_first_kernel_that_runs_and_is_right():
         choose("auto", cpu, torch.float32, 8, {"sdpa": wrong})
 
 
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_plain_kernel_is_taken_in_every_precision(dtype, head_dim):
+    for gradients in (False, True):
+        assert choose("auto", torch.device("cpu"), dtype, head_dim, gradients=gradients).kernel == "sdpa"
+
+
 @pytest.mark.parametrize("dropped", ["window", "softcap"])
 def test_a_kernel_that_forgets_window_softcap_or_a_gradient_is_not_taken(dropped):
     def forgetful(*tensors, **options):

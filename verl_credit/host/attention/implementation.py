@@ -15,7 +15,7 @@ from verl_credit.host.attention.pack import Pack, pack_rows
 AUTO = "auto"
 NAMES = (AUTO, *(f"credit_{name}" for name in KERNELS))
 PREFERENCE = {"cuda": ("varlen", "flex", "sdpa")}  # others: sdpa
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 PACK = "credit_pack"
 
 # Keywords that models hand on and that say nothing about what a token sees.
@@ -163,8 +163,9 @@ def chosen(implementation: str) -> list[Choice]:
 def trial(
     kernel: Callable, device: torch.device, dtype: torch.dtype, head_dim: int, gradients: bool
 ) -> float:
-    """Largest difference to the definition on two rows, one of them with branches: of values, and of gradients if asked
-    for; plain, with a sliding window that cuts into trunk and branches, with a softcap; 4 heads, 2 of keys."""
+    """Largest difference to the definition in float64, relative where values exceed 1, on two rows, one of them with
+    branches: of the output, and of gradients if asked for; plain, with a sliding window that cuts into trunk and
+    branches, with a softcap; 4 heads, 2 of keys."""
     pack = pack_rows([13, 9], [[(13, 3), (7, 2), (1, 4)], []])
     random = torch.Generator().manual_seed(0)
     shape = (1, 4, pack.length, head_dim)
@@ -172,19 +173,24 @@ def trial(
     drawn[1:3] = drawn[1][:, :2], drawn[2][:, :2]
     weight = drawn.pop().transpose(1, 2)
 
-    def run(attend, rows, **options) -> list[torch.Tensor]:
-        leaves = [tensor.clone().requires_grad_(gradients) for tensor in drawn]
+    def run(attend, rows, wanted, **options) -> list[torch.Tensor]:
+        leaves = [tensor.to(wanted, copy=True).requires_grad_(gradients) for tensor in drawn]
         with torch.set_grad_enabled(gradients):
             out = attend(*leaves, rows, scaling=head_dim**-0.5, **options)
             if gradients:
-                (out * weight).sum().backward()
+                (out * weight.to(wanted)).sum().backward()
         return [out.detach(), *(leaf.grad for leaf in leaves if gradients)]
 
+    def difference(ours: torch.Tensor, exact: torch.Tensor) -> float:
+        return float(((ours.double() - exact).abs() / exact.abs().clamp(min=1)).max())
+
     return max(
-        float((ours.double() - expected.double()).abs().max())
+        difference(ours, exact)
         for options in ({}, {"window": 5}, {"softcap": 2.0})
-        for ours, expected in zip(
-            run(kernel, pack, **options), run(row_by_row, pack.rows, **options), strict=True
+        for ours, exact in zip(
+            run(kernel, pack, dtype, **options),
+            run(row_by_row, pack.rows, torch.float64, **options),
+            strict=True,
         )
     )
 
