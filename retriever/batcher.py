@@ -1,85 +1,187 @@
-"""Concurrent requests share one encoder call: whatever waits while a batch runs becomes the next batch."""
+"""Concurrent requests share encoder calls: whatever waits while a batch runs becomes the next batches."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Coroutine
 
-Hits = list[tuple[dict, float]]
+import numpy as np
+
+from .cache import ResultCache
+from .engine import Engine
+from .hits import Hits
+from .limits import Limits
+from .metrics import ServerMetrics
+from .pace import Pace
+from .waiting import DeadlineExceeded, Item, Request, WaitingQueries
+
+log = logging.getLogger("verl_credit_retriever")
 
 
-@dataclass
-class _Request:
-    queries: list[str]
-    k: int
-    answer: asyncio.Future
+class QueueFull(Exception):
+    """More queries wait than the limit allows; `retry_after` is in seconds."""
+
+    def __init__(self, waiting: int, limit: int, retry_after: int):
+        super().__init__(f"{waiting} queries wait; at most {limit}; try again in {retry_after} s")
+        self.retry_after = retry_after
 
 
 class Batcher:
-    """Runs `search(queries, k) -> one hit list per query` in one worker thread, for all waiting requests.
+    """Answers queries through `engine`, with as few encoder calls as the limits allow.
 
-    There is no waiting time to tune: an idle server starts at once, a busy one collects up to
-    `max_batch_queries` queries (one larger request goes alone) while the batch before runs. A batch is
-    searched with its largest k and cut per request. If a batch fails its requests run again one by
-    one, so that a request fails only by its own fault, with the exception that `search` raised. Lives in one
-    event loop.
+    There is no waiting time to tune: an idle server starts at once; a busy one collects, in order of arrival,
+    as many queries as fit `limits.max_batch_tokens` (longest text times number of texts) while the batch
+    before runs. A large request is split, and its parts are batches like others. A text that occurs twice in
+    a batch is encoded once; queries with different k are encoded together and searched apart, so that an answer
+    does not depend on who else asked. While a batch is searched the next one is encoded.
+
+    When a batch fails its requests run again one by one: a request fails only by its own fault, with the
+    exception that the engine raised. Lives in one event loop.
     """
 
-    def __init__(self, search: Callable[[list[str], int], list[Hits]], *, max_batch_queries: int = 256):
-        if max_batch_queries < 1:
-            raise ValueError(f"max_batch_queries={max_batch_queries}; at least 1")
-        self._search, self._max_batch_queries = search, max_batch_queries
-        self._waiting: deque[_Request] = deque()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
+    def __init__(self, engine: Engine, limits: Limits, metrics: ServerMetrics):
+        self._engine, self._limits, self._metrics = engine, limits, metrics
+        self._cache = ResultCache(
+            engine.fingerprint, max_entries=limits.cache_entries, max_bytes=limits.cache_bytes
+        )
+        self._waiting = WaitingQueries(limits, metrics)
+        self._open: set[Request] = set()
+        self._pace = Pace()
         self._drainer: asyncio.Task | None = None
+        self._searching: asyncio.Task | None = None
 
-    async def submit(self, queries: list[str], k: int) -> list[Hits]:
-        """The k best documents of every query; raises what the search raised."""
-        request = _Request(queries, k, asyncio.get_running_loop().create_future())
-        self._waiting.append(request)
-        if self._drainer is None or self._drainer.done():
-            self._drainer = asyncio.create_task(self._drain())
-        return await request.answer
+    async def submit(
+        self, queries: list[str], k: int, *, deadline: float | None = None, canary: bool = False
+    ) -> list[Hits]:
+        """The k best hits of every query (all rows when there are fewer than k).
+
+        `deadline` is a time of the event loop's clock: when it passes, and when the caller is cancelled, what
+        still waits is dropped before it is encoded. A canary is searched at the next turn, whatever the cache
+        holds and however many wait. Errors: QueueFull, DeadlineExceeded, or what the engine raised.
+        """
+        loop = asyncio.get_running_loop()
+        if deadline is not None and loop.time() >= deadline:
+            raise DeadlineExceeded
+        k = min(k, self._engine.rows)
+        hits = [None if canary else self._cache.get(query, k) for query in queries]
+        missing = [row for row, found in enumerate(hits) if found is None]
+        if not canary:
+            self._admit(len(missing))
+            self._metrics.cache_hits.inc(len(queries) - len(missing))
+            self._metrics.cache_misses.inc(len(missing))
+        if not missing:
+            return hits
+        request = Request(loop.create_future(), hits, len(missing), deadline)
+        items = [Item(request, row, queries[row], k) for row in missing]
+        (self._waiting.put_first if canary else self._waiting.append)(items)
+        self._open.add(request)
+        self._start()
+        try:
+            await asyncio.wait([request.answer], timeout=None if deadline is None else deadline - loop.time())
+        except asyncio.CancelledError:
+            self._drop(request, "disconnected")
+            raise
+        finally:
+            self._open.discard(request)
+        if not request.answer.done():
+            self._drop(request, "deadline")
+            raise DeadlineExceeded
+        return request.answer.result()
+
+    def open(self) -> None:
+        """Take queries, again if it was closed; a new one is open."""
+        self._engine.open()
 
     def close(self) -> None:
-        """Let the running batch end and take no more."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Take no more; requests still open fail."""
+        self._engine.close()
+        self._drainer = self._searching = None
+        self._fail(self._open, RuntimeError("the server is ending"))
+
+    def _admit(self, queries: int) -> None:
+        waiting, limit = len(self._waiting), self._limits.max_queue_queries
+        if queries and waiting + queries > limit:
+            raise QueueFull(waiting, limit, self._pace.pause_s(waiting))
+
+    def _drop(self, request: Request, reason: str) -> None:
+        self._metrics.dropped.labels(reason).inc(self._waiting.remove(request))
+        request.answer.cancel()
+
+    def _fail(self, requests, error: Exception) -> None:
+        for request in list(requests):
+            self._waiting.remove(request)
+            request.fail(error)
+
+    def _start(self) -> None:
+        if self._drainer is None or self._drainer.done():
+            self._drainer = self._task(self._drain())
+
+    def _task(self, work: Coroutine) -> asyncio.Task:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                log.exception("the batcher failed")
+                self._fail(self._open, error)  # nobody may wait for ever
+
+        return asyncio.create_task(guarded())
 
     async def _drain(self) -> None:
         while self._waiting:
-            batch = self._take()
-            if batch and not await self._answer(batch) and len(batch) > 1:
-                for request in batch:
-                    await self._answer([request])
+            if not await self._tokenize([item for item in self._waiting.together() if item.ids is None]):
+                continue
+            batch, began = self._waiting.take(), time.perf_counter()
+            if not batch:
+                continue
+            ids_of = {item.query: item.ids for item in batch}
+            vectors_N_D = await self._try(batch, self._engine.encode(list(ids_of.values())))
+            if vectors_N_D is None:
+                continue
+            if self._searching is not None:
+                await self._searching
+            vector_of = dict(zip(ids_of, vectors_N_D, strict=True))
+            self._searching = self._task(self._search(batch, vector_of, began))
 
-    def _take(self) -> list[_Request]:
-        batch, size = [], 0
-        while self._waiting and (
-            not batch or size + len(self._waiting[0].queries) <= self._max_batch_queries
-        ):
-            request = self._waiting.popleft()
-            if not request.answer.done():  # cancelled while it waited
-                batch.append(request)
-                size += len(request.queries)
-        return batch
-
-    async def _answer(self, batch: list[_Request]) -> bool:
-        """Search for a batch; False when it failed. A lone request is told why."""
-        queries = [query for request in batch for query in request.queries]
-        try:
-            call = (self._search, queries, max(request.k for request in batch))
-            hits = await asyncio.get_running_loop().run_in_executor(self._worker, *call)
-            if len(hits) != len(queries):
-                raise RuntimeError(f"the search answered {len(hits)} of {len(queries)} queries")
-        except Exception as error:
-            if len(batch) == 1 and not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
+    async def _tokenize(self, fresh: list[Item]) -> bool:
+        if not fresh:
+            return True
+        texts = list(dict.fromkeys(item.query for item in fresh))
+        ids_N = await self._try(fresh, self._engine.tokenize(texts))
+        if ids_N is None:
             return False
-        start = 0
-        for request in batch:
-            end = start + len(request.queries)
-            if not request.answer.done():
-                request.answer.set_result([found[: request.k] for found in hits[start:end]])
-            start = end
+        ids_of = dict(zip(texts, ids_N, strict=True))
+        for item in fresh:
+            item.ids = ids_of[item.query]
         return True
+
+    async def _search(self, batch: list[Item], vector_of: dict[str, np.ndarray], began: float) -> None:
+        found: dict[tuple[str, int], Hits] = {}
+        for k in sorted({item.k for item in batch}):
+            queries = list(dict.fromkeys(item.query for item in batch if item.k == k))
+            vectors_N_D = np.stack([vector_of[query] for query in queries])
+            hits_N = await self._try(batch, self._engine.search(vectors_N_D, k))
+            if hits_N is None:
+                return self._start()
+            found.update({(query, k): hits for query, hits in zip(queries, hits_N, strict=True)})
+        for (query, k), hits in found.items():
+            self._cache.put(query, k, hits)
+        self._metrics.cache_entries.set(len(self._cache))
+        self._metrics.cache_bytes.set(self._cache.bytes)
+        for item in batch:
+            item.request.take_hits(item.row, found[item.query, item.k])
+        self._pace.answered(len(batch), began=began, now=time.perf_counter())
+
+    async def _try(self, items: list[Item], call: Coroutine):
+        """What `call` returns; None when it raised. Then a lone request is told why, others run again apart."""
+        try:
+            return await call
+        except Exception as error:
+            requests = dict.fromkeys(item.request for item in items)
+            if len(requests) == 1:
+                self._fail(requests, error)
+                return None
+            # The fault may be that of a request whose client has left: nobody else is blamed for it.
+            self._waiting.put_first([item for item in items if not item.request.answer.done()])
+            for request in requests:
+                request.alone = True
+            return None

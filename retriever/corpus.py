@@ -1,9 +1,10 @@
 """A corpus is a JSONL file: one {"id": str, "contents": "Title\\ntext"} per line, ids unique."""
 
+import hashlib
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ def parse_line(line: bytes, where: str) -> dict:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise CorpusError(f"{where}: not UTF-8 (byte {error.start})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorpusError(f"{where}: not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(row, dict):
         raise CorpusError(f'{where}: {line[:80]!r} is not an object; expected {{"id": ..., "contents": ...}}')
@@ -34,23 +35,24 @@ def parse_line(line: bytes, where: str) -> dict:
     return {"id": row["id"], "contents": row["contents"]}
 
 
-def read_corpus(path: Path) -> Iterator[tuple[bytes, dict]]:
-    """Stream (line as bytes, document); the corpus is checked on the way and never held in memory.
+def copy_corpus(source: Path, target: Path) -> np.ndarray:
+    """Check every line of `source`, copy it to `target`, and return the offsets that `Documents` takes.
 
+    One pass, before anything is encoded: a bad line is found in minutes and not after hours. Memory is 16
+    bytes per row: ids are compared by 64-bit hashes, and rows whose hashes meet by their ids.
     Errors: CorpusError for bad JSON, a missing or empty field, a duplicate id (both lines are named), no row.
     """
-    line_of_id: dict[str, int] = {}
-    with open(path, "rb") as handle:
-        for number, line in enumerate(handle, start=1):
-            document = parse_line(line, f"{path}:{number}")
-            first = line_of_id.setdefault(document["id"], number)
-            if first != number:
-                raise CorpusError(
-                    f"{path}:{number}: id={document['id']!r} was used on line {first}; ids must be unique"
-                )
-            yield line, document
-    if not line_of_id:
-        raise CorpusError(f"{path}: no rows; expected at least one document")
+    hashes, ends = array("Q"), array("q", [0])
+    with open(source, "rb") as lines, open(target, "wb") as copy:
+        for number, line in enumerate(lines, start=1):
+            identity = parse_line(line, f"{source}:{number}")["id"].encode()
+            hashes.append(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little"))
+            ends.append(ends[-1] + copy.write(line))
+    if not hashes:
+        raise CorpusError(f"{source}: no rows; expected at least one document")
+    offsets = np.array(ends, dtype=np.int64)
+    _refuse_duplicates(source, np.frombuffer(hashes, dtype=np.uint64), Documents(target, offsets))
+    return offsets
 
 
 class Documents:
@@ -73,3 +75,27 @@ class Documents:
             raise IndexError(f"row={row}; {self._path} has rows 0 to {len(self) - 1}")
         start, end = int(self._offsets[row]), int(self._offsets[row + 1])
         return parse_line(os.pread(self._descriptor, end - start, start), f"{self._path}:{row + 1}")
+
+    def sha256(self, first: int, last: int) -> str:
+        """Hex digest of the bytes of rows first to last - 1."""
+        digest, position, end = hashlib.sha256(), int(self._offsets[first]), int(self._offsets[last])
+        while position < end:
+            block = os.pread(self._descriptor, min(1 << 20, end - position), position)
+            if not block:
+                raise CorpusError(f"{self._path}: ends at byte {position}; expected {end}")
+            digest.update(block)
+            position += len(block)
+        return digest.hexdigest()
+
+
+def _refuse_duplicates(source: Path, hashes: np.ndarray, documents: Documents) -> None:
+    order = np.argsort(hashes, kind="stable")
+    meets = hashes[order[1:]] == hashes[order[:-1]]
+    first_row: dict[str, int] = {}
+    for row in np.unique(np.concatenate([order[1:][meets], order[:-1][meets]])).tolist():
+        identity = documents[row]["id"]
+        first = first_row.setdefault(identity, row)
+        if first != row:
+            raise CorpusError(
+                f"{source}:{row + 1}: id={identity!r} was used on line {first + 1}; ids must be unique"
+            )

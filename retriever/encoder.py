@@ -1,29 +1,39 @@
 """Sentence vectors from any Hugging Face encoder, with e5's conventions as default."""
 
 import hashlib
+import json
 import sys
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+POOLINGS = ("mean", "cls")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
     "sentencepiece.bpe.model",
     "spiece.model",
 )
+# Keys of config.json that say where and by what a model was saved, not what it computes.
+SAVED_BY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 class SentenceEncoder:
-    """v(text) = normalise( mean over real tokens of last_hidden_state(prefix + text) ).
+    """v(text) = normalise( pool over real tokens of last_hidden_state(prefix + text) ).
 
-    Queries and passages differ by their prefix alone ("query: " and "passage: " for e5). Texts longer than
-    `max_length` tokens are cut; `self.max_length` is the smaller of the argument, the tokenizer's limit and
-    the number of positions the encoder has. A text's vector does not depend on the batch it came in, up to
-    float32 rounding (1e-6).
+    Queries and passages differ by their prefix alone ("query: " and "passage: " for e5). `pooling` is the
+    mean over real tokens (e5) or the first token ("cls", as bge); `normalize=False` leaves the length that
+    the encoder gives. Texts longer than `max_length` tokens are cut; `self.max_length` is the smaller of the
+    argument, the tokenizer's limit and the number of positions the encoder has. A text's vector does not
+    depend on the batch it came in, up to float32 rounding (1e-6).
 
     `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and code shipped
     with a model are never loaded. Errors: FileNotFoundError when the folder or its weights are missing,
@@ -37,6 +47,8 @@ class SentenceEncoder:
         query_prefix: str = "query: ",
         passage_prefix: str = "passage: ",
         max_length: int = 256,
+        pooling: str = "mean",
+        normalize: bool = True,
         device: str = "cpu",
         batch_size: int = 64,
     ):
@@ -51,37 +63,92 @@ class SentenceEncoder:
             )
         if max_length < 3 or batch_size < 1:
             raise ValueError(f"max_length={max_length}, batch_size={batch_size}: need at least 3 and 1")
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
+        self.pooling, self.normalize = pooling, bool(normalize)
         self.device, self.batch_size = torch.device(device), batch_size
         local = {"local_files_only": True, "trust_remote_code": False}
         self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **local)
+        # The first token is found at position 0, and no position may come from padding.
+        self._tokenizer.padding_side = "right"
         self._model = AutoModel.from_pretrained(
             str(self.path), use_safetensors=True, dtype=torch.float32, **local
         )
         self._model.to(self.device).eval()
         self.dim = int(self._model.config.hidden_size)
         self.max_length = min(max_length, self._tokenizer.model_max_length, self._positions())
+        self._fingerprint: dict | None = None
+
+    @classmethod
+    def for_index(
+        cls, path: str | Path, manifest: dict, *, device: str = "cpu", batch_size: int = 64
+    ) -> Self:
+        """The encoder in `path` with the prefixes, length, pooling and normalisation an index was built with."""
+        built_with = {"normalize": True, **manifest["encoder"]}
+        keys = ("query_prefix", "passage_prefix", "max_length", "pooling", "normalize")
+        settings = {key: built_with[key] for key in keys if key in built_with}
+        return cls(path, device=device, batch_size=batch_size, **settings)
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
-        """Unit vectors of queries: float32 [N, D]; [0, D] for no query."""
-        return self._encode(queries, self.query_prefix)
+        """Vectors of queries: float32 [N, D]; [0, D] for no query."""
+        return self.encode_tokens(self.tokenize_queries(queries))
 
     def encode_passages(self, passages: list[str]) -> np.ndarray:
-        """Unit vectors of passages: float32 [N, D]; [0, D] for no passage."""
+        """Vectors of passages: float32 [N, D]; [0, D] for no passage."""
         return self._encode(passages, self.passage_prefix)
+
+    def tokenize_queries(self, queries: list[str]) -> list[list[int]]:
+        """Token ids of each prefixed query, cut to `max_length`; what `encode_tokens` takes."""
+        return self._tokenize(queries, self.query_prefix)
+
+    @torch.inference_mode()
+    def encode_tokens(self, ids_N: list[list[int]]) -> np.ndarray:
+        """Vectors of tokenized texts: float32 [N, D] in the order given.
+
+        Neighbours in length share a model call of up to `batch_size` texts, so that little is spent on
+        padding. Errors: ValueError for an empty or overlong row, and for a vector that is zero or not finite.
+        """
+        out_N_D = np.zeros((len(ids_N), self.dim), dtype=np.float32)
+        for row, ids in enumerate(ids_N):
+            if not 1 <= len(ids) <= self.max_length:
+                raise ValueError(f"row {row}: {len(ids)} tokens; expected 1 to max_length={self.max_length}")
+        order_N = sorted(range(len(ids_N)), key=lambda row: len(ids_N[row]))
+        for start in range(0, len(order_N), self.batch_size):
+            rows = order_N[start : start + self.batch_size]
+            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt").to(
+                self.device
+            )
+            hidden_N_L_D = self._model(**batch).last_hidden_state
+            out_N_D[rows] = self._pool(hidden_N_L_D, batch["attention_mask"]).cpu().numpy()
+        length_N = np.linalg.norm(out_N_D, axis=1)
+        # NaN fails every comparison, so each of these covers zero and non-finite vectors.
+        good_N = np.abs(length_N - 1) < 1e-3 if self.normalize else (length_N > 0) & (length_N < np.inf)
+        if not good_N.all():
+            row = int(np.flatnonzero(~good_N)[0])
+            kind = "unit vector" if self.normalize else "finite vector"
+            text = self._tokenizer.decode(ids_N[row][:40])
+            raise ValueError(f"the encoder gave no {kind} for row {row}, {text[:80]!r}: zero or not finite")
+        return out_N_D
 
     def fingerprint(self) -> dict:
         """Everything a vector depends on; an index built under another fingerprint answers nonsense."""
-        return {
-            "name": self.path.resolve().name,
-            "weights_sha256": _sha256(sorted(self.path.glob("*.safetensors"))),
-            "tokenizer_sha256": _sha256([self.path / n for n in TOKENIZER_FILES if (self.path / n).exists()]),
-            "query_prefix": self.query_prefix,
-            "passage_prefix": self.passage_prefix,
-            "max_length": self.max_length,
-            "pooling": "mean",
-            "dim": self.dim,
-        }
+        if self._fingerprint is None:
+            self._fingerprint = {
+                "name": self.path.resolve().name,
+                "weights_sha256": _sha256(sorted(self.path.glob("*.safetensors"))),
+                "config_sha256": _config_sha256(self.path / "config.json"),
+                "tokenizer_sha256": _sha256(
+                    [self.path / n for n in TOKENIZER_FILES if (self.path / n).exists()]
+                ),
+                "query_prefix": self.query_prefix,
+                "passage_prefix": self.passage_prefix,
+                "max_length": self.max_length,
+                "pooling": self.pooling,
+                "normalize": self.normalize,
+                "dim": self.dim,
+            }
+        return dict(self._fingerprint)
 
     def _positions(self) -> int:
         positions = getattr(self._model.config, "max_position_embeddings", None) or sys.maxsize
@@ -90,34 +157,30 @@ class SentenceEncoder:
         offset = getattr(table, "padding_idx", None)
         return positions if offset is None else positions - offset - 1
 
-    @torch.inference_mode()
     def _encode(self, texts: list[str], prefix: str) -> np.ndarray:
+        return self.encode_tokens(self._tokenize(texts, prefix))
+
+    def _tokenize(self, texts: list[str], prefix: str) -> list[list[int]]:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("texts must be a list of str")
-        out_N_D = np.zeros((len(texts), self.dim), dtype=np.float32)
         if not texts:
-            return out_N_D
-        ids_N = self._tokenizer([prefix + t for t in texts], truncation=True, max_length=self.max_length)[
-            "input_ids"
-        ]
-        # Neighbours in length share a batch, so that little is spent on padding.
-        order_N = sorted(range(len(texts)), key=lambda row: len(ids_N[row]))
-        for start in range(0, len(order_N), self.batch_size):
-            rows = order_N[start : start + self.batch_size]
-            batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt").to(
-                self.device
-            )
-            hidden_N_L_D = self._model(**batch).last_hidden_state
-            mask_N_L_1 = batch["attention_mask"].unsqueeze(-1).to(hidden_N_L_D.dtype)
-            mean_N_D = (hidden_N_L_D * mask_N_L_1).sum(1) / mask_N_L_1.sum(1)
-            out_N_D[rows] = torch.nn.functional.normalize(mean_N_D, dim=-1).cpu().numpy()
-        # NaN fails the comparison too, so this one check covers zero and non-finite vectors.
-        bad = np.flatnonzero(~(np.abs(np.linalg.norm(out_N_D, axis=1) - 1) < 1e-3))
-        if bad.size:
-            raise ValueError(
-                f"the encoder gave no unit vector for text {texts[bad[0]][:80]!r}: zero or not finite"
-            )
-        return out_N_D
+            return []
+        prefixed = [prefix + text for text in texts]
+        return self._tokenizer(prefixed, truncation=True, max_length=self.max_length)["input_ids"]
+
+    def _pool(self, hidden_N_L_D: torch.Tensor, mask_N_L: torch.Tensor) -> torch.Tensor:
+        if self.pooling == "cls":
+            pooled_N_D = hidden_N_L_D[:, 0]
+        else:
+            mask_N_L_1 = mask_N_L.unsqueeze(-1).to(hidden_N_L_D.dtype)
+            pooled_N_D = (hidden_N_L_D * mask_N_L_1).sum(1) / mask_N_L_1.sum(1)
+        return torch.nn.functional.normalize(pooled_N_D, dim=-1) if self.normalize else pooled_N_D
+
+
+def _config_sha256(path: Path) -> str:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    kept = {key: value for key, value in config.items() if key not in SAVED_BY}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(files: list[Path]) -> str:

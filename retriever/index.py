@@ -1,155 +1,202 @@
-"""A FAISS inner-product index over a JSONL corpus, with its documents beside it."""
+"""A loaded index: vectors in FAISS or in the exact backend, with their documents beside them."""
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from itertools import islice
+import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import faiss
 import numpy as np
 
-from .corpus import Documents, read_corpus
-from .encoder import SentenceEncoder
-from .manifest import FILES, IndexMismatch, check_encoder, check_files, read_manifest, write_manifest
+from .build import build_index
+from .corpus import Documents
+from .exact import ExactSearch
+from .kinds import resolve_search
+from .manifest import APPROXIMATE, IndexMismatch, check_encoder, check_files, fingerprint, read_manifest
+from .memory import MemoryPlan, plan_memory, require_memory
+from .vectors import open_vectors
 
-KINDS = ("flat",)
-BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
+if TYPE_CHECKING:
+    from .encoder import SentenceEncoder
 
+__all__ = ["BACKENDS", "SearchIndex", "build_index"]
 
-def build_index(
-    corpus: str | Path,
-    encoder: str | Path | SentenceEncoder,
-    out: str | Path,
-    *,
-    kind: str = "flat",
-    batch_size: int = 128,
-    overwrite: bool = False,
-    on_progress: Callable[[int], None] | None = None,
-) -> dict:
-    """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.
-
-    The corpus is streamed. Everything is written to a temporary folder beside `out`, which is renamed at the
-    end: `out` either does not exist or is complete. Returns the manifest; `on_progress(rows so far)`.
-    Errors: CorpusError names the line; FileExistsError when `out` exists, unless it is an index and
-    `overwrite` is set.
-    """
-    corpus, out = Path(corpus), Path(out)
-    if kind not in KINDS:
-        raise ValueError(f"kind={kind!r}; accepted: {', '.join(KINDS)}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}; at least 1")
-    if out.exists() and not (overwrite and (out / "manifest.json").is_file()):
-        hint = "pass overwrite to replace it" if (out / "manifest.json").is_file() else "it is not an index"
-        raise FileExistsError(f"out={str(out)!r} exists: {hint}")
-    if not corpus.is_file():
-        raise FileNotFoundError(f"corpus={str(corpus)!r} does not exist; expected a JSONL file")
-    if not isinstance(encoder, SentenceEncoder):
-        encoder = SentenceEncoder(encoder, batch_size=batch_size)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    old = work.with_suffix(".old")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    try:
-        rows = _write_files(corpus, encoder, work, batch_size * BATCHES_PER_CHUNK, on_progress)
-        manifest = write_manifest(work, kind=kind, rows=rows, encoder=encoder.fingerprint())
-        _flush_to_disk(work)
-        if out.exists():
-            os.rename(out, old)
-        os.rename(work, out)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return manifest
+BACKENDS = ("faiss", "exact")
+log = logging.getLogger("verl_credit_retriever")
 
 
 class SearchIndex:
-    """A loaded index. `search` may be called from several threads at once."""
+    """A loaded index. `search` may be called from several threads at once.
 
-    def __init__(self, faiss_index, documents: Documents, manifest: dict):
-        self._faiss, self.documents, self.manifest = faiss_index, documents, manifest
+    `manifest` is the file's content, `search_parameters` what is in force, `memory` the MemoryPlan it was
+    loaded under, `backend` "faiss" or "exact" (an index of kind exact has no other).
+    """
+
+    def __init__(self, folder: Path, manifest: dict, vectors_M_D, documents, *, backend, search, memory):
+        self.folder, self.manifest, self.documents = folder, manifest, documents
+        self.backend, self.search_parameters, self.memory = backend, search, memory
+        self._vectors_M_D = vectors_M_D
+        self._exact = ExactSearch(vectors_M_D)
+        self._faiss = None
 
     def __len__(self) -> int:
         return len(self.documents)
 
-    @classmethod
-    def load(cls, folder: str | Path, *, verify: bool = True) -> "SearchIndex":
-        """Load an index after comparing its files with its manifest.
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of what determines the answers: the manifest without versions and names, and the search
+        parameters in force. Both backends of one index have the same, so that one can be the other's oracle.
+        """
+        return fingerprint(self.manifest, search=self.search_parameters)
 
-        `verify=False` skips the hashes (they read every byte once), never the row and dimension counts.
-        Errors: IndexMismatch names the file, its value and the right one.
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        verify: bool = True,
+        backend: str = "faiss",
+        mmap: bool = False,
+        gpu: bool = False,
+        check_memory: bool = True,
+        nprobe: int | None = None,
+        ef_search: int | None = None,
+    ) -> "SearchIndex":
+        """Load an index after comparing its files with its manifest, if it fits into memory.
+
+        The exact backend needs no FAISS, searches every kind's original vectors, and is the only one of kind
+        `exact`. `mmap` leaves the vectors in the file, in memory that all processes share. `nprobe` (ivf) and
+        `ef_search` (hnsw) override the manifest's. `verify=False` skips the hashes (they read every byte
+        once), never the row and dimension counts. The memory plan is logged at INFO.
+
+        Errors: IndexMismatch names the file, its value and the right one; MemoryRefused says what would fit;
+        ValueError for a parameter without effect, and for `gpu` without a GPU that FAISS can use.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
+        if backend not in BACKENDS:
+            raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
+        kind = manifest["kind"]
+        backend = "exact" if kind == "exact" else backend
+        given = {"nprobe": nprobe, "ef_search": ef_search}
+        if backend == "exact" and gpu:
+            raise ValueError("gpu: the exact backend runs on the CPU")
+        recorded, memory = _plan(folder, manifest, backend, mmap, check_memory)
+        search = resolve_search(kind, manifest["parameters"], recorded, given)
+        log.info("%s: %s", folder, memory.text())
         if verify:
             check_files(folder, manifest)
-        index = faiss.read_index(str(folder / "index.faiss"))
-        offsets = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
-        found = {
-            "index.faiss: rows": (index.ntotal, manifest["rows"]),
-            "index.faiss: dim": (index.d, manifest["dim"]),
-            "index.faiss: metric": (index.metric_type, faiss.METRIC_INNER_PRODUCT),
-            "offsets.npy: rows": (len(offsets) - 1, manifest["rows"]),
-            "corpus.jsonl: bytes": ((folder / "corpus.jsonl").stat().st_size, int(offsets[-1])),
-        }
-        for what, (value, right) in found.items():
-            if value != right:
-                raise IndexMismatch(f"{folder}/{what}={value}; expected {right}; rebuild the index")
-        return cls(index, Documents(folder / "corpus.jsonl", offsets), manifest)
+        files = (open_vectors(folder, manifest), _open_documents(folder, manifest))
+        index = cls(folder, manifest, *files, backend=backend, search=search, memory=memory)
+        if backend == "faiss":
+            index._load_faiss(mmap=mmap, gpu=gpu)
+        elif not mmap:
+            index._exact = ExactSearch(np.array(index._vectors_M_D))
+        return index
 
-    def check_encoder(self, encoder: SentenceEncoder) -> None:
+    def vectors(self) -> np.ndarray:
+        """The vectors as they were encoded, [rows, D] in the index's dtype: a read-only memory map."""
+        return self._vectors_M_D
+
+    def check_encoder(self, encoder: "SentenceEncoder") -> None:
         """Refuse an encoder other than the one that built the index. Errors: IndexMismatch."""
         check_encoder(self.manifest, encoder.fingerprint())
 
     def search(self, vectors_N_D: np.ndarray, k: int) -> list[list[tuple[dict, float]]]:
         """The k documents of largest inner product per vector, best first: N lists of (document, score).
 
-        k above the number of rows returns all rows: a list never holds a missing hit. Errors: ValueError for
-        k < 1, a wrong shape or vectors that are not finite; IndexMismatch if FAISS returns an impossible hit.
+        k above the number of rows returns all rows, and a query for which ivf or hnsw finds fewer than k is
+        answered by the exact backend: a list never holds a missing hit. Equal scores come in order of their
+        rows. Errors: ValueError for k < 1, a wrong shape or vectors that are not finite; IndexMismatch if the
+        index gives an impossible hit.
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k={k!r}; expected an integer of at least 1")
         vectors_N_D = np.ascontiguousarray(vectors_N_D, dtype=np.float32)
-        if vectors_N_D.ndim != 2 or vectors_N_D.shape[1] != self._faiss.d:
-            raise ValueError(f"vectors of shape {vectors_N_D.shape}; expected [N, {self._faiss.d}]")
+        dim = self.manifest["dim"]
+        if vectors_N_D.ndim != 2 or vectors_N_D.shape[1] != dim:
+            raise ValueError(f"vectors of shape {vectors_N_D.shape}; expected [N, {dim}]")
         if not np.isfinite(vectors_N_D).all():
             raise ValueError("vectors hold NaN or infinity")
         if not len(vectors_N_D):
             return []
-        scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, min(k, len(self)))
-        if not np.isfinite(scores_N_K).all() or rows_N_K.min() < 0 or rows_N_K.max() >= len(self):
-            raise IndexMismatch(
-                "FAISS returned a hit without a document or score; the index is damaged, rebuild it"
-            )
+        scores_N_K, rows_N_K = self._search(vectors_N_D, min(k, len(self)))
         return [
             [(self.documents[row], score) for row, score in zip(rows, scores, strict=True)]
             for rows, scores in zip(rows_N_K.tolist(), scores_N_K.tolist(), strict=True)
         ]
 
+    def _search(self, vectors_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._faiss is None:
+            return self._checked(*self._exactly(vectors_N_D, k))
+        scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, k)
+        short_N = (rows_N_K == -1).any(axis=1)
+        if short_N.any() and self.manifest["kind"] in APPROXIMATE:
+            scores_N_K[short_N], rows_N_K[short_N] = self._exactly(vectors_N_D[short_N], k)
+        return self._checked(scores_N_K, rows_N_K)
 
-def _write_files(corpus: Path, encoder: SentenceEncoder, work: Path, chunk_rows: int, on_progress) -> int:
-    index, ends = faiss.IndexFlatIP(encoder.dim), [0]
-    with open(work / "corpus.jsonl", "wb") as copy:
-        for chunk in _chunks(read_corpus(corpus), chunk_rows):
-            for line, _ in chunk:
-                copy.write(line)
-                ends.append(ends[-1] + len(line))
-            index.add(encoder.encode_passages([document["contents"] for _, document in chunk]))
-            if on_progress:
-                on_progress(index.ntotal)
-    faiss.write_index(index, str(work / "index.faiss"))
-    np.save(work / "offsets.npy", np.asarray(ends, dtype=np.int64), allow_pickle=False)
-    return index.ntotal
+    def _exactly(self, vectors_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            return self._exact.search(vectors_N_D, k)
+        except ValueError as error:
+            raise IndexMismatch(
+                f"{self.folder}: {error}, a hit without a document or score; rebuild the index"
+            ) from None
+
+    def _checked(self, scores_N_K: np.ndarray, rows_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Hits in the order of their scores, then rows, if they can be: finite, rows that exist, none twice."""
+        if not np.isfinite(scores_N_K).all() or rows_N_K.min() < 0 or rows_N_K.max() >= len(self):
+            raise IndexMismatch(
+                f"{self.folder}: a hit without a document or score; the index is damaged, rebuild it"
+            )
+        if (np.diff(np.sort(rows_N_K, axis=1), axis=1) == 0).any():
+            raise IndexMismatch(
+                f"{self.folder}: one row twice in an answer; the index is damaged, rebuild it"
+            )
+        order_N_K = np.lexsort((rows_N_K, -scores_N_K), axis=1)
+        return np.take_along_axis(scores_N_K, order_N_K, 1), np.take_along_axis(rows_N_K, order_N_K, 1)
+
+    def _load_faiss(self, *, mmap: bool, gpu: bool) -> None:
+        try:
+            from . import faiss_kinds
+        except ImportError as error:
+            raise ValueError(
+                f"backend='faiss' needs FAISS ({error}); install faiss-cpu or use backend='exact'"
+            ) from None
+        kind, dtype = self.manifest["kind"], self.manifest["dtype"]
+        if gpu:
+            faiss_kinds.require_gpu(kind, dtype)
+        index = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
+        if gpu:
+            index = faiss_kinds.to_gpu(index, kind, dtype)
+        faiss_kinds.set_search(index, self.search_parameters)
+        self._faiss = index
 
 
-def _chunks(rows: Iterator, size: int) -> Iterator[list]:
-    while chunk := list(islice(rows, size)):
-        yield chunk
+def _open_documents(folder: Path, manifest: dict) -> Documents:
+    path = folder / "offsets.npy"
+    try:
+        offsets = np.load(path, mmap_mode="r", allow_pickle=False)
+        size = (folder / "corpus.jsonl").stat().st_size
+    except (OSError, ValueError, EOFError) as error:
+        raise IndexMismatch(f"{path}: {error}; rebuild the index") from None
+    found = {
+        "offsets.npy: rows": (len(offsets) - 1 if offsets.ndim == 1 else offsets.shape, manifest["rows"]),
+        "offsets.npy: dtype": (str(offsets.dtype), "int64"),
+        "corpus.jsonl: bytes": (size, int(offsets.flat[-1]) if offsets.size else 0),
+    }
+    for what, (value, right) in found.items():
+        if value != right:
+            raise IndexMismatch(f"{folder}/{what}={value}; expected {right}; rebuild the index")
+    return Documents(folder / "corpus.jsonl", offsets)
 
 
-def _flush_to_disk(folder: Path) -> None:
-    # Without this a power cut after the rename could leave a complete-looking folder of empty files.
-    for name in (*FILES, "manifest.json"):
-        with open(folder / name, "rb") as handle:
-            os.fsync(handle.fileno())
+def _plan(folder: Path, manifest: dict, backend: str, mmap: bool, check: bool) -> tuple[dict, MemoryPlan]:
+    """The search parameters recorded in the manifest, and the memory that the index takes."""
+    try:
+        recorded = resolve_search(manifest["kind"], manifest["parameters"], manifest["search"], {})
+        plan = plan_memory(manifest, backend=backend, mmap=mmap)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        found = {key: manifest[key] for key in ("parameters", "search")}
+        raise IndexMismatch(f"{folder / 'manifest.json'}: {found} ({error}); rebuild the index") from None
+    if check:
+        require_memory(manifest, backend=backend, mmap=mmap)
+    return recorded, plan

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -20,8 +21,11 @@ class ServerHandle:
         """Whether the process still runs."""
         return self._process.poll() is None
 
-    def stop(self, timeout: float = 20.0) -> int:
-        """End the server, by force after `timeout` seconds; returns its exit code. May be called twice."""
+    def stop(self, timeout: float = 35.0) -> int:
+        """End the server, by force after `timeout` seconds; returns its exit code. May be called twice.
+
+        It drains before it ends, for up to 30 seconds.
+        """
         return _stop(self._process, timeout)
 
     def __enter__(self) -> Self:
@@ -41,12 +45,14 @@ def start_server(
     port: int = 0,
     topk: int = 3,
     device: str = "cpu",
+    options: Sequence[str] = (),
 ) -> ServerHandle:
     """Serve `index` on a loopback port (0: a free one) in a process of its own; returns when it is ready.
 
     Its output is appended to `log_path`. It ends with this process, whatever kills that; Ctrl-C in the
-    terminal reaches this process alone, which then decides. Errors: RuntimeError with the last log lines when
-    the server ends before it is ready, TimeoutError when it is not ready after `ready_timeout` seconds.
+    terminal reaches this process alone, which then decides. `options` are further arguments of `serve`.
+    Errors: RuntimeError with the last log lines when the server ends before it is ready, TimeoutError when it is
+    not ready after `ready_timeout` seconds.
     """
     if threads < 1:
         raise ValueError(f"threads={threads}; at least 1")
@@ -66,7 +72,7 @@ def start_server(
             str(topk),
         ]
         command += ["--port-file", str(port_file), "--parent-pid", str(os.getpid())]
-        command += ["--threads", str(threads), "--device", device]
+        command += ["--threads", str(threads), "--device", device, *options]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -6,24 +6,51 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-FORMAT = 1
-FILES = ("index.faiss", "corpus.jsonl", "offsets.npy")
+FORMAT = 2
+KINDS = ("flat", "sq8", "ivf", "hnsw", "exact")
+APPROXIMATE = ("sq8", "ivf", "hnsw")
+DTYPES = {"fp16": "float16", "fp32": "float32"}
+NOT_ANSWERS = ("versions", "format")  # manifest keys that no answer depends on
 
 
 class IndexMismatch(ValueError):
     """An index whose files, manifest and encoder do not belong together."""
 
 
-def write_manifest(folder: Path, *, kind: str, rows: int, encoder: dict) -> dict:
-    """Describe the index in `folder`, whose files are complete, in `folder/manifest.json`."""
+def files_of(kind: str) -> tuple[str, ...]:
+    """The files beside the manifest. Every kind keeps its vectors as they were encoded, exactly once:
+
+    `flat` inside index.faiss, which ends with them; the others in vectors.npy; `exact` has no FAISS file.
+    """
+    own = {"flat": ("index.faiss",), "exact": ("vectors.npy",)}.get(kind, ("index.faiss", "vectors.npy"))
+    return (*own, "corpus.jsonl", "offsets.npy")
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    kind: str,
+    rows: int,
+    encoder: dict,
+    dtype: str = "float32",
+    parameters: dict | None = None,
+    search: dict | None = None,
+) -> dict:
+    """Describe the index in `folder`, whose files are complete, in `folder/manifest.json`.
+
+    `parameters` is what the kind was built with, `search` what it is searched with unless overridden.
+    """
     files = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in FILES
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+        for name in files_of(kind)
     }
     manifest = {
         "format": FORMAT,
         "kind": kind,
+        "parameters": parameters or {},
+        "search": search or {},
         "metric": "inner_product",
-        "dtype": "float32",
+        "dtype": dtype,
         "rows": rows,
         "dim": encoder["dim"],
         "encoder": encoder,
@@ -36,54 +63,85 @@ def write_manifest(folder: Path, *, kind: str, rows: int, encoder: dict) -> dict
 
 
 def read_manifest(folder: Path) -> dict:
-    """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted."""
+    """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted.
+
+    Format 1, which knew only flat float32 indexes of normalised vectors, is read as such.
+    """
     path = folder / "manifest.json"
     if not path.is_file():
         raise IndexMismatch(f"{path} does not exist; build the index with `verl-credit-retriever index`")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise IndexMismatch(f"{path} is not JSON ({error}); rebuild the index") from None
-    accepted = {"format": FORMAT, "kind": "flat", "metric": "inner_product", "dtype": "float32"}
-    for key, value in accepted.items():
-        if not isinstance(manifest, dict) or manifest.get(key) != value:
-            found = manifest.get(key) if isinstance(manifest, dict) else manifest
-            raise IndexMismatch(f"{path}: {key}={found!r}; this version reads {value!r}")
-    for key, kind in {"rows": int, "dim": int, "encoder": dict, "files": dict}.items():
+    if not isinstance(manifest, dict):
+        raise IndexMismatch(f"{path}: {str(manifest)[:80]!r} is not an object; rebuild the index")
+    if manifest.get("format") == 1:
+        manifest = {"parameters": {}, "search": {}, **manifest}
+    accepted = {
+        "format": (1, FORMAT),
+        "kind": KINDS,
+        "metric": ("inner_product",),
+        "dtype": tuple(DTYPES.values()),
+    }
+    for key, values in accepted.items():
+        if manifest.get(key) not in values:
+            choices = " or ".join(map(repr, values))
+            raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; this version reads {choices}")
+    typed = {"encoder": dict, "files": dict, "parameters": dict, "search": dict, "corpus_sha256": str}
+    for key, kind in typed.items():
         if not isinstance(manifest.get(key), kind):
             raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; expected {kind.__name__}")
+    for key in ("rows", "dim"):
+        if type(manifest.get(key)) is not int or manifest[key] < 1:
+            raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; expected an integer of at least 1")
     return manifest
 
 
 def check_files(folder: Path, manifest: dict) -> None:
     """Compare every file's size and sha256 with the manifest (reads all of them once)."""
-    for name in FILES:
+    where = folder / "manifest.json"
+    for name in files_of(manifest["kind"]):
         path, expected = folder / name, manifest["files"].get(name)
-        if not isinstance(expected, dict):
-            raise IndexMismatch(
-                f"{folder / 'manifest.json'}: files[{name!r}]={expected!r}; expected bytes and sha256"
-            )
+        if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+            raise IndexMismatch(f"{where}: files[{name!r}]={expected!r}; expected bytes and sha256")
         if not path.is_file():
             raise IndexMismatch(
                 f"{path} does not exist; the manifest lists it with {expected['bytes']} bytes"
             )
-        found = path.stat().st_size
-        if found != expected["bytes"]:
+        if (size := path.stat().st_size) != expected["bytes"]:
             raise IndexMismatch(
-                f"{path}: {found} bytes; the manifest says {expected['bytes']}; rebuild the index"
+                f"{path}: {size} bytes; the manifest says {expected['bytes']}; rebuild the index"
             )
-        found = sha256(path)
-        if found != expected["sha256"]:
+        if (found := sha256(path)) != expected["sha256"]:
             raise IndexMismatch(
                 f"{path}: sha256={found}; the manifest says {expected['sha256']}; rebuild the index"
             )
+    if manifest["corpus_sha256"] != manifest["files"]["corpus.jsonl"]["sha256"]:
+        raise IndexMismatch(
+            f"{where}: corpus_sha256={manifest['corpus_sha256']!r}; corpus.jsonl has "
+            f"{manifest['files']['corpus.jsonl']['sha256']!r}; rebuild the index"
+        )
 
 
 def check_encoder(manifest: dict, encoder: dict) -> None:
-    """An index answers only the encoder that built it. `encoder`: SentenceEncoder.fingerprint()."""
-    for key, expected in manifest["encoder"].items():
-        if key != "name" and encoder.get(key) != expected:
-            raise IndexMismatch(f"encoder {key}={encoder.get(key)!r}; the index was built with {expected!r}")
+    """An index answers only the encoder that built it. `encoder`: SentenceEncoder.fingerprint().
+
+    What the manifest does not say counts as another value, except what format 1 did not know.
+    """
+    unknown = {"normalize": True, "config_sha256": encoder.get("config_sha256")}
+    built_with = (unknown if manifest["format"] == 1 else {}) | manifest["encoder"]
+    for key in [*built_with, *sorted(encoder.keys() - built_with.keys())]:
+        found, expected = encoder.get(key), built_with.get(key)
+        if key != "name" and (found != expected or key not in built_with):
+            raise IndexMismatch(f"encoder {key}={found!r}; the index was built with {expected!r}")
+
+
+def fingerprint(manifest: dict, **more) -> str:
+    """Hex digest of all that determines the answers: the manifest without versions and names, and `more`."""
+    kept = {key: value for key, value in manifest.items() if key not in NOT_ANSWERS}
+    kept["encoder"] = {key: value for key, value in manifest["encoder"].items() if key != "name"}
+    return hashlib.sha256(json.dumps(kept | more, sort_keys=True).encode()).hexdigest()
 
 
 def _versions() -> dict:

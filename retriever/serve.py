@@ -1,174 +1,141 @@
-"""One server process: bind, load, announce the port, serve until a signal or the parent's end."""
+"""One server: bind, load, announce the port, serve until a signal or the parent's end."""
 
 import asyncio
-import json
 import os
-import select
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 
-from .manifest import read_manifest
+from .manifest import IndexMismatch, fingerprint, read_manifest
+from .memory import plan_memory
+from .parent import end_by_force_after, end_with
+from .settings import ServeSettings
+from .sockets import announce, bind
 
 EXIT_PORT_IN_USE = 4
-DRAIN_SECONDS = 10
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DRAIN_SECONDS = 25.0  # what is queued may take this long after SIGTERM
+END_SECONDS = 29.0  # then the process ends, whatever it does
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Errors: OSError when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio switches Nagle's algorithm off only where it is: every answer would
-    # otherwise wait 40 ms for the acknowledgement of its headers.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        # Listening at once: two servers that both only bound the port would both believe they own it.
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+def run_server(settings: ServeSettings) -> int:
+    """Serve until SIGTERM, SIGINT or the end of `settings.parent_pid`; returns the exit code.
 
-
-def write_port_file(path: Path, host: str, port: int) -> None:
-    """Announce a ready server: {"host", "port", "pid"}, in one rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}) + "\n")
-    os.replace(temporary, path)
-
-
-def watch_process(pid: int, on_gone: Callable[[], None], poll_seconds: float = 0.5) -> threading.Thread:
-    """Call `on_gone` in a daemon thread once process `pid` has ended (at once if it has already)."""
-
-    def wait() -> None:
-        try:
-            descriptor = os.pidfd_open(pid)  # Linux: readable when the process ends, even as a zombie
-        except ProcessLookupError:
-            return on_gone()
-        except (AttributeError, OSError):
-            while _alive(pid):
-                time.sleep(poll_seconds)
-            return on_gone()
-        select.select([descriptor], [], [])
-        os.close(descriptor)
-        on_gone()
-
-    thread = threading.Thread(target=wait, name="parent-watch", daemon=True)
-    thread.start()
-    return thread
-
-
-def run_server(
-    index: Path,
-    encoder: Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    port_file: Path | None = None,
-    parent_pid: int | None = None,
-    threads: int | None = None,
-    device: str = "cpu",
-    topk: int = 3,
-) -> int:
-    """Serve until SIGTERM, SIGINT or the end of `parent_pid`; returns the exit code (0, or 4: port in use).
-
-    The port file appears when the socket listens and a canary query has worked, and goes when the server
-    ends. Requests under way get 10 seconds to finish. Errors: those of loading index and encoder.
+    0 after a drain: new requests get 503, what is queued is answered, within 30 s. 4: the port is in use.
+    The port file appears when the socket listens and a canary query has worked in every worker, and goes when
+    the server ends. Errors: those of loading index and encoder.
     """
-    uvicorn_server = None
-
-    def stop(*_) -> None:
-        if uvicorn_server is None:
-            raise SystemExit(0)  # still loading: nothing to drain
-        uvicorn_server.should_exit = True
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    if parent_pid is not None:
-        watch_process(parent_pid, _end_this_process)
-    if port_file is not None:
-        port_file.unlink(missing_ok=True)
     try:
-        listener = bind(host, port)
+        listener = bind(settings.host, settings.port)
     except OSError as error:
-        print(f"error: cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
+        reason = error.strerror or error
+        print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
         return EXIT_PORT_IN_USE
     with listener:
-        app = _load_app(index, encoder, threads=threads, device=device, topk=topk)
-        import uvicorn
-
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-        )
-        uvicorn_server = uvicorn.Server(config)
+        if settings.port_file is not None:  # not before: it may be that of the server that has the port
+            settings.port_file.unlink(missing_ok=True)
+        # A wrong folder is reported at once, not after seconds of imports; so is the memory it takes.
+        print(f"{settings.index}: {_memory_of(settings)}", flush=True)
         try:
-            asyncio.run(_serve(uvicorn_server, listener, host, port_file))
+            if settings.workers > 1:
+                from .workers import run_workers
+
+                return run_workers(settings, listener)
+            # One process counts for itself: a folder of another program's metrics is not ours.
+            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+            return serve_in_this_process(
+                settings, listener, lambda: announce(listener, settings.host, settings.port_file)
+            )
         finally:
-            if port_file is not None:
-                port_file.unlink(missing_ok=True)
+            if settings.port_file is not None:
+                settings.port_file.unlink(missing_ok=True)
+
+
+def serve_in_this_process(
+    settings: ServeSettings, listener: socket.socket, on_ready: Callable[[], None]
+) -> int:
+    """Load and serve on `listener`; `on_ready` is called when requests are answered. Returns 0 after a drain."""
+    server = None
+
+    def end(number: int, frame) -> None:
+        if server is None:
+            raise SystemExit(0)  # still loading: nothing to drain
+        server.handle_exit(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    if settings.parent_pid is not None:
+        end_with(settings.parent_pid, force_after=END_SECONDS)
+    app = _load_app(settings)
+    server = _make_server(app)
+    asyncio.run(_serve(server, listener, on_ready))
     return 0
 
 
-async def _serve(server, listener: socket.socket, host: str, port_file: Path | None) -> None:
+def _memory_of(settings: ServeSettings) -> str:
+    manifest = read_manifest(settings.index)
+    try:
+        return plan_memory(manifest, backend=settings.backend, mmap=settings.mmap).text()
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise IndexMismatch(
+            f"{settings.index / 'manifest.json'}: parameters={manifest.get('parameters')!r} ({error!r}); "
+            "rebuild the index"
+        ) from None
+
+
+def _make_server(app):
+    import uvicorn
+
+    class DrainingServer(uvicorn.Server):
+        """Tells the app at the first signal; new requests are refused from then on."""
+
+        def handle_exit(self, sig: int, frame) -> None:
+            if not app.state.draining:
+                app.state.draining = True
+                end_by_force_after(END_SECONDS)
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(DRAIN_SECONDS),
+    )
+    return DrainingServer(config)
+
+
+async def _serve(server, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        port = listener.getsockname()[1]
-        if port_file is not None:
-            write_port_file(port_file, host, port)
-        print(f"serving on {_url(host, port)} (pid {os.getpid()})", flush=True)
+        on_ready()
     await serving
 
 
-def _load_app(index: Path, encoder: Path, *, threads: int | None, device: str, topk: int):
-    read_manifest(index)  # a wrong folder is reported at once, not after seconds of imports
-    import faiss
+def _load_app(settings: ServeSettings):
     import torch
     import transformers
 
     from .encoder import SentenceEncoder
     from .index import SearchIndex
-    from .server import CANARY, create_app, search_once
+    from .server import create_app, probe
 
     transformers.utils.logging.disable_progress_bar()
-    if threads is not None:
-        torch.set_num_threads(threads)
-        faiss.omp_set_num_threads(threads)
-    loaded = SearchIndex.load(index)
-    built_with = loaded.manifest["encoder"]
-    settings = {key: built_with[key] for key in ("query_prefix", "passage_prefix", "max_length")}
-    model = SentenceEncoder(encoder, device=device, **settings)
-    app = create_app(loaded, model, default_topk=topk)
-    search_once(loaded, model, [CANARY], 1)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    names = ("verify", "backend", "mmap", "gpu", "nprobe", "ef_search")
+    index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
+    if settings.index_pin not in (None, fingerprint(index.manifest)):
+        raise IndexMismatch(
+            f"{settings.index}: the index has been replaced since this server started; restart it"
+        )
+    if settings.threads is not None and index.backend == "faiss":  # the exact backend runs without FAISS
+        import faiss
+
+        faiss.omp_set_num_threads(settings.threads)
+    encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
+    app = create_app(index, encoder, limits=settings.limits, token=settings.token)
+    probe(index, encoder)
     return app
-
-
-def _end_this_process() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(DRAIN_SECONDS + 5)
-    os._exit(1)  # the main thread is stuck in foreign code; an orphan would be worse
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,132 +1,201 @@
-"""The HTTP interface: Search-R1's POST /retrieve, liveness, readiness, and what is being served."""
+"""The HTTP interface: Search-R1's POST /retrieve, a strict POST /v1/search, and how the server is doing."""
 
+import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, StrictBool
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from .batcher import Batcher, Hits
-from .encoder import SentenceEncoder
-from .index import SearchIndex
+from .batcher import Batcher, QueueFull
+from .engine import Engine
+from .guard import Guard
+from .hits import Hits
+from .limits import Limits
+from .metrics import ServerMetrics
+from .schema import (
+    RetrieveAnswer,
+    RetrieveRequest,
+    SearchAnswer,
+    SearchRequest,
+    Status,
+    add_limits,
+    problems,
+)
+from .waiting import DeadlineExceeded
 
 CANARY = "who founded the town by the river"
+CANARY_SECONDS = 10.0
+CLIENT_GONE = 499  # nobody reads it; it stands in the metrics
 log = logging.getLogger("verl_credit_retriever")
 
-
-class RetrieveRequest(BaseModel):
-    """Body of POST /retrieve, with Search-R1's names and defaults; unknown fields are ignored."""
-
-    queries: list[str]
-    topk: Annotated[int, Field(strict=True, ge=1)] | None = None
-    return_scores: StrictBool = False
+# Not "int | None": the document would allow the text "null". Absent it is None all the same.
+DeadlineMs = Annotated[
+    int,
+    Header(ge=0, le=2**31, description="Milliseconds the client will still wait, counted from the request"),
+]
 
 
-def search_once(index: SearchIndex, encoder: SentenceEncoder, queries: list[str], k: int) -> list[Hits]:
-    """Encode and search in the calling thread: the k best (document, score) of every query."""
-    return index.search(encoder.encode_queries(queries), k)
-
-
-def create_app(
-    index: SearchIndex,
-    encoder: SentenceEncoder,
-    *,
-    default_topk: int = 3,
-    max_topk: int = 100,
-    max_request_queries: int = 1024,
-    max_query_chars: int = 10_000,
-    max_batch_queries: int = 256,
-) -> FastAPI:
+def create_app(index, encoder, *, limits: Limits | None = None, token: str | None = None) -> FastAPI:
     """The search service over one index and the encoder that built it.
 
     POST /retrieve {"queries", "topk"?, "return_scores"?} -> {"result": [[hit, ...] per query]}; a hit is
-    {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. `topk` above
-    the rows gives all rows; no query gives an empty result, as Search-R1's server does (its client sends such
-    requests); "" is searched like any text. 422 for a malformed body or one over the limits, 500 with
-    {"error"} when encoding or searching fails. GET /livez, GET /readyz (a real query, else 503), GET /info.
+    {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. No query
+    gives an empty result, as Search-R1's server does (its client sends such requests); "" is searched like
+    any text. POST /v1/search {"queries", "k"} -> {"fingerprint", "results": [[{"id", "contents", "score"}]]}
+    refuses unknown fields, no queries and blank ones. In both a k above the rows gives all rows.
+
+    422 for a malformed body or one over `limits`, 413 for one of too many bytes, 429 when too many queries
+    wait, 504 when X-Deadline-Ms passes, 500 when encoding or searching fails, 503 while `app.state.draining`
+    is set; with Retry-After for 429 and 503, and always with {"error"}. GET /livez, /readyz (a real query,
+    else 503), /metrics, /info. With `token` all but /livez want it (401).
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
-    if not 1 <= default_topk <= max_topk:
-        raise ValueError(f"default_topk={default_topk}; expected 1 to max_topk={max_topk}")
+    limits = limits or Limits()
     index.check_encoder(encoder)
-    batcher = Batcher(
-        lambda queries, k: search_once(index, encoder, queries, k), max_batch_queries=max_batch_queries
-    )
+    metrics = ServerMetrics()
+    batcher = Batcher(Engine(index, encoder, metrics), limits, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI):
+        batcher.open()
         yield
         batcher.close()
 
     app = FastAPI(title="verl-credit-retriever", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.draining = False
+    app.add_middleware(Guard, token=token, max_body_bytes=limits.max_body_bytes, metrics=metrics)
+    _add_error_answers(app)
+    plain_openapi = app.openapi
+    app.openapi = lambda: add_limits(plain_openapi(), limits)
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        # Not the default answer: that echoes the input, which may be large or not even encodable.
-        problems = [f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
-        return JSONResponse({"error": "; ".join(problems)}, 422)
-
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        # FastAPI answers 400 for bytes that are not UTF-8, and 422 for everything else wrong in a body.
-        return JSONResponse(
-            {"error": str(error.detail)}, 422 if error.status_code == 400 else error.status_code
-        )
-
-    @app.post("/retrieve")
-    async def retrieve(body: RetrieveRequest) -> JSONResponse:
-        if problem := _refusal(body, max_topk, max_request_queries, max_query_chars):
-            return JSONResponse({"error": problem}, 422)
-        if not body.queries:
-            return JSONResponse({"result": []})
+    async def search(request: Request, queries: list[str], k: int, deadline_ms: int | None) -> list[Hits]:
+        if app.state.draining:
+            raise HTTPException(503, "the server is ending", {"Retry-After": "1"})
+        deadline = None if deadline_ms is None else request.scope["arrived"] + deadline_ms / 1000
         try:
-            found = await batcher.submit(body.queries, body.topk or default_topk)
+            return await _while_connected(request, batcher.submit(queries, k, deadline=deadline))
+        except QueueFull as full:
+            raise HTTPException(429, str(full), {"Retry-After": str(full.retry_after)}) from None
+        except DeadlineExceeded:
+            raise HTTPException(504, f"no answer within X-Deadline-Ms={deadline_ms}") from None
+        except HTTPException:
+            raise
         except Exception as error:
-            log.exception("search failed for %d queries", len(body.queries))
-            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
-        if body.return_scores:
-            return JSONResponse(
-                {"result": [[{"document": d, "score": s} for d, s in hits] for hits in found]}
-            )
-        return JSONResponse({"result": [[document for document, _ in hits] for hits in found]})
+            log.exception("search failed for %d queries", len(queries))
+            raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
-    @app.get("/livez")
-    async def livez() -> JSONResponse:
+    @app.post(
+        "/retrieve",
+        response_model=RetrieveAnswer,
+        responses=problems(401, 413, 422, 429, 500, 503, 504),
+    )
+    async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
+        if problem := limits.refusal(body.queries, body.topk, "topk"):
+            raise HTTPException(422, problem)
+        found = await search(request, body.queries, body.topk or limits.default_topk, x_deadline_ms)
+        with metrics.stage("serialize"):
+            if body.return_scores:
+                return JSONResponse(
+                    {"result": [[{"document": d, "score": s} for d, s in hits] for hits in found]}
+                )
+            return JSONResponse({"result": [[document for document, _ in hits] for hits in found]})
+
+    @app.post(
+        "/v1/search",
+        response_model=SearchAnswer,
+        responses=problems(401, 413, 422, 429, 500, 503, 504),
+    )
+    async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
+        if problem := limits.refusal(body.queries, body.k, "k"):
+            raise HTTPException(422, problem)
+        found = await search(request, body.queries, body.k, x_deadline_ms)
+        with metrics.stage("serialize"):
+            results = [
+                [{"id": d["id"], "contents": d["contents"], "score": s} for d, s in hits] for hits in found
+            ]
+            return JSONResponse({"fingerprint": index.fingerprint, "results": results})
+
+    _add_state_routes(app, batcher, metrics, lambda: _describe(index, limits))
+    return app
+
+
+def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, describe) -> None:
+    canary: asyncio.Task | None = None
+
+    async def ask_canary() -> None:
+        # Probes share one canary: however many ask, at most one is searched at a time.
+        nonlocal canary
+        if canary is None or canary.done():
+            canary = asyncio.create_task(batcher.submit([CANARY], 1, canary=True))
+        await asyncio.wait_for(asyncio.shield(canary), CANARY_SECONDS)
+
+    @app.get("/livez", response_model=Status)
+    async def livez() -> Response:
         return JSONResponse({"status": "alive"})
 
-    @app.get("/readyz")
-    async def readyz() -> JSONResponse:
+    @app.get("/readyz", response_model=Status, responses={**problems(401), 503: {"model": Status}})
+    async def readyz() -> Response:
+        if app.state.draining:
+            return JSONResponse({"status": "not ready", "error": "the server is ending"}, 503)
         try:
-            await batcher.submit([CANARY], 1)
+            await ask_canary()
         except Exception as error:
             log.exception("the canary query failed")
             return JSONResponse({"status": "not ready", "error": f"{type(error).__name__}: {error}"}, 503)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/info")
-    async def info() -> JSONResponse:
-        limits = {
-            "max_topk": max_topk,
-            "max_request_queries": max_request_queries,
-            "max_query_chars": max_query_chars,
-        }
-        return JSONResponse({**index.manifest, "default_topk": default_topk, "limits": limits})
+    @app.get("/metrics", response_class=PlainTextResponse, responses=problems(401))
+    async def render_metrics() -> Response:
+        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    return app
+    @app.get("/info", responses=problems(401))
+    async def info() -> dict:
+        return describe()
 
 
-def _refusal(body: RetrieveRequest, max_topk: int, max_queries: int, max_chars: int) -> str | None:
-    if body.topk is not None and body.topk > max_topk:
-        return f"topk: {body.topk}; at most {max_topk}"
-    if len(body.queries) > max_queries:
-        return f"queries: {len(body.queries)} of them; at most {max_queries}"
-    for row, query in enumerate(body.queries):
-        if len(query) > max_chars:
-            return f"queries.{row}: {len(query)} characters; at most {max_chars}"
-        if any("\ud800" <= character <= "\udfff" for character in query):
-            return f"queries.{row}: holds a lone surrogate, which is not text"
-    return None
+def _describe(index, limits: Limits) -> dict:
+    served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
+    return {**index.manifest, **served, "limits": limits.as_dict()}
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        # Not the default answer: that echoes the input, which may be large or not even encodable.
+        found = [f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
+        return JSONResponse({"error": "; ".join(found)[:500]}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        # FastAPI answers 400 for bytes that are not UTF-8, and 422 for everything else wrong in a body.
+        status = 422 if error.status_code == 400 else error.status_code
+        return JSONResponse({"error": str(error.detail)}, status, error.headers)
+
+
+async def _while_connected(request: Request, work: Coroutine):
+    """What `work` returns; it is cancelled when the client goes away. Errors: HTTPException 499 then."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise HTTPException(CLIENT_GONE, "the client has gone")
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def probe(index, encoder) -> None:
+    """One query, encoded and searched in the calling thread. Errors: what encoder and index raise."""
+    index.search(encoder.encode_queries([CANARY]), 1)

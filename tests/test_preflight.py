@@ -1,13 +1,10 @@
 """A run that cannot work ends before Ray starts, saying why."""
 
-import http.server
-import json
-import threading
-from types import SimpleNamespace
-
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from omegaconf import OmegaConf
+from scripted_server import dead_port, scripted_server
 
 from verl_credit.cli import main
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
@@ -64,61 +61,146 @@ def test_model_folder_without_a_model(tmp_path):
     check_model("Qwen/Qwen3-4B")  # a hub name is left to the hub
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    """POST /retrieve answers what the test set; there is no readiness check, as in Search-R1's script."""
-
-    answer = {"result": [[{"document": {"id": "1", "contents": "T\\ntext"}, "score": 1.0}]]}
-
-    def do_POST(self):
-        payload = json.dumps(self.answer).encode()
-        self.send_response(200 if self.path == "/retrieve" else 404)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
-        thread.join()
+    """Search-R1's script has POST /retrieve alone: no readiness check, no /info."""
+    with scripted_server() as running:
+        yield running
 
 
-def settings(url):
-    return SimpleNamespace(url=url, topk=3, timeout_s=5.0, max_retries=0)
+def settings(url, **changes):
+    return OmegaConf.create(
+        {
+            "url": url,
+            "topk": 3,
+            "timeout_s": 5.0,
+            "max_retries": 0,
+            "max_page_chars": 100,
+            "breaker_failures": 5,
+            "breaker_pause_s": 5.0,
+            "shuffle_seed": None,
+            "token_env": None,
+            "index_fingerprint": None,
+            **changes,
+        }
+    )
 
 
 def test_a_retriever_that_answers_is_ready(server, monkeypatch):
     monkeypatch.setenv(
         "http_proxy", "http://127.0.0.1:9"
     )  # the tool's client uses no proxy, nor does the check
-    for url in (server, [server], f"{server}/retrieve"):
-        check_server(settings(url))
+    for url in (server.url, [server.url], f"{server.url}/retrieve"):
+        fingerprint, said = check_server(settings(url))
+        assert fingerprint is None
+        assert said == f"{server.url} names no index (GET /info: status 404)"
 
 
-def test_a_retriever_that_answers_nonsense_is_not_ready(server, monkeypatch):
-    monkeypatch.setattr(Server, "answer", {"detail": "no"})
+def test_a_retriever_that_answers_nonsense_is_not_ready(server):
+    server.script = [(200, {"detail": "no"})]
     with pytest.raises(PreflightError, match="not ready"):
-        check_server(settings(server))
+        check_server(settings(server.url))
     with pytest.raises(PreflightError, match="search.url has no value"):
         check_server(settings(None))
 
 
+def test_the_index_is_named_by_its_server(server):
+    server.info = {"fingerprint": "ab12", "rows": 3}
+    for expected in (None, "ab12"):
+        found = check_server(settings(f"{server.url}/retrieve", index_fingerprint=expected))
+        assert found == ("ab12", f"{server.url} ab12")
+
+
+@pytest.mark.parametrize(
+    "info, said",
+    [
+        (b"<html>", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        ([1], 'has no "fingerprint"'),
+        ({"rows": 3}, 'has no "fingerprint"'),
+        ({"fingerprint": 5}, 'has no "fingerprint"'),
+        ({"fingerprint": ""}, "of 0 characters"),
+        ({"fingerprint": "a" * 201}, "of 201 characters"),
+        ({"fingerprint": "a\n\x1b[2J"}, 'has no "fingerprint"'),
+    ],
+)
+def test_an_info_of_another_kind_names_no_index_and_harms_nobody(server, info, said):
+    server.info = info
+    fingerprint, told = check_server(settings(server.url))
+    assert fingerprint is None and said in told
+
+
+def test_another_index_than_the_expected_one_is_refused(server):
+    server.info = {"fingerprint": "ab12"}
+    with pytest.raises(PreflightError, match=f"search.index_fingerprint=cd34 .*{server.url} ab12"):
+        check_server(settings(server.url, index_fingerprint="cd34"))
+    server.info = None
+    with pytest.raises(PreflightError, match="search.index_fingerprint=cd34 .*names no index"):
+        check_server(settings(server.url, index_fingerprint="cd34"))
+
+
+@pytest.mark.parametrize("other, said", [({"fingerprint": "cd34"}, "cd34"), (None, "names no index")])
+def test_servers_of_different_indexes_are_refused(server, other, said):
+    server.info = {"fingerprint": "ab12"}
+    with scripted_server() as second:
+        second.info = other
+        both = settings([server.url, second.url])
+        with pytest.raises(PreflightError, match=f"one index.*{server.url} ab12; {second.url} {said}"):
+            check_server(both)
+        second.info = server.info
+        assert check_server(both)[0] == "ab12"
+
+
+def test_one_server_of_several_that_is_down_is_named(server):
+    with dead_port() as dead, pytest.raises(PreflightError, match=f"not ready.*retriever {dead}"):
+        check_server(settings([server.url, dead]))
+
+
+def test_the_token_is_sent_and_never_shown(server, monkeypatch):
+    guarded = settings(server.url, token_env="RETRIEVER_TOKEN")
+    with pytest.raises(PreflightError, match="search.token_env=RETRIEVER_TOKEN"):
+        check_server(guarded)
+    monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret")
+    check_server(guarded)
+    assert [headers["Authorization"] for headers in server.request_headers] == ["Bearer s3cret"] * 2
+    server.script = [(401, b"who are you?")]
+    with pytest.raises(PreflightError, match="status 401") as caught:
+        check_server(guarded)
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret\n")
+    with pytest.raises(PreflightError, match="token: ") as caught:
+        check_server(guarded)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypatch):
+    """What the trainer, the checkpoint and config.yaml read."""
+    server.info = {"fingerprint": "ab12"}
+    row = write(tmp_path / "train.parquet", [GOOD] * 8)
+    seen = []
+    monkeypatch.setattr("verl_credit.host.launch.check_with_verl", seen.append)
+    monkeypatch.setattr("verl_credit.host.launch.launch", seen.append)
+    arguments = [f"data.train_files={row}", f"data.val_files={row}", "actor_rollout_ref.model.path=hub/name"]
+    arguments += [f"search.url={server.url}", f"run_dir={tmp_path}/run"]
+    assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
+    assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
+    assert OmegaConf.load(tmp_path / "run/config.yaml").search.index_fingerprint == "ab12"
+
+
 def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):
     row = write(tmp_path / "train.parquet", [GOOD])
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as unused:
-        port = unused.server_port  # closed again below: nobody listens there
     arguments = [f"data.train_files={row}", f"data.val_files={row}", "actor_rollout_ref.model.path=x"]
-    url = f"http://127.0.0.1:{port}"
-    code = main(
-        ["train", "--config-name", "search_cpu", *arguments, f"search.url={url}", f"run_dir={tmp_path}/run"]
-    )
+    with dead_port() as url:
+        code = main(
+            [
+                "train",
+                "--config-name",
+                "search_cpu",
+                *arguments,
+                f"search.url={url}",
+                f"run_dir={tmp_path}/run",
+            ]
+        )
     assert code == 4
     assert f"search.url={url}: the retriever is not ready" in capsys.readouterr().out
 

@@ -1,5 +1,6 @@
 """Encoder and index: exactness, and refusal of everything that does not belong together."""
 
+import copy
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
+from verl_credit_retriever.cli import main
 from verl_credit_retriever.corpus import CorpusError
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex, build_index
@@ -146,7 +148,14 @@ def _edit_manifest(folder, **changes):
         (lambda d: (d / "manifest.json").write_text("{"), "manifest.json is not JSON"),
         (lambda d: _edit_manifest(d, rows=49), "index.faiss: rows=50; expected 49"),
         (lambda d: _edit_manifest(d, dim=16), "index.faiss: dim=32; expected 16"),
-        (lambda d: _edit_manifest(d, kind="hnsw"), "kind='hnsw'; this version reads 'flat'"),
+        (lambda d: _edit_manifest(d, kind="pq"), "kind='pq'; this version reads 'flat' or 'sq8'"),
+        (lambda d: _edit_manifest(d, kind="sq8"), r"files\['vectors.npy'\]=None"),
+        (lambda d: _edit_manifest(d, kind="ivf"), "parameters.*nprobe=None"),
+        (lambda d: _edit_manifest(d, dtype="float16"), "index.faiss: code=b'IxFI'; expected b'IxSQ'"),
+        (lambda d: _edit_manifest(d, dtype="int8"), "dtype='int8'; this version reads"),
+        (lambda d: _edit_manifest(d, rows=True), "rows=True; expected an integer"),
+        (lambda d: _edit_manifest(d, corpus_sha256="0" * 64), "corpus_sha256='000"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "is not an object"),
         (lambda d: _edit_manifest(d, files={}), "files"),
         (
             lambda d: (d / "index.faiss").write_bytes((d / "index.faiss").read_bytes()[:-8]),
@@ -177,3 +186,175 @@ def test_another_encoder_or_prefix_is_refused(world, tmp_path):
         index.check_encoder(SentenceEncoder(make_encoder(tmp_path / "other", seed=1)))
     with pytest.raises(IndexMismatch, match="query_prefix='q: '"):
         index.check_encoder(SentenceEncoder(root / "encoder", query_prefix="q: "))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_manifest_that_does_not_say_by_which_encoder_is_refused(world, tmp_path, version):
+    root, encoder = world
+    shutil.copytree(root / "index", tmp_path / "index")
+    for key in ("weights_sha256", "tokenizer_sha256", "passage_prefix", "max_length", "pooling"):
+        described = {name: value for name, value in encoder.fingerprint().items() if name != key}
+        _edit_manifest(tmp_path / "index", format=version, encoder=described)
+        with pytest.raises(IndexMismatch, match=f"encoder {key}=.*; the index was built with None"):
+            SearchIndex.load(tmp_path / "index").check_encoder(encoder)
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"])
+def test_every_file_of_a_tokenizer_is_part_of_the_fingerprint(world, tmp_path, name):
+    root, encoder = world
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    found = []
+    for text in ("{}", "{ }"):
+        (tmp_path / "encoder" / name).write_text(text)
+        other = copy.copy(encoder)
+        other.path, other._fingerprint = tmp_path / "encoder", None
+        found.append(other.fingerprint()["tokenizer_sha256"])
+    assert len({encoder.fingerprint()["tokenizer_sha256"], *found}) == 3
+
+
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_one_wrong_byte_or_a_lost_end_in_any_file_of_any_kind_is_refused(world, tmp_path, kind):
+    root, encoder = world
+    build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
+    names = [path.name for path in (tmp_path / "index").iterdir() if path.name != "manifest.json"]
+    for name in names:
+        path = tmp_path / "index" / name
+        good = path.read_bytes()
+        middle = len(good) // 2
+        for bad in (good[:-3], b"", good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]):
+            path.write_bytes(bad)
+            with pytest.raises(IndexMismatch, match=f"{name}: (\\d+ bytes;|sha256=)"):
+                SearchIndex.load(tmp_path / "index")
+        path.write_bytes(good)
+    assert len(SearchIndex.load(tmp_path / "index")) == 50
+
+
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_without_hashes_truncated_files_and_wrong_shapes_are_still_refused(world, tmp_path, kind):
+    root, encoder = world
+    build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
+    small = make_corpus(tmp_path / "small.jsonl", rows=40)
+    build_index(small, encoder, tmp_path / "small", kind=kind)
+    for path in sorted((tmp_path / "index").iterdir()):
+        if path.name == "manifest.json":
+            continue
+        good = path.read_bytes()
+        for bad in (good[:-3], b"", (tmp_path / "small" / path.name).read_bytes()):
+            path.write_bytes(bad)
+            with pytest.raises(IndexMismatch, match=path.name):
+                SearchIndex.load(tmp_path / "index", verify=False)
+        path.write_bytes(good)
+
+
+def test_an_index_file_of_another_kind_is_refused_without_hashes(world, tmp_path):
+    root, encoder = world
+    for kind in ("sq8", "hnsw"):
+        build_index(root / "corpus.jsonl", encoder, tmp_path / kind, kind=kind)
+    shutil.copy(tmp_path / "sq8" / "index.faiss", tmp_path / "hnsw" / "index.faiss")
+    with pytest.raises(IndexMismatch, match="index.faiss: .*'sq8'; expected 'hnsw'|index.faiss: dtype=None"):
+        SearchIndex.load(tmp_path / "hnsw", verify=False)
+
+
+@pytest.mark.parametrize("kind", ["flat", "exact"])
+def test_nan_in_stored_vectors_never_becomes_an_answer(world, tmp_path, kind):
+    root, encoder = world
+    build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
+    path = tmp_path / "index" / ("index.faiss" if kind == "flat" else "vectors.npy")
+    path.write_bytes(path.read_bytes()[:-4] + np.float32(np.nan).tobytes())
+    index = SearchIndex.load(tmp_path / "index", verify=False, backend="exact")
+    with pytest.raises(IndexMismatch, match="NaN or infinity"):
+        index.search(encoder.encode_queries(["river"]), 3)
+
+
+@pytest.mark.parametrize("damage", ["nan", "missing", "beyond", "twice"])
+def test_an_impossible_hit_never_leaves_the_index(world, monkeypatch, damage):
+    root, encoder = world
+    index = SearchIndex.load(root / "index")
+    real = index._faiss.search
+
+    def search(vectors, k):
+        scores_N_K, rows_N_K = real(vectors, k)
+        if damage == "nan":
+            scores_N_K[0, 0] = np.nan
+        else:
+            rows_N_K[0, 0] = {"missing": -1, "beyond": 50, "twice": rows_N_K[0, 1]}[damage]
+        return scores_N_K, rows_N_K
+
+    monkeypatch.setattr(index._faiss, "search", search)
+    with pytest.raises(IndexMismatch, match="rebuild it"):
+        index.search(encoder.encode_queries(["river"]), 3)
+
+
+def test_a_format_1_manifest_is_read_as_flat_float32(world, tmp_path):
+    root, encoder = world
+    shutil.copytree(root / "index", tmp_path / "index")
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    for key in ("parameters", "search"):
+        del manifest[key]
+    for key in ("normalize", "config_sha256"):
+        del manifest["encoder"][key]
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
+    index = SearchIndex.load(tmp_path / "index")
+    index.check_encoder(encoder)
+    with pytest.raises(IndexMismatch, match="normalize=False"):
+        index.check_encoder(SentenceEncoder(root / "encoder", normalize=False))
+
+
+def test_tokens_and_vectors_in_two_steps_equal_one(world):
+    _, encoder = world
+    texts = [*TEXTS, "river " * 20_000]  # 120 kB
+    ids_N = encoder.tokenize_queries(texts)
+    assert [len(ids) for ids in ids_N] == [11, 5, 44, 13, 6, 4, 64]
+    np.testing.assert_array_equal(encoder.encode_tokens(ids_N), encoder.encode_queries(texts))
+    alone_N_D = np.concatenate([encoder.encode_tokens([ids]) for ids in ids_N])
+    np.testing.assert_allclose(encoder.encode_tokens(ids_N), alone_N_D, atol=1e-5)
+    assert encoder.tokenize_queries([]) == [] and encoder.encode_tokens([]).shape == (0, 32)
+    for bad in ([[]], [ids_N[0], [5] * 65]):
+        with pytest.raises(ValueError, match=r"row \d: \d+ tokens; expected 1 to max_length=64"):
+            encoder.encode_tokens(bad)
+    with pytest.raises(TypeError, match="list of str"):
+        encoder.tokenize_queries("river")
+
+
+def test_pooling_and_normalisation_are_options_and_part_of_the_fingerprint(world):
+    root, encoder = world
+    cls = SentenceEncoder(root / "encoder", pooling="cls", normalize=False)
+    tokens = encoder._tokenizer("query: river bridge", return_tensors="pt")
+    with torch.inference_mode():
+        first_D = encoder._model(**tokens).last_hidden_state[0, 0].numpy()
+    found_D = cls.encode_queries(["who is the mayor of the town", "river bridge"])[1]
+    np.testing.assert_allclose(found_D, first_D, atol=1e-5)
+    assert abs(np.linalg.norm(found_D) - 1) > 0.1
+    index = SearchIndex.load(root / "index")
+    for changed, said in (({"pooling": "cls"}, "pooling='cls'"), ({"normalize": False}, "normalize=False")):
+        with pytest.raises(IndexMismatch, match=said):
+            index.check_encoder(SentenceEncoder(root / "encoder", **changed))
+    with pytest.raises(ValueError, match="pooling='max'; accepted: mean, cls"):
+        SentenceEncoder(root / "encoder", pooling="max")
+    again = SentenceEncoder.for_index(root / "encoder", {"encoder": cls.fingerprint()})
+    assert again.fingerprint() == cls.fingerprint()
+
+
+def test_an_encoder_that_gives_nan_is_refused_with_the_text(world, monkeypatch):
+    root, _ = world
+    encoder = SentenceEncoder(root / "encoder")
+    monkeypatch.setattr(encoder, "_pool", lambda hidden, mask: hidden[:, 0] * float("nan"))
+    with pytest.raises(ValueError, match="no unit vector for row 0.*river"):
+        encoder.encode_queries(["river"])
+
+
+def test_the_index_command_takes_every_option(world, tmp_path, capsys):
+    root, _ = world
+    arguments = ["index", "--corpus", root / "corpus.jsonl", "--encoder", root / "encoder"]
+    arguments += ["--out", tmp_path / "out", "--kind", "ivf", "--nlist", 5, "--nprobe", 2, "--seed", 3]
+    arguments += ["--dtype", "fp16", "--pooling", "cls", "--no-normalize", "--shard-rows", 20, "--threads", 1]
+    assert main([str(argument) for argument in arguments]) == 0
+    manifest = SearchIndex.load(tmp_path / "out").manifest
+    assert manifest["parameters"] == {"nlist": 5, "train_rows": 50, "seed": 3}
+    assert (manifest["search"], manifest["dtype"]) == ({"nprobe": 2}, "float16")
+    assert (manifest["encoder"]["pooling"], manifest["encoder"]["normalize"]) == ("cls", False)
+    out, err = capsys.readouterr()
+    assert "50 rows of 32 dimensions" in out and "of memory" in out
+    assert "50 of 50 rows (100%)" in err
+    more = [str(argument) for argument in [*arguments, "--overwrite", "--m", 4]]
+    assert main(more) == 2 and "m=4 has no effect on kind='ivf'" in capsys.readouterr().err

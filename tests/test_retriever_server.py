@@ -1,27 +1,28 @@
-"""The served index over real HTTP: Search-R1's interface, validation, batching, the process's life."""
+"""The served index over real HTTP: Search-R1's interface, validation, and the life of its processes."""
 
 import asyncio
 import json
-import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
+from pathlib import Path
 
 import httpx
 import pytest
-import torch
+from retriever_fakes import metric
 from retriever_world import make_corpus, make_encoder
-from verl_credit_retriever.batcher import Batcher
+from verl_credit_retriever import serve
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server
 from verl_credit_retriever.manifest import IndexMismatch
-from verl_credit_retriever.serve import bind
 from verl_credit_retriever.server import create_app
+from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.sockets import bind
 
 from verl_credit.host.search_client import SearchClient, SearchFault
 
@@ -30,7 +31,6 @@ QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("served")
     make_encoder(root / "encoder")
     build_index(make_corpus(root / "corpus.jsonl"), root / "encoder", root / "index")
@@ -39,7 +39,10 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folders):
-    with start_server(folders / "index", folders / "encoder", log_path=folders / "log") as handle:
+    no_cache = ["--cache-entries", "0"]  # what is compared must have been computed
+    with start_server(
+        folders / "index", folders / "encoder", log_path=folders / "log", options=no_cache
+    ) as handle:
         yield handle
         assert handle.alive()
         assert handle.stop() == 0  # SIGTERM ends it cleanly
@@ -110,9 +113,11 @@ def test_health_and_info(server, folders):
     info = httpx.get(f"{server.url}/info").json()
     manifest = json.loads((folders / "index" / "manifest.json").read_text())
     assert {key: info[key] for key in manifest} == manifest and info["default_topk"] == 3
+    assert info["fingerprint"] == SearchIndex.load(folders / "index").fingerprint
+    assert info["limits"]["max_topk"] == 100
 
 
-def test_concurrent_single_queries_equal_one_by_one(server):
+def test_concurrent_single_queries_equal_one_by_one_and_one_batch(server):
     async def run():
         client = SearchClient(server.url, topk=5)
         alone = [await client.search(query) for query in QUERIES]
@@ -120,97 +125,12 @@ def test_concurrent_single_queries_equal_one_by_one(server):
         await client.aclose()
         return alone, together
 
-    for alone, together in zip(*asyncio.run(run()), strict=True):
-        assert [page.id for page in together.pages] == [page.id for page in alone.pages]
-        assert [page.score for page in together.pages] == pytest.approx(
-            [p.score for p in alone.pages], abs=1e-5
-        )
-
-
-def test_waiting_requests_become_one_batch_within_the_bound():
-    started, release, calls = threading.Event(), threading.Event(), []
-
-    def search(queries, k):
-        calls.append((len(queries), k))
-        started.set()
-        assert release.wait(60)
-        return [[({"id": query}, float(rank)) for rank in range(k)] for query in queries]
-
-    async def run():
-        batcher = Batcher(search, max_batch_queries=8)
-        first = asyncio.create_task(batcher.submit(["first"], 1))
-        await asyncio.to_thread(started.wait, 60)
-        others = [asyncio.create_task(batcher.submit([f"q{n}"], 1 + n % 3)) for n in range(10)]
-        others.append(asyncio.create_task(batcher.submit(["large"] * 20, 2)))
-        await asyncio.sleep(0)  # every task reaches its submit
-        others[0].cancel()
-        release.set()
-        await asyncio.gather(first, *others[1:])
-        batcher.close()
-        return [task.result() for task in others[1:]]
-
-    answers = asyncio.run(run())
-    assert calls == [(1, 1), (8, 3), (1, 1), (20, 2)]
-    for number, hits in enumerate(answers[:9], start=1):
-        assert [document["id"] for document, _ in hits[0]] == [f"q{number}"] * (1 + number % 3)
-
-
-class BrokenEncoder(SentenceEncoder):
-    """Raises for one query, as an encoder out of memory would."""
-
-    def encode_queries(self, queries):
-        if any("violin" in query or self.path is None for query in queries):
-            raise RuntimeError("out of memory")
-        return super().encode_queries(queries)
-
-
-def test_a_search_that_raises_is_a_500_for_its_own_request_only(folders):
-    app = create_app(SearchIndex.load(folders / "index"), BrokenEncoder(folders / "encoder"))
-
-    async def run():
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://retriever") as client:
-            texts = [*QUERIES[:5], "violin", *QUERIES[5:10]]
-            return await asyncio.gather(
-                *(client.post("/retrieve", json={"queries": [text]}) for text in texts)
-            )
-
-    answers = asyncio.run(run())
-    assert [answer.status_code for answer in answers] == [200] * 5 + [500] + [200] * 5
-    assert answers[5].json() == {"error": "RuntimeError: out of memory"}
-
-
-def test_readyz_is_503_when_a_query_cannot_be_answered(folders):
-    encoder = BrokenEncoder(folders / "encoder")
-    app = create_app(SearchIndex.load(folders / "index"), encoder)
-
-    async def run():
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://retriever"
-        ) as client:
-            before = await client.get("/readyz")
-            encoder.path = None
-            return before, await client.get("/readyz"), await client.get("/livez")
-
-    before, ready, live = asyncio.run(run())
-    assert (before.status_code, ready.status_code, live.status_code) == (200, 503, 200)
-    assert "out of memory" in ready.json()["error"]
-
-
-def test_a_score_that_is_not_finite_never_leaves_the_index(folders, monkeypatch):
-    index, encoder = SearchIndex.load(folders / "index"), SentenceEncoder(folders / "encoder")
-    vectors_N_D = encoder.encode_queries(["river"])
-    faiss_search = index._faiss.search
-    for damage in ("score", "row"):
-
-        def search(vectors, k, damage=damage):
-            scores_N_K, rows_N_K = faiss_search(vectors, k)
-            (scores_N_K if damage == "score" else rows_N_K)[0, 0] = math.nan if damage == "score" else -1
-            return scores_N_K, rows_N_K
-
-        monkeypatch.setattr(index._faiss, "search", search)
-        with pytest.raises(IndexMismatch, match="without a document or score"):
-            index.search(vectors_N_D, 2)
+    batch = httpx.post(f"{server.url}/v1/search", json={"queries": QUERIES, "k": 5}).json()["results"]
+    for alone, together, hits in zip(*asyncio.run(run()), batch, strict=True):
+        ids, scores = [hit["id"] for hit in hits], [hit["score"] for hit in hits]
+        for result in (alone, together):
+            assert [page.id for page in result.pages] == ids
+            assert [page.score for page in result.pages] == pytest.approx(scores, abs=1e-5)
 
 
 def test_an_encoder_that_did_not_build_the_index_is_refused(folders, tmp_path):
@@ -225,11 +145,13 @@ def _cli(folders, *more, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_4(server, folders):
+def test_a_port_in_use_is_one_line_and_exit_code_4(server, folders, tmp_path):
     port = server.url.rsplit(":", 1)[1]
-    process = _cli(folders, "--port", port)
+    (tmp_path / "port.json").write_text("of the server that has the port")
+    process = _cli(folders, "--port", port, "--port-file", tmp_path / "port.json")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 4
+    assert (tmp_path / "port.json").read_text() == "of the server that has the port"
     assert errors == f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
     assert httpx.get(f"{server.url}/readyz").status_code == 200
 
@@ -251,29 +173,119 @@ def test_answers_do_not_wait_for_acknowledgements():
     assert asyncio.run(run()) == 1
 
 
-def test_sigint_ends_the_server_and_withdraws_the_port_file(folders, tmp_path):
-    process = _cli(folders, "--port", 0, "--port-file", tmp_path / "port.json")
-    line = process.stdout.readline()  # printed once it serves
-    announced = json.loads((tmp_path / "port.json").read_text())
-    assert f"http://{announced['host']}:{announced['port']} (pid {process.pid})" in line
-    assert announced["pid"] == process.pid
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors, os.listdir(tmp_path)) == (0, "", [])
+def _lines_until_ready(process):
+    """What a server prints before and when it serves; the last line holds its URL."""
+    for line in process.stdout:
+        if line.startswith("serving on "):
+            return line
+    raise AssertionError(process.stderr.read())
 
 
-def test_the_server_ends_with_its_parent(folders):
+async def _search_until_it_ends(url, answers, clients=8):
+    """Clients that search one query after another until nobody answers; fills `answers` with (query, answer)."""
+
+    async def search(first):
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for number in range(first, 1_000_000, clients):
+                query = QUERIES[number % len(QUERIES)]
+                try:
+                    answer = await client.post(f"{url}/v1/search", json={"queries": [query], "k": 3})
+                except httpx.TransportError:
+                    return  # it was gone before it had answered
+                answers.append((query, answer))
+                if answer.status_code == 503:
+                    return
+
+    await asyncio.gather(*map(search, range(clients)))
+
+
+def test_the_end_of_the_parent_under_load_is_a_sigterm_that_drains(folders, tmp_path):
     # A process nobody has waited for yet is a zombie when it ends: it must count as gone.
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = _cli(folders, "--port", 0, "--parent-pid", parent.pid)
-    url = process.stdout.readline().split()[2]
-    asyncio.run(SearchClient(url).check())
-    parent.communicate(b"\n")
-    _, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, "")
+    more = ("--port-file", tmp_path / "port.json", "--parent-pid", parent.pid, "--cache-entries", 0)
+    process = _cli(folders, "--port", 0, *more)
+    line = _lines_until_ready(process)
+    announced = json.loads((tmp_path / "port.json").read_text())
+    url = f"http://{announced['host']}:{announced['port']}"
+    assert f"{url} (pid {process.pid})" in line and announced["pid"] == process.pid
+    answers = []
+
+    async def run():
+        load = asyncio.create_task(_search_until_it_ends(url, answers))
+        many = {"queries": [f"{query} {n}" for n in range(32) for query in QUERIES], "topk": 5}
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            while len(answers) < 40:
+                await asyncio.sleep(0.01)
+            large = asyncio.create_task(client.post(f"{url}/retrieve", json=many))
+            metrics = ""
+            while metric(metrics, "cache_misses_total") < len(many["queries"]):  # it has come in
+                metrics = (await client.get(f"{url}/metrics")).text
+            parent.communicate(b"\n")
+            await load
+            return await large
+
+    large = asyncio.run(run())
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors, os.listdir(tmp_path)) == (0, "", [])
     with pytest.raises(SearchFault) as caught:
         asyncio.run(SearchClient(url).search("river"))
     assert caught.value.code == "connect"
+    assert large.status_code == 200 and len(large.json()["result"]) == len(QUERIES) * 32
+    assert {answer.status_code for _, answer in answers} <= {200, 503}
+    expected = dict(zip(QUERIES, _local_search(folders, QUERIES, 3), strict=True))
+    for query, answer in answers:
+        if answer.status_code == 200:
+            (hits,) = answer.json()["results"]
+            assert [hit["id"] for hit in hits] == [document["id"] for document, _ in expected[query]]
+
+
+def _children(pid):
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def _in_time(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_a_killed_worker_is_replaced_while_the_others_serve(folders, tmp_path):
+    process = _cli(folders, "--port", 0, "--workers", 2, "--port-file", tmp_path / "port.json")
+    url = _lines_until_ready(process).split()[2]
+    first = _children(process.pid)
+    assert len(first) == 2
+    asked = 0
+
+    def answers():
+        # Every request on a connection of its own: any worker may take it.
+        nonlocal asked
+        asked += 1
+        answer = httpx.post(f"{url}/retrieve", json={"queries": [QUERIES[asked % 32]]}, timeout=60)
+        return answer.status_code == 200 and len(answer.json()["result"][0]) == 3
+
+    assert all(answers() for _ in range(10))
+    victim = min(first)
+    os.kill(int(victim), signal.SIGKILL)
+    _in_time(lambda: victim not in _children(process.pid))
+    assert all(answers() for _ in range(10))  # the other one
+    _in_time(lambda: answers() and len(_children(process.pid)) == 2)
+    # Metrics are sums over the workers, the dead one included.
+    counted = httpx.get(f"{url}/metrics").text
+    assert metric(counted, "requests_total", route="/retrieve", status="200") == asked
+    last = _children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and os.listdir(tmp_path) == []
+    assert errors == f"worker {victim} ended with code -9; the next starts in 0 s\n"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in first | last)
+
+
+def test_a_worker_serves_the_index_that_was_verified_and_no_other(folders):
+    settings = ServeSettings(folders / "index", folders / "encoder", index_pin="0" * 64)
+    with pytest.raises(IndexMismatch, match="has been replaced since this server started"):
+        serve._load_app(settings)
 
 
 def test_launch_reports_why_a_server_did_not_start(folders, tmp_path):

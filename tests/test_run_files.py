@@ -160,8 +160,15 @@ def test_resume_says_what_differs(tmp_path):
     (folder / "data.pt").write_bytes(b"")
     assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5}, None)
     elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
+    elsewhere += ["search.token_env=TOKEN", "search.breaker_failures=9", "search.breaker_pause_s=1"]
     assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
-    for change in ("search.topk=4", "actor_rollout_ref.actor.clip_ratio_high=0.3", "seed=2"):
+    inexact = (
+        "search.topk=4",
+        "search.index_fingerprint=ab12",
+        "actor_rollout_ref.actor.clip_ratio_high=0.3",
+        "seed=2",
+    )
+    for change in inexact:
         said, *_ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
         assert "not exact" in said and change.partition("=")[0] in said
     with pytest.raises(ValueError, match="step 3; expected 1, 4"):

@@ -3,87 +3,18 @@
 import asyncio
 import json
 import pickle
-import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from scripted_server import dead_port, hits, scripted_server, search
 
 from verl_credit.host.connections import Connections
 from verl_credit.host.search_client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
 
 
-def hits(*scores):
-    return [
-        {"document": {"id": f"d{n}", "contents": f"T{n}\na\nb"}, "score": s} for n, s in enumerate(scores)
-    ]
-
-
-class Scripted(ThreadingHTTPServer):
-    """Plays `script`, one step per request, then answers well. A step: (status, body), "hang" or "close"."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.requests, self.headers, self.connections = [], [], {}, 0
-        self.hanging, self.release = threading.Event(), threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request, client_address):
-        pass  # a client that gives up is expected here
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def setup(self):
-        super().setup()
-        self.server.connections += 1
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, body))
-        good = (200, {"result": [hits(*[1.0 - n / 10 for n in range(body["topk"])])]})
-        step = self.server.script.pop(0) if self.server.script else good
-        if step == "hang":
-            self.server.hanging.set()
-            self.server.release.wait(60)
-        if step in ("hang", "close"):
-            self.close_connection = True
-            return
-        status, answer = step
-        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        self.send_response(status)
-        for name, value in self.server.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server():
-    with Scripted() as scripted:
-        thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with scripted_server() as scripted:
         yield scripted
-        scripted.release.set()
-        scripted.shutdown()
-        thread.join()
-
-
-def search(client, query="river"):
-    async def run():
-        try:
-            return await client.search(query)
-        finally:
-            await client.aclose()
-
-    return asyncio.run(run())
 
 
 def fault(client, query="river"):
@@ -110,10 +41,10 @@ def test_an_address_may_name_the_endpoint(server):
 @pytest.mark.parametrize(
     "script, attempts",
     [
-        ([(503, b""), (502, b"")], 3),
-        ([(500, b"")], 2),
+        ([(503, b"")], 2),
         ([(429, b"busy")], 2),
         (["close"], 2),
+        (["half"], 2),
         (["close", (503, b"")], 3),
     ],
 )
@@ -126,58 +57,76 @@ def test_passing_faults_are_retried(server, script, attempts):
 @pytest.mark.parametrize(
     "step, code, attempts",
     [
-        ((503, b"down"), "http_5xx", 3),
-        ((500, {"error": "out of memory"}), "http_5xx", 2),
+        ((503, b"down"), "overload", 3),
+        ((500, {"error": "out of memory"}), "http_5xx", 1),
+        ((502, b""), "http_5xx", 1),
         ((501, b""), "http_5xx", 1),
+        ((504, b"too late"), "deadline", 1),
+        ((401, b""), "http_4xx", 1),
         ((422, {"error": "topk"}), "http_4xx", 1),
         ((404, b""), "http_4xx", 1),
-        ((429, b""), "http_4xx", 3),
+        ((429, b""), "overload", 3),
         ("close", "connect", 3),
-        ((302, b""), "bad_response", 1),
-        ((200, b""), "bad_response", 1),
-        ((200, b"<html>"), "bad_response", 1),
-        ((200, b"\xff\xfe"), "bad_response", 1),
-        ((200, b"[" * 100_000), "bad_response", 1),
-        ((200, {}), "bad_response", 1),
-        ((200, {"result": []}), "bad_response", 1),
-        ((200, {"result": None}), "bad_response", 1),
-        ((200, {"result": [[]]}), "bad_response", 1),
-        ((200, {"result": [hits(1), hits(1)]}), "bad_response", 1),
-        ((200, {"result": [hits(4, 3, 2, 1)]}), "bad_response", 1),
-        ((200, {"result": [[{"id": "a", "contents": "no score"}]]}), "bad_response", 1),
-        ((200, {"result": [hits(float("nan"))]}), "bad_response", 1),
-        ((200, {"result": [hits(None)]}), "bad_response", 1),
-        ((200, {"result": [[{"document": {"id": "a", "contents": None}, "score": 1}]]}), "bad_response", 1),
+        ("half", "connect", 3),
+        ((302, b""), "bad_answer", 1),
+        ((200, b""), "bad_answer", 1),
+        ((200, b"<html>"), "bad_answer", 1),
+        ((200, b"\xff\xfe"), "bad_answer", 1),
+        ((200, b"[" * 100_000), "bad_answer", 1),
+        ((200, {}), "bad_answer", 1),
+        ((200, {"result": []}), "bad_answer", 1),
+        ((200, {"result": None}), "bad_answer", 1),
+        ((200, {"result": [[]]}), "bad_answer", 1),
+        ((200, {"result": [hits(1), hits(1)]}), "bad_answer", 1),
+        ((200, {"result": [hits(4, 3, 2, 1)]}), "bad_answer", 1),
+        ((200, {"result": [[{"id": "a", "contents": "no score"}]]}), "bad_answer", 1),
+        ((200, {"result": [hits(float("nan"))]}), "bad_answer", 1),
+        ((200, {"result": [hits(None)]}), "bad_answer", 1),
+        ((200, {"result": [[{"document": {"id": "a", "contents": None}, "score": 1}]]}), "bad_answer", 1),
+        (
+            (
+                200,
+                b'{"result": [[{"document": {"id": "a", "contents": "t"}, "score": 1' + b"0" * 400 + b"}]]}",
+            ),
+            "bad_answer",
+            1,
+        ),
+        ((200, {"result": [hits(True)]}), "bad_answer", 1),
+        ((200, {"result": [[{"document": {"id": None, "contents": "t"}, "score": 1}]]}), "bad_answer", 1),
+        ((200, {"result": [[{"document": {"id": "a", "contents": "\ud800"}, "score": 1}]]}), "bad_answer", 1),
+        ((200, b"not gzip", {"Content-Encoding": "gzip"}), "bad_answer", 1),
     ],
 )
 def test_a_lasting_fault_has_a_code_and_a_bounded_number_of_attempts(server, step, code, attempts):
     server.script = [step] * 10
     found = fault(SearchClient(server.url))
-    assert found.code == code and server.url in found.detail
+    assert (found.code, found.attempts) == (code, attempts) and server.url in found.detail
+    assert len(found.detail) < 1000
     assert len(server.requests) == attempts
 
 
 def test_no_retries_when_none_are_wanted(server):
     server.script = [(503, b"")] * 2
-    assert fault(SearchClient(server.url, max_retries=0)).code == "http_5xx"
+    assert fault(SearchClient(server.url, max_retries=0)).code == "overload"
     assert len(server.requests) == 1
 
 
-def test_a_server_that_hangs_ends_at_the_deadline(server):
-    server.script = ["hang"]
-    found = fault(SearchClient(server.url, timeout_s=0.2))
-    assert (found.code, len(server.requests)) == ("timeout", 1)
+@pytest.mark.parametrize("step", ["hang", "trickle"])
+def test_a_server_that_says_nothing_more_ends_at_the_deadline(server, step):
+    server.script = [step]
+    found = fault(SearchClient(server.url, timeout_s=0.5))
+    assert (found.code, found.attempts) == ("deadline", 1)
 
 
 def test_the_deadline_covers_the_retries_and_the_reason_before_it_is_kept(server):
     server.script = [(503, b"overloaded"), "hang"]
     found = fault(SearchClient(server.url, timeout_s=1.5))
-    assert found.code == "timeout" and "overloaded" in found.detail
+    assert found.code == "deadline" and "overloaded" in found.detail
 
 
 def test_a_pause_longer_than_the_deadline_is_not_waited_for(server):
-    server.headers, server.script = {"Retry-After": "3600"}, [(429, b"busy")]
-    assert fault(SearchClient(server.url)).code == "http_4xx"
+    server.script = [(429, b"busy", {"Retry-After": "3600"})]
+    assert fault(SearchClient(server.url)).code == "overload"
     assert len(server.requests) == 1
 
 
@@ -197,9 +146,7 @@ def test_cancelling_a_search_cancels_it(server):
 
 
 def test_a_retry_goes_to_the_next_server(server):
-    with socket.socket() as closed:  # bound but not listening: connections are refused
-        closed.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with dead_port() as dead:
         client = SearchClient([dead, server.url])
         assert search(client).attempts == 2
         assert fault(SearchClient(dead)).code == "connect"
@@ -252,8 +199,9 @@ def test_a_client_and_a_fault_travel_between_processes(server):
     search(client)
     copy = pickle.loads(pickle.dumps(client))
     assert search(copy).pages == search(client).pages
-    found = pickle.loads(pickle.dumps(SearchFault("connect", "refused")))
-    assert (found.code, found.detail, str(found)) == ("connect", "refused", "connect: refused")
+    found = pickle.loads(pickle.dumps(SearchFault("connect", "refused", 3)))
+    assert (found.code, found.detail, found.attempts) == ("connect", "refused", 3)
+    assert str(found) == "connect: refused"
 
 
 def test_shuffling_depends_on_seed_and_query_alone(server):
@@ -276,6 +224,7 @@ def test_pages_are_written_in_order_and_each_text_is_cut():
     ]
     assert format_pages(pages, 10) == f"Page 1: Zet\n{'x' * 10}\nPage 2: No text\nPage 3: Kon\nü\ny"
     assert format_pages(pages[:1], 1000) == f"Page 1: Zet\n{'x' * 30}\nend"
+    assert format_pages([Page("d", "z" * 30, "", 1.0)], 10) == f"Page 1: {'z' * 10}"
     assert format_pages([], 10) == ""
 
 
@@ -296,8 +245,44 @@ def test_a_query_that_utf8_cannot_hold_reaches_the_server_escaped(server):
         ({"max_page_chars": 0}, "max_page_chars=0"),
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"breaker_failures": 0}, "breaker_failures=0"),
+        ({"breaker_pause_s": 0}, "breaker_pause_s=0"),
+        ({"urls": "http://me:secret@host/?x=1"}, r"http://\*\*\*@host"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         SearchClient(**{"urls": "http://127.0.0.1:1", **arguments})
+
+
+def test_the_token_travels_and_the_server_is_told_the_time_that_is_left(server):
+    search(SearchClient(server.url, token="s3cret", timeout_s=5))
+    search(SearchClient(server.url))
+    first, second = server.request_headers
+    assert first["Authorization"] == "Bearer s3cret" and "Authorization" not in second
+    assert 0 < int(first["X-Deadline-Ms"]) <= 5000 < int(second["X-Deadline-Ms"]) <= 10000
+
+
+@pytest.mark.parametrize(
+    "url, token",
+    [("http://h", "tab\there"), ("http://h", "s3cret "), ("http://h", ""), ("http://me:pw@h", "s3cret")],
+)
+def test_a_token_that_cannot_be_sent_is_refused_without_being_shown(url, token):
+    with pytest.raises(ValueError, match="^token: ") as caught:
+        SearchClient(url, token=token)
+    assert not token or token not in str(caught.value)
+
+
+def test_a_client_works_on_whenever_a_search_was_cancelled(server):
+    async def run():
+        client = SearchClient(server.url, timeout_s=20)
+        for moment in range(60):
+            task = asyncio.create_task(client.search("given up"))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert (await client.search("river")).attempts == 1
+        await client.aclose()
+
+    asyncio.run(run())

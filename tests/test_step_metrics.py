@@ -10,6 +10,7 @@ from turn_rows import Row, credited, lost_row, padding_row, settings, turn_batch
 from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.search_faults import FAULT_CODES
 from verl_credit.host.turn_book import STOP_REASONS, RowRecord
 
 GARBAGE = 1e9  # stands where nothing may be read
@@ -28,7 +29,7 @@ BATCH = [
     row(1, 0.0, "no_answer"),  # group 1: all failed
     row(0, 0.0, "bad_call", bad_calls=3),
     row(1, 1.0),  # group 2: one of each
-    row(1, 0.0, bad_calls=1),
+    row(1, 0.0, bad_calls=1, n_retries=2),
     row(2, 1.0, "max_turns"),  # group 3: short, its other row is lost
     dataclasses.replace(
         lost_row("connect"),
@@ -88,6 +89,7 @@ def test_what_the_agent_loops_reported(turns):
     }
     assert got["credit/tool/fault_connect"] == got["credit/tool/fault_rows"] == 1
     assert got["credit/tool/bad_calls"] == 4
+    assert got["credit/tool/retries"] == 2
     assert got["credit/tool/searches_per_row"] == 1.0  # 8 of 8 rows, the lost one included
     assert got["credit/rows_trained"] == 7
 
@@ -109,11 +111,8 @@ def test_faults_are_counted_by_code(tokenizer):
     rows = [lost_row("connect"), lost_row("deadline"), lost_row("deadline"), row(0, 1.0)]
     got = row_metrics(turn_batch(rows, tokenizer))
     faults = {name: value for name, value in got.items() if "fault_" in name}
-    assert faults == {
-        "credit/tool/fault_connect": 1,
-        "credit/tool/fault_deadline": 2,
-        "credit/tool/fault_rows": 3,
-    }
+    counted = {"connect": 1, "deadline": 2, "rows": 3}
+    assert faults == {f"credit/tool/fault_{name}": counted.get(name, 0) for name in [*FAULT_CODES, "rows"]}
 
 
 def test_gains_over_the_turns_that_have_one(turns):

@@ -53,7 +53,7 @@ def _train(config: DictConfig) -> int:
         progress = Progress(run_dir, config.trainer.total_training_steps or 0)
         if "lab" in config:
             _prepare_lab(config, stack, progress)
-        _preflight(config)
+        _preflight(config, progress)
         _save_config(config, run_dir)
         stack.callback(_report, run_dir, progress)
         stack.enter_context(progress)
@@ -93,8 +93,11 @@ def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> No
         raise PreflightError(f"lab.dir={config.lab.dir}: {error}") from error
 
 
-def _preflight(config: DictConfig) -> None:
-    check_server(config.search)
+def _preflight(config: DictConfig, progress: Progress) -> None:
+    fingerprint, said = check_server(config.search)
+    with open_dict(config):  # so that the run's files and a resume know the index
+        config.search.index_fingerprint = fingerprint
+    progress.say(f"index: {said}")
     check_model(config.actor_rollout_ref.model.path)
     check_data(config.data.train_files, "data.train_files", at_least=config.data.train_batch_size)
     check_data(config.data.val_files, "data.val_files")

@@ -159,10 +159,12 @@ class SearchAgentLoop(ToolAgentLoop):
             self.record.bad_calls += 1
             return ToolResponse(text=reason), 0.0, {}
         try:
-            text, page_ids = await self.search.lookup(query)
+            text, page_ids, retries = await self.search.lookup(query)
         except SearchFault as fault:
+            self.record.n_retries += max(fault.attempts - 1, 0)
             raise RowFault(fault.code) from fault
         self.record.n_searches += 1
+        self.record.n_retries += retries
         turn = self.book.n_turns - 1  # the turn that asked; parallel calls share it
         self.record.searches.append({"turn": turn, "query": query, "pages": page_ids})
         return ToolResponse(text=without_markup(text, self.control_tokens)), 0.0, {}

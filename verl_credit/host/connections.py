@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Mapping
 
 import httpx
 
@@ -27,12 +28,13 @@ class Connections:
         self._idle: dict[str, list[httpx.AsyncClient]] = defaultdict(list)
         self._clients: list[httpx.AsyncClient] = []
 
-    async def post(self, url: str, body: str) -> httpx.Response:
+    async def post(self, url: str, body: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         """POST a JSON body; waits for a connection when all are busy. No deadline but the caller's."""
+        headers = {"Content-Type": "application/json", **(headers or {})}
         async with self._free:
             client = self._idle[url].pop() if self._idle[url] else self._open()
             try:
-                return await client.post(url, content=body, headers={"Content-Type": "application/json"})
+                return await client.post(url, content=body, headers=headers)
             finally:
                 self._idle[url].append(client)  # also after a fault or cancellation: httpx then reconnects
 

@@ -13,6 +13,7 @@ import torch
 from verl_credit.credit.outcome import group_counts
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.gain_step import GainPlan
+from verl_credit.host.search_faults import FAULT_CODES
 from verl_credit.host.turn_batch import TurnBatch
 from verl_credit.host.turn_book import STOP_REASONS
 
@@ -27,8 +28,9 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     reasons = Counter(record["stop_reason"] for record in records)
     metrics = {f"credit/stop/{reason}": reasons[reason] / rows for reason in STOP_REASONS}
     faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
-    metrics |= {f"credit/tool/fault_{code}": count for code, count in faults.items()}
+    metrics |= {f"credit/tool/fault_{code}": faults[code] for code in FAULT_CODES}
     metrics["credit/tool/fault_rows"] = sum(faults.values())
+    metrics["credit/tool/retries"] = sum(record["n_retries"] for record in records)
     metrics["credit/tool/bad_calls"] = sum(record["bad_calls"] for record in records)
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
     metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())

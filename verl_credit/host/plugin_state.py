@@ -22,6 +22,8 @@ FREE = (
     "search.url",
     "search.timeout_s",
     "search.max_retries",
+    "search.breaker_",
+    "search.token_env",
     "data.val_",
     "ray_kwargs.",
     "transfer_queue.",

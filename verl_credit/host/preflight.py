@@ -11,7 +11,9 @@ from omegaconf import DictConfig
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.redact import redact
 from verl_credit.host.reward import gold_answers
-from verl_credit.host.search_client import SearchClient, SearchFault
+from verl_credit.host.search_client import SearchFault
+from verl_credit.host.search_settings import client_for, token_of, urls_of
+from verl_credit.host.served_index import ServedIndex, agreed, served_index
 
 
 class PreflightError(RuntimeError):
@@ -92,28 +94,32 @@ def _check_row(path: str, number: int, row: dict) -> None:
         raise PreflightError(f"{path} row {number}: {error}") from error
 
 
-def check_server(settings) -> None:
-    """Every server of ``search.url`` answers a real query of the client that the tool uses."""
+def check_server(settings) -> tuple[str | None, str]:
+    """Every server of ``search.url`` answers a real query of the client that the tool uses, from one index.
+
+    Returns (fingerprint of the index or None, what the servers say of it).
+    """
     if not settings.url:
         raise PreflightError("search.url has no value: give the URL of a running retriever")
-    urls = [settings.url] if isinstance(settings.url, str) else list(settings.url)
     try:
-        asyncio.run(_ask(urls, settings))
-    except (SearchFault, ValueError) as error:
+        indexes = asyncio.run(_ask(settings))
+        return agreed(indexes, settings.index_fingerprint), "; ".join(map(str, indexes))
+    except SearchFault as error:
         raise PreflightError(
             f"search.url={redact(settings.url)}: the retriever is not ready ({redact(error)}). Start it with "
             "'verl-credit-retriever serve --index DIR --encoder DIR' or mend the URL"
         ) from error
+    except ValueError as error:
+        raise PreflightError(redact(error)) from error
 
 
-async def _ask(urls: list[str], settings) -> None:
-    client = SearchClient(
-        urls, topk=settings.topk, timeout_s=settings.timeout_s, max_retries=settings.max_retries
-    )
+async def _ask(settings) -> list[ServedIndex]:
+    client, token = client_for(settings), token_of(settings)
     try:
         await client.check()
     finally:
         await client.aclose()
+    return [await served_index(url, token=token, timeout_s=settings.timeout_s) for url in urls_of(settings)]
 
 
 def _known(key: str, value: str, accepted: set[str]) -> None:

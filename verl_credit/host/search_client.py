@@ -1,34 +1,22 @@
-"""Async client of a Search-R1-compatible retriever: a deadline, bounded retries, and faults with a code."""
+"""Async client of a Search-R1-compatible retriever: one deadline, bounded retries, and faults with a code."""
 
 import asyncio
 import json
 import math
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import httpx
 
 from .connections import Connections
 from .pages import Page, format_pages, parse_answer
+from .retry_pause import asked_pause, backoff
+from .search_faults import FAULT_CODES, FailedAttempt, SearchFault
+from .search_servers import Server, ServerList, endpoint
 
 __all__ = ["FAULT_CODES", "Page", "SearchClient", "SearchFault", "SearchResult", "format_pages"]
-
-FAULT_CODES = ("connect", "timeout", "http_5xx", "http_4xx", "bad_response")
-# Retries per status; everything else is final. 500 may be a passing fault, but a query that breaks the
-# encoder breaks it every time.
-RETRIES_OF_STATUS = {429: math.inf, 502: math.inf, 503: math.inf, 500: 1}
-
-
-class SearchFault(Exception):
-    """A search that failed for a reason outside the policy. `code` is one of FAULT_CODES."""
-
-    def __init__(self, code: str, detail: str):
-        super().__init__(code, detail)
-        self.code, self.detail = code, detail
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -43,13 +31,18 @@ class SearchResult:
 class SearchClient:
     """Searches `POST {url}/retrieve` of one server, or of several in turn.
 
-    timeout_s bounds a whole search, its retries and the pauses between them included. Retried, at most
-    `max_retries` times and on the next server: connection faults, 429, 502, 503, and 500 once; no other 4xx,
-    no timeout, no malformed answer. With `shuffle_seed` the pages come in an order drawn from (seed, query):
-    a control for policies that trust the rank instead of reading. The environment's proxies are not used.
+    `timeout_s` bounds a whole search, its retries and the pauses between them included; every request tells its
+    server what is left of it (X-Deadline-Ms), so that nobody works for a searcher who is gone. Tried again, at most
+    `max_retries` times, on the next server and after a pause (jittered and exponential, or what Retry-After asks
+    for): a connection that failed, 429 and 503. Nothing else is. A server that failed `breaker_failures` times, one
+    after the other, is left alone for `breaker_pause_s`, then probed by one search (see CircuitBreaker); when all
+    servers are left alone a search fails at once. With `token` requests are authorised as its bearer. With
+    `shuffle_seed` the pages come in an order drawn from (seed, query): a control for policies that trust the rank
+    instead of reading. The environment's proxies are not used.
 
-    One client serves any number of concurrent searches and several event loops, each with connections of its
-    own; it can be pickled (without them). Errors: ValueError for arguments, SearchFault from `search`.
+    One client serves any number of concurrent searches and several event loops, each with connections of its own;
+    it can be pickled, without connections, breakers' states and jitter. `clock`, `sleep` and `jitter` are for tests.
+    Errors: ValueError for arguments, SearchFault from `search`.
     """
 
     def __init__(
@@ -61,8 +54,14 @@ class SearchClient:
         max_retries: int = 2,
         max_page_chars: int = 1000,
         shuffle_seed: int | None = None,
+        token: str | None = None,
+        breaker_failures: int = 5,
+        breaker_pause_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: random.Random | None = None,
     ):
-        self.urls = [_endpoint(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        self.urls = [endpoint(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls:
             raise ValueError("urls=[]; give the address of at least one retriever")
         least_of = {"topk": (topk, 1), "max_retries": (max_retries, 0), "max_page_chars": (max_page_chars, 1)}
@@ -71,31 +70,43 @@ class SearchClient:
                 raise ValueError(f"{name}={value!r}; expected an integer of at least {least}")
         if not 0 < timeout_s < math.inf:
             raise ValueError(f"timeout_s={timeout_s!r}; expected a positive number of seconds")
+        _check_token(token, self.urls)
         self.topk, self.timeout_s, self.max_retries = topk, timeout_s, max_retries
         self.max_page_chars, self.shuffle_seed = max_page_chars, shuffle_seed
-        self._reset()
+        self._breaker = {"failures": breaker_failures, "pause_s": breaker_pause_s}
+        self._token, self._clock, self._sleep = token, clock, sleep
+        self._reset(jitter)
 
     async def search(self, query: str) -> SearchResult:
         """The `topk` best pages for `query`. Errors: SearchFault, and cancellation passes."""
-        start, last = time.monotonic(), None
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                for attempt in range(self.max_retries + 1):
-                    try:
-                        pages = await self._attempt(query)
-                        return SearchResult(self._order(pages, query), attempt + 1, time.monotonic() - start)
-                    except _Failure as failure:
-                        last = failure
-                        pause = self._pause(attempt, failure)
-                        # A pause that outlives the deadline would only replace the reason by "timeout".
-                        late = time.monotonic() + pause - start >= self.timeout_s
-                        if attempt >= min(failure.retries, self.max_retries) or late:
-                            raise SearchFault(failure.code, f"{failure} (attempt {attempt + 1})") from failure
-                    await asyncio.sleep(pause)
-        except TimeoutError:
-            before = f"; before that: {last}" if last else ""
-            raise SearchFault("timeout", f"no answer in {self.timeout_s:g} s{before}") from None
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        begin, start = self._clock(), self._servers.start()
+        fault, ready = None, {}  # ready: when a server that asked this search to wait may be asked again
+        for attempt in range(self.max_retries + 1):
+            left_s = begin + self.timeout_s - self._clock()
+            if fault is not None and left_s <= 0:
+                break
+            picked = self._servers.pick(start, attempt, ready)
+            if picked is None:
+                break
+            try:
+                pages = await self._attempt(*picked, query, left_s)
+                return SearchResult(self._order(pages, query), attempt + 1, self._clock() - begin)
+            except FailedAttempt as failure:
+                before = f"; before that: {fault}" if fault and failure.code == "deadline" else ""
+                fault = SearchFault(failure.code, f"{failure} (attempt {attempt + 1}){before}", attempt + 1)
+                fault.__cause__ = failure
+                if not failure.again or attempt == self.max_retries:
+                    break
+                asked_s = asked_pause(failure.retry_after, self._jitter)
+                ready[picked[0].url] = self._clock() + asked_s
+            pause_s = max(backoff(attempt, self._jitter), self._servers.wait(ready))
+            # A pause that outlives the deadline would only replace the reason by "deadline".
+            if self._clock() + pause_s >= begin + self.timeout_s:
+                break
+            await self._sleep(pause_s)
+        if fault is None:
+            fault = SearchFault("breaker_open", f"{', '.join(self.urls)}: failed too often just now", 0)
+        raise fault
 
     def render(self, result: SearchResult) -> str:
         """`format_pages` with this client's `max_page_chars`."""
@@ -104,7 +115,9 @@ class SearchClient:
     async def check(self) -> None:
         """One real search on every server, for the start of a job. Errors: SearchFault names the server."""
         for url in self.urls:
-            single = SearchClient(url, topk=self.topk, timeout_s=self.timeout_s, max_retries=0)
+            single = SearchClient(
+                url, topk=self.topk, timeout_s=self.timeout_s, max_retries=0, token=self._token
+            )
             try:
                 await single.search("who founded the town by the river")
             except SearchFault as fault:
@@ -118,17 +131,16 @@ class SearchClient:
         if connections is not None:
             await connections.aclose()
 
-    def _reset(self) -> None:
-        # Connections belong to the event loop that opened them.
+    def _reset(self, jitter: random.Random | None = None) -> None:
+        # Connections belong to the event loop that opened them. The jitter starts anew in every process: copies
+        # of one generator would make all workers come back at the same time.
         self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
-        self._jitter, self._next_url = random.Random(), 0
+        self._jitter = jitter or random.Random()
+        self._servers = ServerList(self.urls, clock=self._clock, **self._breaker)
 
     def __getstate__(self) -> dict:
-        return {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in ("_connections", "_jitter", "_next_url")
-        }
+        dropped = ("_connections", "_jitter", "_servers")
+        return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -144,31 +156,42 @@ class SearchClient:
             self._connections[loop] = Connections(connect_seconds=share)
         return self._connections[loop]
 
-    async def _attempt(self, query: str) -> list[Page]:
-        url = self.urls[self._next_url % len(self.urls)]
-        self._next_url += 1
+    async def _attempt(self, server: Server, ticket: int, query: str, left_s: float) -> list[Page]:
+        """Pages from one server, whose breaker hears how it went. Errors: FailedAttempt."""
+        told = server.breaker.left
+        try:
+            pages = await self._post(server.url, query, left_s)
+            told = server.breaker.succeeded
+            return pages
+        except FailedAttempt as failure:
+            told = server.breaker.failed if failure.blames_server else server.breaker.succeeded
+            raise
+        finally:
+            told(ticket)
+
+    async def _post(self, url: str, query: str, left_s: float) -> list[Page]:
         # ASCII with escapes: a policy's query may hold what UTF-8 cannot, and the server is who refuses it.
         body = json.dumps({"queries": [query], "topk": self.topk, "return_scores": True})
+        headers = {"X-Deadline-Ms": str(max(1, int(left_s * 1000)))}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         try:
-            answer = await self._own_connections().post(url, body)
+            async with asyncio.timeout(left_s):
+                answer = await self._own_connections().post(url, body, headers)
+        except TimeoutError:
+            raise FailedAttempt("deadline", f"{url}: no answer in {self.timeout_s:g} s") from None
         except httpx.TransportError as error:
-            raise _Failure("connect", f"{url}: {type(error).__name__} {error}", retries=math.inf) from error
+            raise FailedAttempt("connect", f"{url}: {type(error).__name__} {error}", again=True) from error
         except httpx.HTTPError as error:
-            raise _Failure("bad_response", f"{url}: {type(error).__name__} {error}") from error
-        status = answer.status_code
-        if status != 200:
-            code = "http_5xx" if status >= 500 else "http_4xx" if status >= 400 else "bad_response"
-            detail = f"{url}: status {status}: {answer.text[:200]}"
-            raise _Failure(code, detail, RETRIES_OF_STATUS.get(status, 0), answer.headers.get("Retry-After"))
+            raise FailedAttempt("bad_answer", f"{url}: {type(error).__name__} {error}") from error
+        if answer.status_code != 200:
+            detail, asked = f"{answer.text[:200]} from {url}", answer.headers.get("Retry-After")
+            raise FailedAttempt.of_status(answer.status_code, detail, asked)
         try:
             return parse_answer(answer.json(), self.topk)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _Failure("bad_response", f"{url}: {error!r} in {answer.text[:200]!r}") from error
-
-    def _pause(self, attempt: int, failure: "_Failure") -> float:
-        wanted = failure.retry_after or ""
-        asked = float(wanted) if wanted.isascii() and wanted.isdigit() else 0.0
-        return max(asked, 0.05 * 2**attempt) * self._jitter.uniform(1.0, 2.0)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            what = f"{type(error).__name__} {error}"[:200]
+            raise FailedAttempt("bad_answer", f"{url}: {what} in {answer.text[:200]!r}") from error
 
     def _order(self, pages: list[Page], query: str) -> list[Page]:
         if self.shuffle_seed is None:
@@ -177,24 +200,11 @@ class SearchClient:
         return random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
 
 
-class _Failure(Exception):
-    """One failed attempt, and how often its kind may be retried."""
-
-    def __init__(self, code: str, detail: str, retries: float = 0, retry_after: str | None = None):
-        super().__init__(detail)
-        self.code, self.retries, self.retry_after = code, retries, retry_after
-
-
-def _endpoint(url: str) -> str:
-    try:
-        parts = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError) as error:
-        raise ValueError(f"urls: {url!r}; expected http://HOST:PORT ({error})") from None
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.host
-        or parts.query
-        or not 0 < (parts.port or 80) < 65536
-    ):
-        raise ValueError(f"urls: {url!r}; expected http://HOST:PORT")
-    return url.rstrip("/") if parts.path.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
+def _check_token(token: str | None, urls: list[str]) -> None:
+    """The messages leave the value out: it is a secret."""
+    if token is None:
+        return
+    if not token or any(not "!" <= character <= "~" for character in token):
+        raise ValueError("token: expected printable ASCII without spaces")
+    if any(httpx.URL(url).userinfo for url in urls):
+        raise ValueError("token: an address already has user and password; a request can carry only one")

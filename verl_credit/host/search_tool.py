@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from verl_credit.host.search_client import SearchClient, format_pages
+from verl_credit.host.search_settings import client_for
 
 MAX_QUERY_CHARS = 2000
 
@@ -27,6 +28,17 @@ SCHEMA = {
 }
 
 
+class Lookup(NamedTuple):
+    """What one search brought."""
+
+    text: str
+    """The observation, as the policy reads it."""
+    page_ids: list[str]
+    """In the order shown."""
+    retries: int
+    """Requests beyond the first."""
+
+
 class SearchTool(BaseTool):
     """Shared by all trajectories of a worker process, so that connections are reused."""
 
@@ -37,14 +49,7 @@ class SearchTool(BaseTool):
         self.config = settings
         self.tool_schema = OpenAIFunctionToolSchema.model_validate(SCHEMA)
         self.name = self.tool_schema.function.name
-        self.max_page_chars = settings.max_page_chars
-        self.client = SearchClient(
-            [settings.url] if isinstance(settings.url, str) else list(settings.url),
-            topk=settings.topk,
-            timeout_s=settings.timeout_s,
-            max_retries=settings.max_retries,
-            shuffle_seed=settings.shuffle_seed,
-        )
+        self.client = client_for(settings)
 
     @classmethod
     def for_settings(cls, settings) -> SearchTool:
@@ -53,10 +58,11 @@ class SearchTool(BaseTool):
             cls._shared[key] = cls(settings)
         return cls._shared[key]
 
-    async def lookup(self, query: str) -> tuple[str, list[str]]:
-        """(text for the policy, ids of the pages in the order shown). Raises SearchFault."""
+    async def lookup(self, query: str) -> Lookup:
+        """Errors: SearchFault."""
         result = await self.client.search(query)
-        return format_pages(result.pages, self.max_page_chars), [page.id for page in result.pages]
+        page_ids = [page.id for page in result.pages]
+        return Lookup(self.client.render(result), page_ids, result.attempts - 1)
 
 
 def bad_query_reason(arguments: str) -> tuple[str | None, str]:

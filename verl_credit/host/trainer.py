@@ -132,7 +132,8 @@ class CreditTrainer(PPOTrainerSync):
         for number, names in enumerate(agent_loop_manager.probe()):
             require_registered(f"agent loop worker {number}", names)
         self._watch.drain = agent_loop_manager.drain_errors
-        events.note(self.run_dir, "banner", self.settings.banner())
+        index = self.config.search.index_fingerprint or "not named by its server"
+        events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
         if self._attention:
             events.note(self.run_dir, "attention", self._attention)
         for line in idle_lines(self.config):

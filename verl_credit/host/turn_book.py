@@ -17,6 +17,8 @@ class RowRecord:
 
     stop_reason: str = "no_answer"
     n_searches: int = 0
+    n_retries: int = 0
+    """Requests that its searches needed beyond their first, the search that failed included."""
     bad_calls: int = 0
     """Calls that are the policy's mistake: broken JSON, unknown tool, missing query."""
     tool_fault: str = ""

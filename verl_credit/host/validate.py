@@ -15,6 +15,8 @@ from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, TRAINER_MODE
+from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
+from verl_credit.host.search_settings import validate_search
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.host.validate_pipeline import validate_pipeline
@@ -39,12 +41,6 @@ NUMBERS = {  # key: (smallest, largest, whole number?)
     "algorithm.adv_rescale_alpha": (0.0, math.inf, False),
     "algorithm.info_gain_every": (1, math.inf, True),
     "algorithm.info_gain_warmup_steps": (0, math.inf, True),
-    "search.topk": (1, 1000, True),
-    "search.max_searches": (1, 1000, True),
-    "search.max_new_tokens": (1, math.inf, True),
-    "search.max_page_chars": (1, math.inf, True),
-    "search.timeout_s": (1e-3, math.inf, False),
-    "search.max_retries": (0, 100, True),
     "faults.max_failed_rollouts": (0.0, 1.0, False),
     "faults.max_tool_faults": (0.0, 1.0, False),
     "sample_trajectories": (0, 1000, True),
@@ -60,10 +56,11 @@ def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     for key, accepted in (CHOICES | PIPELINE_CHOICES).items():
         _one_of(config, key, accepted)
-    for key, (low, high, whole) in (NUMBERS | PIPELINE_NUMBERS).items():
+    for key, (low, high, whole) in (NUMBERS | SEARCH_NUMBERS | PIPELINE_NUMBERS).items():
         _number(config, key, low, high, whole)
     for key in FLAGS:
         _flag(config, key)
+    validate_search(config)
     if "lab" in config:
         _one_of(config, "lab.size", ("full", "tiny"))
     _evaluation_modes(config)

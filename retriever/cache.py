@@ -1,0 +1,51 @@
+"""Answers that were given already: least recently used go first."""
+
+from collections import OrderedDict
+
+from .hits import Hits
+
+ENTRY_BYTES = 400  # an entry's key, list and dictionaries, without their texts
+HIT_BYTES = 300
+
+
+class ResultCache:
+    """Maps (index fingerprint, exact query text, k) to the hits of that query.
+
+    Queries are not normalised: the encoder may tell two spellings apart. Bounded by `max_entries` (0: nothing
+    is kept) and by `max_bytes` of estimated memory; an answer larger than that is not kept. A kept answer is
+    the object that was given before, so it is the same to the last bit. Not for several threads.
+    """
+
+    def __init__(self, fingerprint: str, *, max_entries: int, max_bytes: int):
+        self._fingerprint, self._max_entries, self._max_bytes = fingerprint, max_entries, max_bytes
+        self._kept: OrderedDict[tuple[str, str, int], tuple[Hits, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, query: str, k: int) -> Hits | None:
+        """The kept hits, or None."""
+        key = (self._fingerprint, query, k)
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def put(self, query: str, k: int, hits: Hits) -> None:
+        """Keep an answer, and drop the oldest ones that no longer fit."""
+        key, size = (self._fingerprint, query, k), _estimated_bytes(query, hits)
+        if key in self._kept:
+            self.bytes -= self._kept.pop(key)[1]
+        if self._max_entries == 0 or size > self._max_bytes:
+            return
+        self._kept[key] = (hits, size)
+        self.bytes += size
+        while len(self._kept) > self._max_entries or self.bytes > self._max_bytes:
+            self.bytes -= self._kept.popitem(last=False)[1][1]
+
+
+def _estimated_bytes(query: str, hits: Hits) -> int:
+    # Four bytes a character is what Python needs at most, for texts with an emoji in them.
+    texts = 4 * len(query) + sum(4 * (len(d["id"]) + len(d["contents"])) + HIT_BYTES for d, _ in hits)
+    return ENTRY_BYTES + texts

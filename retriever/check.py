@@ -1,0 +1,156 @@
+"""Is what is served what was indexed? Recall against exact search, latency at load, and the fingerprint."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from .check_load import Load, send_all
+from .check_recall import exact_answers, recall_at, score_error, wrong_text
+
+EXACT_KINDS = ("flat", "exact")
+HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
+BUSY_S = 120.0
+
+
+def default_min_recall(kind: str) -> float:
+    """0.99 for kinds that search exactly (rounding of near ties apart), 0.95 for approximate ones."""
+    return 0.99 if kind in EXACT_KINDS else 0.95
+
+
+def read_queries(path: Path) -> list[str]:
+    """Queries of a .txt file (one a line) or .jsonl (a string, or an object with "query" or "question").
+
+    Errors: ValueError names the file and line; empty lines are skipped; no query is an error.
+    """
+    queries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        queries.append(_query_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line.strip())
+    if not queries:
+        raise ValueError(f"{path}: no queries; expected one per line")
+    return queries
+
+
+def _query_of(line: str, where: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON ({error}); use .txt for one query per line") from None
+    query = row.get("query", row.get("question")) if isinstance(row, dict) else row
+    if not isinstance(query, str) or not query.strip():
+        raise ValueError(f'{where}: {line[:80]!r}; expected a text, or an object with "query" or "question"')
+    return query
+
+
+def check_servers(
+    urls: Sequence[str],
+    index,
+    encoder,
+    queries: Sequence[str],
+    *,
+    ks: Sequence[int] = (3, 10),
+    concurrency: int = 64,
+    requests: int = 1000,
+    min_recall: float | None = None,
+    token: str | None = None,
+) -> dict:
+    """Compare what `urls` serve with exact search over `index` (backend "exact") and put them under load.
+
+    Every query is sent to every server alone, 8 at a time (busy servers are asked again for up to two minutes),
+    for recall@k; then `requests` distinct single queries from `concurrency` clients, the servers in turn (a
+    number is appended to each, so that no cache answers). Returns a JSON report; `problems` is empty when all is
+    well: recall at every k >= `min_recall` (default by kind), /info shows the folder's fingerprint, no malformed
+    answer, no status other than 200, 429, 503, 504. Errors: ValueError for bad numbers.
+    """
+    if not ks or any(k < 1 for k in ks):
+        raise ValueError(f"k={','.join(map(str, ks))!r}; expected integers of at least 1")
+    if concurrency < 1 or requests < 0:
+        raise ValueError(f"concurrency={concurrency}, requests={requests}; at least 1 and 0")
+    index.check_encoder(encoder)
+    if min_recall is None:
+        min_recall = default_min_recall(index.manifest["kind"])
+    top = max(ks)
+    exact = exact_answers(index, encoder.encode_queries(list(queries)), top)
+    problems, servers = [], {}
+    for url in urls:
+        served = asyncio.run(
+            send_all(
+                [url], queries, top, rows=len(index), concurrency=8, token=token, busy_s=BUSY_S, keep=True
+            )
+        )
+        servers[url] = _server_report(url, served, exact, ks, token)
+        problems += _server_problems(url, servers[url], served, index.fingerprint, min_recall, len(queries))
+    report = {
+        "fingerprint": index.fingerprint,
+        "kind": index.manifest["kind"],
+        "rows": len(index),
+        "queries": len(queries),
+        "min_recall": min_recall,
+        "servers": servers,
+    }
+    if requests:
+        texts = [f"{queries[number % len(queries)]} {number}" for number in range(requests)]
+        load = asyncio.run(send_all(urls, texts, top, rows=len(index), concurrency=concurrency, token=token))
+        report["load"] = {"concurrency": concurrency, "k": top, **load.numbers()}
+        problems += [f"under load: {problem}" for problem in _faults(load)]
+    return {**report, "problems": problems}
+
+
+def _server_report(url: str, served: Load, exact: list[dict], ks: Sequence[int], token: str | None) -> dict:
+    """Recall over the answers that came; a query without an answer counts as recall 0."""
+    recall = {
+        str(k): sum(recall_at(hits, exact[place], k) for place, hits in served.answers.items()) / len(exact)
+        for k in ks
+    }
+    errors = [score_error(hits, exact[place]) for place, hits in served.answers.items()]
+    for place, hits in served.answers.items():
+        if wrong := wrong_text(hits, exact[place]):
+            served.malformed.append(f"{url}: document {wrong!r} has other contents than the corpus")
+    return {
+        "fingerprint": _served_fingerprint(url, token),
+        "recall": recall,
+        "max_score_error": max(errors, default=None),
+        "answered": len(served.answers),
+        "statuses": dict(sorted(served.statuses.items())),
+    }
+
+
+def _served_fingerprint(url: str, token: str | None) -> str:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        answer = httpx.get(f"{url}/info", headers=headers, timeout=30, trust_env=False)
+        answer.raise_for_status()
+        return str(answer.json()["fingerprint"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        return f"none: GET /info: {type(error).__name__} {error}"
+
+
+def _server_problems(
+    url: str, report: dict, served: Load, fingerprint: str, min_recall: float, queries: int
+) -> list[str]:
+    problems = [f"{url}: {problem}" for problem in _faults(served)]
+    if report["fingerprint"] != fingerprint:
+        problems.append(f"{url}: fingerprint={report['fingerprint']}; the folder has {fingerprint}")
+    if report["answered"] < queries:
+        problems.append(f"{url}: {report['answered']} of {queries} queries were answered")
+    for k, recall in report["recall"].items():
+        if recall < min_recall:
+            problems.append(f"{url}: recall@{k}={recall:.4f}; expected at least {min_recall}")
+    return problems
+
+
+def _faults(load: Load) -> list[str]:
+    problems = [
+        f"{count} requests ended with {status}"
+        for status, count in sorted(load.statuses.items())
+        if status not in HARMLESS
+    ]
+    if load.malformed:
+        problems.append(f"{len(load.malformed)} malformed answers, the first: {load.malformed[0]}")
+    if load.statuses and not load.latencies_s:
+        problems.append("no request was answered")
+    return problems

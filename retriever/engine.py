@@ -1,0 +1,78 @@
+"""The three calls behind an answer (tokenize, encode, search), each in a thread of its own and timed."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from .hits import Hits, check_hits
+from .metrics import ServerMetrics
+
+
+class Engine:
+    """Runs an encoder and the index it built without blocking the event loop.
+
+    One thread per stage: calls of the same stage follow each other (a tokenizer is not made for two threads),
+    calls of different stages may overlap, so that the encoder can work on a batch while the one before is
+    searched. The calls raise what encoder and index raise, always as an Exception, and RuntimeError for an answer
+    that cannot be one.
+    """
+
+    def __init__(self, index, encoder, metrics: ServerMetrics):
+        self._index, self._encoder, self._metrics = index, encoder, metrics
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self.open()
+        self.rows, self.fingerprint = len(index), index.fingerprint
+
+    def open(self) -> None:
+        """Start the threads, unless they are started."""
+        if not self._threads:
+            self._threads = {name: ThreadPoolExecutor(1, name) for name in ("tokenize", "encode", "search")}
+
+    async def tokenize(self, queries: list[str]) -> list[list[int]]:
+        """Token ids of every query, prefix and special tokens included."""
+        ids_N = await self._run("tokenize", self._encoder.tokenize_queries, queries)
+        if len(ids_N) != len(queries):
+            raise RuntimeError(f"the tokenizer gave {len(ids_N)} texts for {len(queries)}")
+        return ids_N
+
+    async def encode(self, ids_N: list[list[int]]) -> np.ndarray:
+        """Vectors of tokenized queries: float32 [N, D], finite."""
+        vectors_N_D = await self._run("encode", self._encoder.encode_tokens, ids_N)
+        if len(vectors_N_D) != len(ids_N) or not np.isfinite(vectors_N_D).all():
+            raise RuntimeError(
+                f"the encoder gave vectors of shape {vectors_N_D.shape} for {len(ids_N)} texts, "
+                "or values that are not finite"
+            )
+        return vectors_N_D
+
+    async def search(self, vectors_N_D: np.ndarray, k: int) -> list[Hits]:
+        """The k best (document, score) of every vector, checked."""
+        found = await self._run("search", self._index.search, vectors_N_D, k)
+        return check_hits(found, queries=len(vectors_N_D), k=k)
+
+    def close(self) -> None:
+        """Take no more calls; one that runs is not waited for."""
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+        self._threads = {}
+
+    async def _run(self, stage: str, function: Callable, *arguments):
+        if stage not in self._threads:
+            raise RuntimeError("the server is ending")
+
+        def timed():
+            try:
+                with self._metrics.stage(stage):
+                    return function(*arguments)
+            except StopIteration as error:  # a future cannot hold it: its waiter would never wake
+                raise RuntimeError(f"{stage} raised StopIteration: {error}") from error
+            except Exception:
+                raise
+            except BaseException as error:
+                # Such as the panic of a tokenizer written in Rust: it would end the task that awaits it, and
+                # with that every request that waits behind.
+                raise RuntimeError(f"{stage} raised {type(error).__name__}: {error}") from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads[stage], timed)

@@ -1,0 +1,49 @@
+"""Exact search without FAISS: a chunked matrix product over vectors in memory or on disk."""
+
+import numpy as np
+
+CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a time
+
+
+class ExactSearch:
+    """The k largest inner products of every query over all rows; equal scores come in order of their rows.
+
+    `vectors_M_D` is float16 or float32 and may be a memory map: a chunk at a time is read, turned into
+    float32 and multiplied, and its best rows are merged into the best so far. It is the oracle for the
+    approximate kinds and serves by itself where FAISS cannot be installed. Threads may search at once.
+    """
+
+    def __init__(self, vectors_M_D: np.ndarray, *, chunk_rows: int | None = None):
+        self._vectors_M_D = vectors_M_D
+        self.rows, self.dim = vectors_M_D.shape
+        self._chunk_rows = chunk_rows or max(1, CHUNK_BYTES // (4 * self.dim))
+
+    def search(self, queries_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(scores float32 [N, K], rows int64 [N, K]), best first, K = min(k, rows).
+
+        Errors: ValueError when a product is not finite, which only damaged vectors give.
+        """
+        k, count = min(k, self.rows), len(queries_N_D)
+        scores_N_K = np.full((count, k), -np.inf, dtype=np.float32)
+        rows_N_K = np.full((count, k), self.rows, dtype=np.int64)
+        step = max(1, min(self._chunk_rows, CHUNK_BYTES // (4 * max(1, count))))
+        for first in range(0, self.rows, step):
+            chunk_C_D = self._vectors_M_D[first : first + step]
+            # The vectors in a FAISS file start at any byte; BLAS needs them aligned.
+            chunk_C_D = np.require(chunk_C_D, np.float32, ["C", "ALIGNED"])
+            found_N_C = queries_N_D @ chunk_C_D.T
+            if not np.isfinite(found_N_C).all():
+                raise ValueError(f"rows {first} to {first + len(chunk_C_D) - 1} hold NaN or infinity")
+            # A later row must beat the worst kept score: with an equal one the earlier row stays.
+            better_N_C = found_N_C > scores_N_K[:, -1:]
+            for query in np.flatnonzero(better_N_C.any(axis=1)):
+                rows = np.flatnonzero(better_N_C[query])
+                scores = found_N_C[query, rows]
+                if len(rows) > k:  # keep the k best and all their equals, which the merge then orders
+                    kept = scores >= np.partition(scores, len(rows) - k)[len(rows) - k]
+                    rows, scores = rows[kept], scores[kept]
+                scores = np.concatenate([scores_N_K[query], scores])
+                rows = np.concatenate([rows_N_K[query], rows + first])
+                best = np.lexsort((rows, -scores))[:k]
+                scores_N_K[query], rows_N_K[query] = scores[best], rows[best]
+        return scores_N_K, rows_N_K

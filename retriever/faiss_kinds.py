@@ -1,0 +1,161 @@
+"""The only file that knows FAISS: builds, reads, checks and searches its indexes. Imported when one is needed."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from .manifest import IndexMismatch
+
+STORED = {"float32": "Flat", "float16": "SQfp16"}
+ON_GPU = ("flat", "ivf")
+# From so many queries on, flat search is one matrix product. FAISS's own bound does not act in 1.15, which reads
+# the vectors once per query up to far larger batches: 64 queries over 50,000 rows then take six times as long.
+faiss.cvar.distance_compute_blas_threshold = 4
+
+
+def create(
+    kind: str,
+    blocks: Callable[[], Iterable[np.ndarray]],
+    take: Callable[[np.ndarray], np.ndarray],
+    *,
+    rows: int,
+    dim: int,
+    dtype: str,
+    parameters: dict,
+    gpu: bool = False,
+):
+    """A trained FAISS index that holds all rows, by inner product.
+
+    `blocks()` runs over the vectors in order, `take(rows)` reads the chosen ones. flat stores the vectors,
+    sq8 one byte per dimension between its smallest and largest value of all rows, ivf the vectors in lists
+    of a k-means over a seeded sample, hnsw the vectors in a graph with seeded levels. The same input gives
+    the same bytes, for hnsw on one thread (`--threads 1`): its graph depends on the order of insertion.
+    """
+    index = faiss.index_factory(dim, _factory(kind, dtype, parameters), faiss.METRIC_INNER_PRODUCT)
+    if kind == "sq8":
+        index.train(_extremes(blocks(), dim))
+    elif kind == "ivf":
+        sample = np.random.default_rng(parameters["seed"]).choice(
+            rows, parameters["train_rows"], replace=False, shuffle=False
+        )
+        index.cp.seed, index.cp.min_points_per_centroid = parameters["seed"], 1
+        index.cp.max_points_per_centroid = parameters["train_rows"]  # it has been sampled already
+        if gpu:
+            index = to_gpu(index, kind, dtype)
+        index.train(np.ascontiguousarray(take(np.sort(sample)), dtype=np.float32))
+    elif kind == "hnsw":
+        index.hnsw.efConstruction = parameters["ef_construction"]
+        index.hnsw.rng = faiss.RandomGenerator(parameters["seed"])
+    if not index.is_trained:
+        index.train(np.zeros((1, dim), dtype=np.float32))  # float16 storage learns nothing from it
+    for block in blocks():
+        index.add(np.ascontiguousarray(block, dtype=np.float32))
+    return faiss.index_gpu_to_cpu(index) if gpu and kind == "ivf" else index
+
+
+def write(index, path: Path) -> None:
+    faiss.write_index(index, str(path))
+
+
+def read(path: Path, manifest: dict, *, mmap: bool = False):
+    """Read an index and compare what it is with the manifest. Errors: IndexMismatch.
+
+    `mmap` leaves vectors, lists and links in the file, shared by all processes that map it.
+    """
+    flags = 0
+    if mmap:
+        if not hasattr(faiss, "IO_FLAG_MMAP_IFC"):
+            raise ValueError(f"mmap: FAISS {faiss.__version__} cannot map every kind; it needs 1.11 or newer")
+        flags = faiss.IO_FLAG_MMAP if manifest["kind"] == "ivf" else faiss.IO_FLAG_MMAP_IFC
+    try:
+        index = faiss.read_index(str(path), flags)
+    except (RuntimeError, MemoryError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise IndexMismatch(f"{path}: FAISS cannot read it ({first_line}); rebuild the index") from None
+    found = _describe(index)
+    right = {
+        "rows": manifest["rows"],
+        "dim": manifest["dim"],
+        "metric": faiss.METRIC_INNER_PRODUCT,
+        "kind": manifest["kind"],
+        "nlist": manifest["parameters"].get("nlist"),
+        "m": manifest["parameters"].get("m"),
+    }
+    # sq8 keeps one byte per dimension whatever the dtype of the vectors beside it.
+    right["dtype"] = None if manifest["kind"] == "sq8" else manifest["dtype"]
+    for what, value in found.items():
+        if value != right[what]:
+            raise IndexMismatch(f"{path}: {what}={value!r}; expected {right[what]!r}; rebuild the index")
+    return index
+
+
+def set_search(index, search: dict) -> None:
+    """Apply nprobe or ef_search; both are read at every search."""
+    if "nprobe" in search:
+        index.nprobe = search["nprobe"]
+    if "ef_search" in search:
+        index.hnsw.efSearch = search["ef_search"]
+
+
+def require_gpu(kind: str, dtype: str) -> None:
+    """Errors: ValueError with the reason when this kind cannot be on a GPU here."""
+    if kind not in ON_GPU or (kind == "flat" and dtype != "float32"):
+        raise ValueError(f"gpu: FAISS has no GPU index for kind={kind!r} in {dtype}; use flat fp32 or ivf")
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise ValueError(
+            f"gpu: the installed FAISS {faiss.__version__} was built without GPU support; install faiss-gpu-cu12"
+        )
+    try:
+        devices = faiss.get_num_gpus()
+    except RuntimeError as error:
+        raise ValueError(f"gpu: FAISS finds no working GPU ({str(error).splitlines()[0]})") from None
+    if devices < 1:
+        raise ValueError("gpu: FAISS finds 0 GPUs; look at CUDA_VISIBLE_DEVICES and the driver")
+
+
+def to_gpu(index, kind: str, dtype: str):
+    """The index on the first visible GPU. Errors: those of `require_gpu`."""
+    require_gpu(kind, dtype)
+    resources = faiss.StandardGpuResources()
+    moved = faiss.index_cpu_to_gpu(resources, 0, index)
+    moved.kept_resources = resources  # freed with the index and not before
+    return moved
+
+
+def _factory(kind: str, dtype: str, parameters: dict) -> str:
+    stored = STORED[dtype]
+    if kind == "flat":
+        return stored
+    if kind == "sq8":
+        return "SQ8"
+    return f"IVF{parameters['nlist']},{stored}" if kind == "ivf" else f"HNSW{parameters['m']},{stored}"
+
+
+def _extremes(blocks: Iterable[np.ndarray], dim: int) -> np.ndarray:
+    """[2, D]: the smallest and the largest value of every dimension; SQ8 learns its ranges from them."""
+    least, most = np.full(dim, np.inf, np.float32), np.full(dim, -np.inf, np.float32)
+    for block in blocks:
+        least, most = np.minimum(least, block.min(axis=0)), np.maximum(most, block.max(axis=0))
+    return np.stack([least, most]).astype(np.float32)
+
+
+def _describe(index) -> dict:
+    """What an index says about itself, in the manifest's words."""
+    found = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": "float32"}
+    name = type(index).__name__
+    if isinstance(index, faiss.IndexIVF):
+        found |= {"kind": "ivf", "nlist": index.nlist}
+    elif isinstance(index, faiss.IndexHNSW):
+        found |= {"kind": "hnsw", "m": index.hnsw.nb_neighbors(1)}
+    else:
+        found |= {"kind": "flat" if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer) else name}
+    storage = faiss.downcast_index(index.storage) if found["kind"] == "hnsw" else index
+    quantizer = getattr(storage, "sq", None)
+    if quantizer is not None:
+        if quantizer.qtype == faiss.ScalarQuantizer.QT_8bit:
+            found |= {"kind": "sq8" if found["kind"] == "flat" else found["kind"], "dtype": None}
+        else:
+            found["dtype"] = "float16" if quantizer.qtype == faiss.ScalarQuantizer.QT_fp16 else "unknown"
+    return found

@@ -1,0 +1,102 @@
+"""Bodies and answers of the HTTP interface, as they stand in its OpenAPI document."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints
+
+from .limits import Limits
+
+
+def _whole(value: object) -> object:
+    # JSON knows no integers: 3.0 is one as much as 3, by JSON Schema too. A text or a truth value is none.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
+
+
+class RetrieveRequest(BaseModel):
+    """Body of POST /retrieve, with Search-R1's names and defaults; unknown fields are ignored."""
+
+    queries: list[str]
+    topk: Count | None = None
+    return_scores: StrictBool = False
+
+
+class Document(BaseModel):
+    id: str
+    contents: str
+
+
+class ScoredDocument(BaseModel):
+    document: Document
+    score: float
+
+
+class RetrieveAnswer(BaseModel):
+    """One list per query, best first."""
+
+    result: list[list[ScoredDocument]] | list[list[Document]]
+
+
+class SearchRequest(BaseModel):
+    """Body of POST /v1/search: nothing has a default, and nothing else is accepted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    queries: Annotated[list[Annotated[str, StringConstraints(pattern=r"\S")]], Field(min_length=1)]
+    """Texts with something other than blanks in them."""
+    k: Count
+    """Documents per query; above the number of rows it gives all rows."""
+
+
+class Hit(BaseModel):
+    id: str
+    contents: str
+    score: float
+
+
+class SearchAnswer(BaseModel):
+    fingerprint: str
+    """Of the index that answered: the same text and k give the same answer under the same fingerprint."""
+    results: list[list[Hit]]
+    """One list per query, best first."""
+
+
+class Problem(BaseModel):
+    """Every answer that is not a success."""
+
+    error: str
+
+
+class Status(BaseModel):
+    status: str
+    error: str | None = None
+
+
+PROBLEMS = {
+    401: "The bearer token is missing or wrong",
+    413: "The body is too large",
+    422: "The body is malformed or outside the limits; the field is named",
+    429: "Too many queries wait; Retry-After says when to come back",
+    500: "Encoding or searching failed",
+    503: "The server is ending; Retry-After says when to come back",
+    504: "X-Deadline-Ms passed before there was an answer",
+}
+
+
+def problems(*codes: int) -> dict[int, dict]:
+    """The `responses` of a route that can fail with these codes."""
+    return {code: {"model": Problem, "description": PROBLEMS[code]} for code in codes}
+
+
+def add_limits(document: dict, limits: Limits) -> dict:
+    """The OpenAPI `document` with a server's limits in its request bodies (in place)."""
+    for name, k_name in {"RetrieveRequest": "topk", "SearchRequest": "k"}.items():
+        fields = document["components"]["schemas"][name]["properties"]
+        fields["queries"]["maxItems"] = limits.max_request_queries
+        fields["queries"]["items"]["maxLength"] = limits.max_query_chars
+        for k in fields[k_name].get("anyOf", [fields[k_name]]):
+            if k["type"] == "integer":
+                k["maximum"] = limits.max_topk
+    return document

@@ -1,0 +1,50 @@
+"""The address of a server: who may reach it, the listening socket, and the file that announces it."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def check_host(host: str, *, allow_remote: bool, token: bool) -> str | None:
+    """A warning for a host that other machines reach, None for loopback. Errors: ValueError if not allowed."""
+    if host in LOOPBACK:
+        return None
+    if not allow_remote:
+        raise ValueError(f"--host={host}: not loopback; add --allow-remote to serve other machines")
+    if token:
+        return f"warning: {host} is reachable by others; the token and the texts travel unencrypted"
+    return f"warning: {host} is reachable by others, and there is no token: all of them may search"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Errors: OSError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio switches Nagle's algorithm off only where it is: every answer would
+    # otherwise wait 40 ms for the acknowledgement of its headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Listening at once: two servers that both only bound the port would both believe they own it.
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def announce(listener: socket.socket, host: str, port_file: Path | None) -> None:
+    """Say that this process serves: one line, and {"host", "port", "pid"} in `port_file`, in one rename."""
+    port = listener.getsockname()[1]
+    if port_file is not None:
+        temporary = port_file.with_name(f".{port_file.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}) + "\n")
+        os.replace(temporary, port_file)
+    print(f"serving on {url_of(host, port)} (pid {os.getpid()})", flush=True)

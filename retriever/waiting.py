@@ -1,0 +1,119 @@
+"""The queries that wait for the encoder, and which of them make the next batch."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+
+from .hits import Hits
+from .limits import Limits
+from .metrics import ServerMetrics
+
+LOOK_AHEAD = 512  # queries that are tokenized at a time
+
+
+class DeadlineExceeded(Exception):
+    """The time the client would wait is over."""
+
+
+@dataclass(eq=False)
+class Request:
+    """Queries that are answered together; `left` of them have no hits yet."""
+
+    answer: asyncio.Future
+    hits: list[Hits | None]
+    left: int
+    deadline: float | None
+    alone: bool = False  # a batch with it failed: it runs again without others
+
+    def take_hits(self, row: int, hits: Hits) -> None:
+        """Fill in one query, and answer when it was the last."""
+        self.hits[row], self.left = hits, self.left - 1
+        if self.left == 0 and not self.answer.done():
+            self.answer.set_result(self.hits)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(eq=False)
+class Item:
+    """One query of a request."""
+
+    request: Request
+    row: int
+    query: str
+    k: int
+    since: float = field(default_factory=time.perf_counter)
+    ids: list[int] | None = None
+
+
+class WaitingQueries:
+    """A queue of items in order of arrival, cut into batches by tokens. Lives in one event loop."""
+
+    def __init__(self, limits: Limits, metrics: ServerMetrics):
+        self._items: deque[Item] = deque()
+        self._limits, self._metrics = limits, metrics
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def append(self, items: Iterable[Item]) -> None:
+        self._items.extend(items)
+        self._show()
+
+    def put_first(self, items: list[Item]) -> None:
+        """In front of all others; those that wait already keep their place."""
+        waiting = set(self._items)
+        self._items.extendleft(item for item in reversed(items) if item not in waiting)
+        self._show()
+
+    def remove(self, request: Request) -> int:
+        """Take a request's items off; returns how many there were."""
+        before = len(self._items)
+        self._items = deque(item for item in self._items if item.request is not request)
+        self._show()
+        return before - len(self._items)
+
+    def together(self) -> list[Item]:
+        """The first items that may share a batch: one request's that must be alone, or those before it."""
+        if not self._items:
+            return []
+        ahead, head = islice(self._items, LOOK_AHEAD), self._items[0].request
+        if head.alone:
+            return list(takewhile(lambda item: item.request is head, ahead))
+        return list(takewhile(lambda item: not item.request.alone, ahead))
+
+    def take(self) -> list[Item]:
+        """The next batch: tokenized items while longest text times different texts is within the budget.
+
+        An item whose deadline has passed is dropped, and its request answered with DeadlineExceeded.
+        """
+        batch, texts, longest, now = [], set(), 0, asyncio.get_running_loop().time()
+        for item in self.together():
+            if item.ids is None:
+                break
+            if item.request.deadline is not None and now >= item.request.deadline:
+                self._items.popleft()
+                item.request.fail(DeadlineExceeded())
+                self._metrics.dropped.labels("deadline").inc()
+                continue
+            wider, more = max(longest, len(item.ids)), len(texts) + (item.query not in texts)
+            if batch and wider * more > self._limits.max_batch_tokens:
+                break
+            self._items.popleft()
+            batch.append(item)
+            texts.add(item.query)
+            longest = wider
+            self._metrics.stage_seconds.labels("queue").observe(time.perf_counter() - item.since)
+        self._show()
+        if batch:
+            self._metrics.batch_queries.observe(len(texts))
+            self._metrics.batch_tokens.observe(longest * len(texts))
+        return batch
+
+    def _show(self) -> None:
+        self._metrics.queue_queries.set(len(self._items))

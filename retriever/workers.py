@@ -1,0 +1,179 @@
+"""Several worker processes behind one listening socket, each with its encoder; the index's pages are shared."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from .manifest import check_files, fingerprint, read_manifest
+from .parent import end_with
+from .serve import END_SECONDS
+from .settings import ServeSettings
+from .sockets import announce
+
+POLL_SECONDS = 0.05
+LONGEST_PAUSE_S = 30.0
+READY = b"ready"
+COMMAND = (sys.executable, "-m", f"{__package__}.worker")
+
+
+class _Worker:
+    """One place of the server: a process, and the ones that replace it when it ends."""
+
+    def __init__(self, command: list[str], settings: ServeSettings, listener: socket.socket, metrics: str):
+        self._command, self._settings = command, settings
+        self._listener, self._metrics_folder = listener, metrics
+        self.ready, self._failures, self._start_at = False, 0, 0.0
+        self.start()
+
+    def start(self) -> None:
+        reader, writer = os.pipe()
+        descriptors = (self._listener.fileno(), writer)
+        environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
+        environment["OMP_NUM_THREADS"] = str(self._settings.threads)
+        # The settings hold the token: they travel through a pipe, where no process list shows them.
+        try:
+            self.process = subprocess.Popen(
+                [*self._command, *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                pass_fds=descriptors,
+                env=environment,
+                process_group=0,  # a terminal's Ctrl-C reaches the parent alone, which then ends its workers
+            )
+        except OSError:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        os.set_blocking(reader, False)
+        self._reader, self.ready = reader, False
+        with suppress(BrokenPipeError):  # it has ended already: the next look finds that
+            self.process.stdin.write(self._settings.to_json().encode())
+            self.process.stdin.close()
+
+    def look(self) -> None:
+        """Notice that it is ready, or that it has ended: then another one starts, sooner or later."""
+        if not self.ready and self._reader is not None:
+            with suppress(BlockingIOError):
+                self.ready = os.read(self._reader, len(READY)) == READY
+            if self.ready:
+                self._failures = 0
+        if self.process.poll() is None:
+            return
+        if self._reader is not None:
+            self._ended()
+        elif time.monotonic() >= self._start_at:
+            try:
+                self.start()
+            except OSError as error:  # such as no memory for a process: the others go on
+                self._start_later(f"no worker can be started ({error})")
+
+    def _ended(self) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        os.close(self._reader)
+        self._reader = None
+        mark_process_dead(self.process.pid, self._metrics_folder)
+        self._start_later(f"worker {self.process.pid} ended with code {self.process.returncode}")
+
+    def _start_later(self, reason: str) -> None:
+        # One that served is replaced at once; one that keeps failing must not keep a core busy with that.
+        pause = 0.0 if self.ready else _pause_after(self._failures)
+        self._failures += 0 if self.ready else 1
+        self._start_at, self.ready = time.monotonic() + pause, False
+        print(f"{reason}; the next starts in {pause:g} s", file=sys.stderr, flush=True)
+
+    def end(self, signal_number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+
+
+def run_workers(
+    settings: ServeSettings,
+    listener: socket.socket,
+    *,
+    command: Sequence[str] = COMMAND,
+    end_seconds: float = END_SECONDS,
+) -> int:
+    """Serve with `settings.workers` processes until SIGTERM, SIGINT or the parent's end; returns the exit code.
+
+    A worker that ends is replaced while the others serve; one that ends before all were ready for the first
+    time ends the server, with its code. At the end all drain at the same time, and none is left behind. All
+    serve the index that was verified: where its folder has been replaced since, no new worker starts.
+    Without --threads each worker takes its share of the cores. Cache and queue are each worker's own:
+    `limits` hold per worker. `command` gets the numbers of the socket and of the pipe that says "ready".
+    """
+    stop: list[bool] = []
+    verified = False
+
+    def end(*_) -> None:
+        if not verified:
+            raise SystemExit(0)  # nothing was started: nothing to drain
+        stop.append(True)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    if settings.parent_pid is not None:
+        end_with(settings.parent_pid, force_after=end_seconds + 1)
+    threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.workers)
+    index_pin = None
+    if settings.verify:  # once for all workers, however large it is
+        manifest = read_manifest(settings.index)
+        check_files(settings.index, manifest)
+        index_pin = fingerprint(manifest)
+    verified = True
+    each = replace(
+        settings,
+        workers=1,
+        threads=threads,
+        port_file=None,
+        parent_pid=os.getpid(),
+        verify=False,
+        index_pin=index_pin,
+    )
+    metrics_folder = tempfile.mkdtemp(prefix="retriever-metrics-")
+    workers: list[_Worker] = []
+    try:
+        for _ in range(settings.workers):
+            workers.append(_Worker(list(command), each, listener, metrics_folder))
+        announced = False
+        while not stop:
+            for worker in workers:
+                worker.look()
+                if not announced and worker.process.poll() is not None:
+                    return worker.process.returncode or 1
+            if not announced and all(worker.ready for worker in workers):
+                announce(listener, settings.host, settings.port_file)
+                announced = True
+            time.sleep(POLL_SECONDS)
+        return _drain(workers, listener, end_seconds)
+    finally:
+        for worker in workers:
+            worker.end(signal.SIGKILL)
+            worker.process.wait()
+        shutil.rmtree(metrics_folder, ignore_errors=True)
+
+
+def _pause_after(failures: int) -> float:
+    """Seconds after that many failed starts in a row before this one."""
+    return min(LONGEST_PAUSE_S, 0.5 * 2 ** min(failures, 10))  # without a bound the power outgrows a float
+
+
+def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> int:
+    listener.close()
+    ending = [worker for worker in workers if worker.process.poll() is None]
+    for worker in ending:
+        worker.end(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(worker.process.poll() is None for worker in ending):
+        time.sleep(POLL_SECONDS)
+    # One that was only starting had nothing to drain, and need not have known the signal yet.
+    fine = (0, -signal.SIGTERM)
+    return 0 if all(worker.process.poll() in fine[: 1 if worker.ready else 2] for worker in ending) else 1

@@ -1,0 +1,236 @@
+"""The parent of several workers: it replaces the dead, does not hurry the broken, and leaves nobody behind."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from verl_credit_retriever import workers
+from verl_credit_retriever.manifest import fingerprint, write_manifest
+from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.sockets import bind
+from verl_credit_retriever.workers import run_workers
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+
+PARENT = """
+import sys
+from pathlib import Path
+from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.sockets import bind
+from verl_credit_retriever.workers import run_workers
+
+settings = ServeSettings(
+    Path("index"), Path("encoder"), workers=2, verify=False, token="secret-token", port_file=Path(sys.argv[2])
+)
+command = [sys.executable, "-c", sys.argv[1], sys.argv[3]]
+sys.exit(run_workers(settings, bind("127.0.0.1", 0), command=command, end_seconds=1.0))
+"""
+# A worker without an encoder: it sends its number to whoever connects. The file "fail" keeps it from starting,
+# the file "stuck" from ending.
+WORKER = """
+import json, os, signal, socket, sys
+from pathlib import Path
+
+folder, listener, ready = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
+settings = json.loads(sys.stdin.read())
+assert settings["token"].split("-") == ["secret", "token"] and settings["workers"] == 1 and settings["threads"] >= 1
+assert settings["parent_pid"] == os.getppid() and os.path.isdir(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+if (folder / "fail").exists():
+    sys.exit(3)
+stuck = (folder / "stuck").exists()
+signal.signal(signal.SIGTERM, lambda *_: None if stuck else sys.exit(0))
+listener.settimeout(0.2)
+os.write(ready, b"ready")
+while os.getppid() == settings["parent_pid"]:
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError:
+        continue
+    connection.sendall(str(os.getpid()).encode())
+    connection.close()
+"""
+
+
+class Server:
+    """A running parent, what it has said, and the folder its workers look into."""
+
+    def __init__(self, folder):
+        self.folder, self.port_file, self.errors = folder, folder / "port.json", []
+        command = [sys.executable, "-c", PARENT, WORKER, str(self.port_file), str(folder)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._reader = threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True)
+        self._reader.start()
+
+    def ready(self):
+        in_time(self.port_file.exists)
+        self.address = "127.0.0.1", json.loads(self.port_file.read_text())["port"]
+        return self
+
+    def workers(self) -> set[int]:
+        pid = self.process.pid
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+    def ask(self) -> int:
+        """The number of the worker that answers."""
+        with socket.create_connection(self.address, timeout=30) as connection:
+            return int(connection.makefile().read())
+
+    def wait(self) -> int:
+        code = self.process.wait(30)
+        self._reader.join(30)
+        return code
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a server; what is in `tmp_path` by then, its workers see."""
+    started = []
+
+    def start():
+        started.append(Server(tmp_path))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.wait()
+
+
+def in_time(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_is_replaced_at_once(start):
+    server = start()
+    before = server.ready().workers()
+    assert len(before) == 2 and server.ask() in before
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    in_time(lambda: victim not in server.workers() and len(server.workers()) == 2)
+    assert server.ask() in server.workers()
+    # One group of their own each: a terminal's Ctrl-C is the parent's to answer.
+    in_time(lambda: all(os.getpgid(pid) == pid for pid in server.workers()))
+    for pid in server.workers():
+        assert "secret-token" not in Path(f"/proc/{pid}/cmdline").read_text()
+    last = server.workers()
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert server.errors == [f"worker {victim} ended with code -9; the next starts in 0 s\n"]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in before | last)
+
+
+def test_one_that_keeps_failing_is_tried_more_and_more_rarely_while_the_other_serves(start):
+    server = start()
+    before = server.ready().workers()
+    (server.folder / "fail").touch()
+    victim = max(before)
+    os.kill(victim, signal.SIGKILL)
+    in_time(lambda: len(server.errors) == 3)
+    assert {server.ask() for _ in range(10)} == before - {victim}
+    assert [line.split(" ended ")[1] for line in server.errors] == [
+        "with code -9; the next starts in 0 s\n",
+        "with code 3; the next starts in 0.5 s\n",
+        "with code 3; the next starts in 1 s\n",
+    ]
+    (server.folder / "fail").unlink()
+    in_time(lambda: len(server.workers()) == 2 and server.ask() not in before)
+
+
+def test_one_that_is_not_running_does_not_spoil_the_end_of_the_others(start):
+    server = start()
+    before = server.ready().workers()
+    (server.folder / "fail").touch()
+    os.kill(max(before), signal.SIGKILL)
+    in_time(lambda: len(server.errors) == 2)
+    server.process.terminate()
+    assert server.wait() == 0
+
+
+class _Ended:
+    """A process that has just ended; without a `code` it could not even be started."""
+
+    def __init__(self, code):
+        if code is None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        self.stdin, self.pid, self.returncode = io.BytesIO(), 1 << 30, code
+
+    def poll(self):
+        return self.returncode
+
+
+def test_however_long_starting_fails_it_is_tried_again(tmp_path, monkeypatch, capsys):
+    """For more than a thousand times in a row, also when the machine has no room for a process."""
+    now, codes = [0.0], iter([3] * 600 + [None] * 600)
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: _Ended(next(codes)))
+    settings, failures = ServeSettings(Path("index"), Path("encoder"), threads=1), 1200
+    with bind("127.0.0.1", 0) as listener:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        worker = workers._Worker(["command"], settings, listener, str(tmp_path))
+        said = ""
+        while said.count("\n") < failures:
+            now[0] += 31
+            worker.look()
+            said += capsys.readouterr().err
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
+    lines = said.splitlines()
+    assert lines[0].endswith("ended with code 3; the next starts in 0.5 s")
+    assert lines[-1].startswith("no worker can be started") and lines[-1].endswith("in 30 s")
+
+
+def test_all_workers_are_told_which_index_was_verified(tmp_path, monkeypatch):
+    for name in ("vectors.npy", "corpus.jsonl", "offsets.npy"):
+        (tmp_path / name).write_text(name)
+    manifest = write_manifest(tmp_path, kind="exact", rows=1, encoder={"dim": 1})
+    told = []
+
+    def worker(command, settings, *_):
+        told.append(settings)
+        raise RuntimeError("no process is needed")
+
+    monkeypatch.setattr(workers, "_Worker", worker)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+    settings = ServeSettings(tmp_path, Path("encoder"), workers=2)
+    with pytest.raises(RuntimeError, match="no process"):
+        run_workers(settings, None)
+    (each,) = told
+    assert (each.verify, each.index_pin) == (False, fingerprint(manifest))
+
+
+def test_a_signal_while_the_files_are_verified_ends_at_once(tmp_path, monkeypatch):
+    handlers = {}
+    monkeypatch.setattr(workers.signal, "signal", lambda number, handler: handlers.update({number: handler}))
+    monkeypatch.setattr(workers, "read_manifest", lambda _: {})
+    monkeypatch.setattr(workers, "check_files", lambda *_: handlers[signal.SIGTERM](signal.SIGTERM, None))
+    with pytest.raises(SystemExit) as caught:
+        run_workers(ServeSettings(tmp_path, Path("encoder"), workers=2), None)
+    assert caught.value.code == 0
+
+
+def test_a_worker_that_cannot_start_ends_the_server_with_its_code(start, tmp_path):
+    (tmp_path / "fail").touch()
+    failing = start()
+    assert failing.wait() == 3
+    assert not failing.port_file.exists()
+
+
+def test_a_worker_that_does_not_drain_is_ended_by_force(start, tmp_path):
+    (tmp_path / "stuck").touch()
+    stuck = start().ready()
+    workers = stuck.workers()
+    stuck.process.terminate()
+    assert stuck.wait() == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

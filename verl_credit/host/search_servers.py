@@ -1,0 +1,77 @@
+"""The servers of a client: addresses, whose turn it is, and which of them are left alone for now."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from .circuit_breaker import CircuitBreaker
+from .redact import redact
+
+
+@dataclass(frozen=True)
+class Server:
+    """One retriever: the address of its POST /retrieve, and its breaker."""
+
+    url: str
+    breaker: CircuitBreaker
+
+
+class ServerList:
+    """Searches begin at the servers in turn, and each goes round from where it began.
+
+    `ready` holds, for the servers that asked a search to wait, the clock time until which (by address).
+    """
+
+    def __init__(self, urls: list[str], *, failures: int, pause_s: float, clock: Callable[[], float]):
+        self.servers = [
+            Server(url, CircuitBreaker(failures=failures, pause_s=pause_s, clock=clock)) for url in urls
+        ]
+        self._clock, self._turn = clock, 0
+
+    def start(self) -> int:
+        """Where the next search begins."""
+        self._turn += 1
+        return self._turn - 1
+
+    def pick(self, start: int, attempt: int, ready: dict[str, float]) -> tuple[Server, int] | None:
+        """(server, ticket of its breaker); None when every breaker refuses.
+
+        The first from number `start + attempt` on whose breaker lets the search in; those that asked it to wait
+        come last.
+        """
+        count, now = len(self.servers), self._clock()
+        order = [self.servers[(start + attempt + offset) % count] for offset in range(count)]
+        for server in sorted(order, key=lambda server: max(ready.get(server.url, now), now)):
+            if (ticket := server.breaker.enter()) is not None:
+                return server, ticket
+        return None
+
+    def wait(self, ready: dict[str, float]) -> float:
+        """Seconds until some server that would let a search in is ready: 0 when one did not ask to wait."""
+        usable = [s for s in self.servers if not s.breaker.refuses] or self.servers
+        now = self._clock()
+        return max(0.0, min(ready.get(server.url, now) for server in usable) - now)
+
+
+def endpoint(url: str) -> str:
+    """The address of POST /retrieve, of a server or given as such. Errors: ValueError names the address."""
+    wrong = f"address {redact(url)!r}; expected http://HOST:PORT"
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"{wrong} ({error})") from None
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.host
+        or parts.query
+        or parts.fragment
+        or not 0 < (parts.port or 80) < 65536
+    ):
+        raise ValueError(wrong)
+    return url.rstrip("/") if parts.path.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
+
+
+def base(url: str) -> str:
+    """The server's own address, without /retrieve and a slash at the end."""
+    return endpoint(url).removesuffix("/retrieve")

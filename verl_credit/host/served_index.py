@@ -1,0 +1,64 @@
+"""Which index the search servers answer from, as far as they say: GET /info, "fingerprint"."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import httpx
+
+from verl_credit.host.redact import redact
+from verl_credit.host.search_servers import base
+
+MOST_CHARS = 200
+
+
+@dataclass(frozen=True)
+class ServedIndex:
+    """What one server says: a fingerprint, or why there is none."""
+
+    url: str
+    fingerprint: str | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{redact(self.url)} {self.fingerprint or self.reason}"
+
+
+async def served_index(url: str, *, token: str | None, timeout_s: float) -> ServedIndex:
+    """Asks one server. A server without /info, or with one of another kind, is none to complain of."""
+    url = base(url)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
+            answer = await client.get(f"{url}/info", headers=headers)
+        if answer.status_code != 200:
+            return ServedIndex(url, None, f"names no index (GET /info: status {answer.status_code})")
+        said = answer.json()
+    except (TimeoutError, httpx.HTTPError) as error:
+        return ServedIndex(url, None, f"names no index (GET /info: {type(error).__name__})")
+    except (ValueError, RecursionError):
+        return ServedIndex(url, None, "names no index (GET /info: not JSON)")
+    fingerprint = said.get("fingerprint") if isinstance(said, dict) else None
+    if not (isinstance(fingerprint, str) and fingerprint.isascii() and fingerprint.isprintable()):
+        return ServedIndex(url, None, 'names no index (GET /info has no "fingerprint")')
+    if not 0 < len(fingerprint) <= MOST_CHARS:
+        return ServedIndex(url, None, f'names no index ("fingerprint" of {len(fingerprint)} characters)')
+    return ServedIndex(url, fingerprint)
+
+
+def agreed(indexes: list[ServedIndex], expected: str | None) -> str | None:
+    """The one fingerprint of all servers; None when no server names its index and none was expected.
+
+    Raises ValueError when they differ, when some say and others do not, and when it is not the `expected` one.
+    """
+    said = "; ".join(map(str, indexes))
+    found = {index.fingerprint for index in indexes}
+    if len(found) > 1:
+        raise ValueError(
+            f"the servers of search.url must serve one index, and these cannot be told to: {said}"
+        )
+    (fingerprint,) = found
+    if expected is not None and fingerprint != expected:
+        raise ValueError(f"search.index_fingerprint={expected} is expected, and this is served: {said}")
+    return fingerprint
