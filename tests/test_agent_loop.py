@@ -80,7 +80,9 @@ def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, **row):
             data_config=DictConfigWrap(config.data),
             hf_model_type="qwen3",
         )
-        loop.search.lookup = lookup or found
+        policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]
+        if loop.search is not None:
+            loop.search.lookup = lookup or found
         question = [{"role": "user", "content": "Who?"}]
         return await loop.run(
             {"temperature": 1.0}, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row
@@ -302,3 +304,24 @@ def test_what_the_server_cannot_score_is_nan_with_its_reason_and_no_lost_rollout
     output, _ = run(tokenizer, script, SERVER, scores=lambda prompt: ValueError("prompt too long"), **GOLD)
     assert all(value != value for _, _, value in record(output)["scores"])
     assert record(output)["score_error"] == "ValueError: prompt too long"
+
+
+SINGLE = ("search.max_searches=0", "algorithm.info_gain_norm_mode=none")
+
+
+def test_without_searches_there_is_one_turn_and_no_tool_in_the_prompt(tokenizer):
+    _, policy = run(tokenizer, [answer_turn("c")])
+    assert policy.tools == ["search"]
+    output, policy = run(tokenizer, [search_turn("a")], *SINGLE, "search.url=null")
+    assert policy.tools == [] and len(policy.requests) == 1 and set(output.turn_ids) == {0}
+    assert record(output)["stop_reason"] == "max_turns" and record(output)["n_searches"] == 0
+
+
+@pytest.mark.parametrize("form, text, reason", [
+    ("boxed", r"so \boxed{4}", "answer"), ("boxed", "<answer>4</answer>", "no_answer"),
+    ("tag", "<answer>4</answer>", "answer"), ("tag", r"\boxed{4}", "no_answer"),
+])  # fmt: skip
+def test_an_answer_is_what_the_row_asks_for(tokenizer, form, text, reason):
+    truth = {"reward_model": {"ground_truth": {"target": ["4"], "form": form}}}
+    output, _ = run(tokenizer, [text + TURN_END], *SINGLE, **truth)
+    assert record(output)["stop_reason"] == reason

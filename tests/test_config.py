@@ -87,11 +87,7 @@ def test_every_mode_is_an_override_without_plus(mode):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "not a multiple"),
         ("data.max_response_length=100", "cannot hold search.max_searches+1=5 turns"),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400", "cannot hold a row"),
-        (
-            "algorithm.info_gain_norm_mode=joint",
-            "only turn-group-v1d and turn-group-unbiased give turns a clip scale",
-        ),
-        ("algorithm.adv_estimator=grpo", "dynamic_clip=true with algorithm.adv_estimator=grpo"),
+        (f"{LOSS}.dynamic_clip=perhaps", "dynamic_clip='perhaps': expected true or false"),
         ("run_dir=${nothing}", "nothing"),
         ("lab.size=huge", "accepted are full, tiny"),
         ("algorithm.info_gain_norm_mode=null", "accepted are none, joint"),
@@ -134,7 +130,7 @@ def test_one_seed_drives_data_rollout_and_actor():
 def test_own_recipe_from_a_folder(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "hydra: {searchpath: [pkg://verl.trainer.config, pkg://verl_credit_recipes]}\n"
-        "defaults: [ppo_trainer, credit_defaults, cpu_host, _self_]\nrun_dir: here\n"
+        "defaults: [ppo_trainer, credit_defaults, {hardware: laptop}, _self_]\nrun_dir: here\n"
     )
     assert load_config("mine", [], str(tmp_path)).run_dir == "here"
     with pytest.raises(ConfigError, match="is not a directory"):
@@ -228,3 +224,20 @@ def test_a_curriculum_begins_behind_the_warm_up_and_leaves_other_steps_alone():
         check(*weights, "algorithm.info_gain_warmup_steps=2", "algorithm.info_gain_every=2")
     )
     assert [settings.curriculum_at(step, 7)[1] for step in range(1, 8)] == [1, 1, 0, 1, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        (
+            "algorithm.info_gain_norm_mode=joint",
+            "only turn-group-v1d and turn-group-unbiased give turns a clip scale",
+        ),
+        ("algorithm.adv_estimator=grpo", "dynamic_clip=true with algorithm.adv_estimator=grpo"),
+    ],
+)
+def test_a_clip_that_is_asked_for_and_has_no_scale_is_refused_and_auto_is_off(override, said):
+    with pytest.raises(ConfigError, match=said):
+        check(override, f"{LOSS}.dynamic_clip=true")
+    assert check(override).actor_rollout_ref.actor.policy_loss.dynamic_clip is False
+    assert check().actor_rollout_ref.actor.policy_loss.dynamic_clip is True

@@ -88,6 +88,11 @@ def test_a_refused_configuration_is_told_with_the_reason(capsys):
     assert "this would be refused" in said and "did you mean maxrl" in said
 
 
+def test_a_recipe_that_does_not_search_misses_no_server(capsys):
+    assert run(capsys, "explain", "--config-name", "math_sepa")[0] == 0
+    assert "search.url" not in run(capsys, "explain", "--config-name", "math_sepa")[1]
+
+
 def test_inputs_that_are_missing_are_named(capsys, tmp_path):
     (tmp_path / "questions.parquet").write_bytes(b"")
     code, said = run(

@@ -78,7 +78,8 @@ def test_neither_a_token_in_the_wrong_place_nor_a_password_is_shown():
 def test_an_unknown_key_of_a_recipe_file_is_refused_too(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "hydra: {searchpath: [pkg://verl.trainer.config, pkg://verl_credit_recipes]}\n"
-        "defaults: [ppo_trainer, credit_defaults, cpu_host, _self_]\nrun_dir: here\nsearch: {brekaer_failures: 3}\n"
+        "defaults: [ppo_trainer, credit_defaults, {hardware: laptop}, _self_]\n"
+        "run_dir: here\nsearch: {brekaer_failures: 3}\n"
     )
     config = load_config("mine", OWN, str(tmp_path))
     with pytest.raises(ConfigError, match="did you mean search.breaker_failures"):

@@ -11,14 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token_transforms import TRANSFORMS
 from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.defaults import ABSENT, changed_values, show_value
 from verl_credit.host.fields import ROLLOUT_NAME
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate import validate
 
-REFUSED = 4
 NEEDED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "search.url")
 PYTHON_LISTS = "Python lists, a call per prompt"
 ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag
@@ -35,19 +36,20 @@ class Stage:
     cost: str = ""
 
 
-def explain(name: str, overrides: list[str], config_dir: str | None = None) -> int:
+def explain(name: str, overrides: list[str], config_dir: str | None = None, values: bool = False) -> int:
     """Print it. Exit code 0, or 4 for a configuration that would be refused."""
     try:
         config = load_config(name, overrides, config_dir)
         validate(config)
     except ConfigError as error:
         print(f"verl-credit explain: this would be refused: {error}")
-        return REFUSED
-    print(explanation(name, config))
-    return 0
+        return ExitCode.PREFLIGHT
+    print(explanation(name, config, values))
+    return ExitCode.DONE
 
 
-def explanation(name: str, config: DictConfig) -> str:
+def explanation(name: str, config: DictConfig, values: bool = False) -> str:
+    """``values``: with every value that is not the default; without, how many there are."""
     settings = CreditSettings.from_config(config)
     lines = [f"{name}: {settings.banner()}", ""]
     for number, stage in enumerate(stages(config, settings), 1):
@@ -57,7 +59,7 @@ def explanation(name: str, config: DictConfig) -> str:
             f"     reads {stage.reads}",
             *([f"     costs {stage.cost}"] if stage.cost else []),
         ]
-    lines += ["", *idle_lines(config)]
+    lines += ["", *value_lines(config, values), *idle_lines(config)]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
     return "\n".join(lines)
 
@@ -73,13 +75,29 @@ def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     yield _loss(config, settings)
 
 
+def value_lines(config: DictConfig, values: bool) -> list[str]:
+    """Every value that is neither verl's default nor, for our own keys, that of credit_defaults.yaml."""
+    changed = changed_values(config)
+    if not values:
+        return [f"not the defaults of verl and verl_credit: {len(changed)} values (--values lists them)"]
+    width = max((len(key) for key, _, _ in changed), default=0)
+    lines = ["values that are not the default:"]
+    for key, value, default in changed:
+        was = (
+            f"{default.of}: {show_value(default.value)}" if default.value != ABSENT else "a key of the recipe"
+        )
+        lines.append(f"  {key:<{width}}  {show_value(value)}   ({was})")
+    return [*lines, ""]
+
+
 def missing(config: DictConfig) -> list[str]:
     """Inputs without a value, and files that are not there."""
     lab, found = "lab" in config, []
     for key in NEEDED:
         value = None if OmegaConf.is_missing(*_parent(config, key)) else OmegaConf.select(config, key)
         if key == "search.url":
-            found += [] if value or lab else [f"{key} (a server with POST /retrieve)"]
+            needed = config.search.max_searches and not lab
+            found += [] if value or not needed else [f"{key} (a server with POST /retrieve)"]
             continue
         for path in [value] if value is None or isinstance(value, str) else value:
             if path is None:

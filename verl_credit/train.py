@@ -10,14 +10,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.doctor.command import refuse_unfit_machine
+from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.finished import nothing_left
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
-from verl_credit.host.progress import Progress, Throttled
+from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.redact import redact
 from verl_credit.host.run_files import METRICS
+from verl_credit.host.run_lock import run_lock
 from verl_credit.host.validate import validate
-
-DONE, FAILED, PREFLIGHT, INTEGRITY, INTERRUPTED = 0, 1, 4, 5, 130
+from verl_credit.host.versions import write_versions
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {
@@ -30,27 +33,32 @@ ENVIRONMENT = {
 
 
 def train(name: str, overrides: list[str], config_dir: str | None = None) -> int:
-    """Exit code: 0 done, 1 failed, 4 not started (configuration, data, server), 5 stopped to protect the numbers."""
+    """Run it, or say why not. The exit codes are those of ExitCode."""
     try:
         config = load_config(name, overrides, config_dir)
         validate(config)
         return _train(config)
     except (ConfigError, PreflightError) as error:
         print(f"verl-credit train: {error}", flush=True)
-        return PREFLIGHT
+        return ExitCode.PREFLIGHT
     except KeyboardInterrupt:
         print("interrupted; the next run goes on from the last checkpoint", flush=True)
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 def _train(config: DictConfig) -> int:
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
     run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
     _environment(cpu=config.trainer.device == "cpu")
     with _terminate_as_interrupt(), ExitStack() as stack:
+        stack.enter_context(run_lock(run_dir, say_at_once))
         progress = Progress(run_dir, config.trainer.total_training_steps or 0)
+        if reason := nothing_left(config):
+            progress.say(reason)
+            _report(run_dir, progress)
+            return ExitCode.NOTHING_LEFT
+        refuse_unfit_machine(config)
         if "lab" in config:
             _prepare_lab(config, stack, progress)
         _preflight(config, progress)
@@ -94,10 +102,11 @@ def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> No
 
 
 def _preflight(config: DictConfig, progress: Progress) -> None:
-    fingerprint, said = check_server(config.search)
-    with open_dict(config):  # so that the run's files and a resume know the index
-        config.search.index_fingerprint = fingerprint
-    progress.say(f"index: {said}")
+    if config.search.max_searches:
+        fingerprint, said = check_server(config.search)
+        with open_dict(config):  # so that the run's files and a resume know the index
+            config.search.index_fingerprint = fingerprint
+        progress.say(f"index: {said}")
     check_model(config.actor_rollout_ref.model.path)
     check_data(config.data.train_files, "data.train_files", at_least=config.data.train_batch_size)
     check_data(config.data.val_files, "data.val_files")
@@ -111,6 +120,7 @@ def _save_config(config: DictConfig, run_dir: Path) -> None:
     with open_dict(stored):
         stored.search.url = redact(config.search.url)
     OmegaConf.save(stored, run_dir / "config.yaml", resolve=True)
+    write_versions(run_dir)
 
 
 def _launch(config: DictConfig, progress: Progress) -> int:
@@ -121,11 +131,11 @@ def _launch(config: DictConfig, progress: Progress) -> int:
         launch(config)
     except IntegrityError as error:
         progress.say(f"stopped: {error}")
-        return INTEGRITY
+        return ExitCode.INTEGRITY
     except RunFailed as error:
         progress.say(f"failed: {error}")
-        return FAILED
-    return DONE
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def _report(run_dir: Path, progress: Progress) -> None:

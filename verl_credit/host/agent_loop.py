@@ -21,7 +21,7 @@ from verl.tools.schemas import ToolResponse
 from verl_credit.host.fields import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.host.gain_requests import RowPlanner
 from verl_credit.host.gain_server import server_score
-from verl_credit.host.reward import extract_answer
+from verl_credit.host.reward import final_answer
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
 from verl_credit.host.settings import CreditSettings
@@ -51,8 +51,9 @@ class SearchAgentLoop(ToolAgentLoop):
         super().__init__(*args, tools=tools, **kwargs)
         settings = self.config.search
         self.max_new_tokens = settings.max_new_tokens
-        self.search = SearchTool.for_settings(settings)
-        self.tools = {**self.tools, self.search.name: self.search}
+        # search.max_searches=0: one turn and no search; other tools of the recipe would never be called either
+        self.search = SearchTool.for_settings(settings) if settings.max_searches else None
+        self.tools = {**self.tools, self.search.name: self.search} if self.search else {}
         self.tool_schemas = [
             tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools.values()
         ]
@@ -73,6 +74,7 @@ class SearchAgentLoop(ToolAgentLoop):
             ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["raw_prompt"])
         )
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
+        self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         output = await super().run(params, **kwargs)
         finished = self._finish(output)
         if mode is None and self.config.algorithm.info_gain_scorer == "server":
@@ -130,7 +132,7 @@ class SearchAgentLoop(ToolAgentLoop):
         self.record.bad_calls += dropped
         if state == AgentState.PROCESSING_TOOLS:
             return "length"  # stays if the observation does not fit
-        if extract_answer(text) is not None:
+        if final_answer(text, self._truth) is not None:
             return "answer"
         if len(agent_data.response_mask) >= self.response_length:
             return "length"
@@ -149,7 +151,7 @@ class SearchAgentLoop(ToolAgentLoop):
         return state
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
-        if tool_call.name != self.search.name:
+        if self.search is None or tool_call.name != self.search.name:
             if tool_call.name not in self.tools:
                 self.record.bad_calls += 1
                 return ToolResponse(text=self._unknown_tool(tool_call.name)), 0.0, {}

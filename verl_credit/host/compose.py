@@ -15,7 +15,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.credit.modes import ADAPTIVE
+from verl_credit.host.fields import ADV_ESTIMATOR
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
 RECIPES = "verl_credit_recipes"
+GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
 
 
 class ConfigError(ValueError):
@@ -26,19 +31,29 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
     """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
     try:
         with _quiet():
-            config = _compose(name, overrides, config_dir)
+            config = _decide_auto(_compose(name, overrides, config_dir))
             if config.get("credit_preset"):
-                preset = _compose(name, [f"credit={config.credit_preset}"], config_dir)
+                groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
+                preset = _decide_auto(_compose(name, [*groups, f"credit={config.credit_preset}"], config_dir))
                 config.credit_overrides = _changed(config, preset)
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(name, overrides, config_dir, error)) from error
 
 
+def _decide_auto(config: DictConfig) -> DictConfig:
+    """``dynamic_clip=auto`` becomes true or false here, so that nothing after this has to know the word."""
+    loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
+    if loss is not None and loss.get("dynamic_clip") == "auto":
+        scaled = algorithm.get("info_gain_norm_mode") in ADAPTIVE and algorithm.get("algorithm_mode") is None
+        loss.dynamic_clip = scaled and algorithm.get("adv_estimator") == ADV_ESTIMATOR
+    return config
+
+
 def _changed(config: DictConfig, preset: DictConfig) -> list[str]:
     """``key=value`` of the credit keys that are not what the preset says."""
     changed = []
-    for root in ("algorithm", "actor_rollout_ref.actor.policy_loss"):
+    for root in ("algorithm", LOSS):
         ours, theirs = (_flat(root, OmegaConf.select(c, root)) for c in (config, preset))
         changed += [f"{key}={value}" for key, value in ours.items() if theirs.get(key) != value]
     return changed

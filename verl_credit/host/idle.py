@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.host.doubts import doubts
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.settings import CreditSettings
 
@@ -97,6 +98,8 @@ def without_effect(config: DictConfig) -> list[str]:
             f"algorithm.info_gain_warmup_steps={credit.info_gain_warmup_steps}: no gain is measured in "
             f"trainer.total_training_steps={steps}"
         )
+    if not config.search.max_searches and config.search.url:
+        found.append("search.url: with search.max_searches=0 nothing is searched")
     if transform.uses_sepa_controller and steps is not None:
         first = _first_sepa_step(settings.sepa)
         if steps < first:
@@ -107,10 +110,11 @@ def without_effect(config: DictConfig) -> list[str]:
 
 
 def idle_lines(config: DictConfig) -> list[str]:
-    """Both, as sentences for the run's notes."""
+    """Both, and what may not have been meant, as sentences for the run's notes."""
     keys = unused(config)
     lines = [f"set, and read by nothing here: {', '.join(keys)}"] if keys else []
-    return lines + [f"without effect: {line}" for line in without_effect(config)]
+    lines += [f"without effect: {line}" for line in without_effect(config)]
+    return lines + [f"warning: {line}" for line in doubts(config)]
 
 
 def _first_sepa_step(sepa: dict) -> int:

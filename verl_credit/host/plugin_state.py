@@ -16,6 +16,9 @@ FREE = (
     "run_dir",
     "sample_trajectories",
     "poll_interval_s",
+    "max_hours",
+    "hardware.",
+    "plan.",
     "evaluation.",
     "faults.",
     "lab.dir",
@@ -43,12 +46,14 @@ FREE = (
 )
 
 
-def save_state(folder: Path, config, step: int, metrics: dict, sepa: dict | None = None) -> None:
+def save_state(
+    folder: Path, config, step: int, metrics: dict, sepa: dict | None = None, planned: int | None = None
+) -> None:
     """Written before verl's tracker file, so that a checkpoint that counts has it.
 
     ``metrics``: what the step has measured so far. verl saves before it evaluates and logs; a run killed in
     between would otherwise resume behind a step that no file tells of.
-    ``sepa``: state of the SEPA controller, where there is one.
+    ``sepa``: state of the SEPA controller, where there is one. ``planned``: steps of the whole run, as verl counts them.
     """
     state = {
         "version": VERSION,
@@ -56,8 +61,26 @@ def save_state(folder: Path, config, step: int, metrics: dict, sepa: dict | None
         "config": _deciding_keys(config),
         "metrics": plain(metrics),
         "sepa": sepa,
+        "planned": {"steps": planned, "epochs": config.trainer.total_epochs},
     }
     write_text(Path(folder) / STATE, json.dumps(state, indent=1))
+
+
+def planned_steps(folder: Path, config) -> int | None:
+    """Steps of the whole run by the state in checkpoint ``folder``, for a run that counts epochs.
+
+    None where it does not say, and where data or epochs are others now.
+    """
+    try:
+        state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8"))
+        planned, before = state["planned"], state["config"]
+        steps, epochs = planned["steps"], planned["epochs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    then, now = (
+        {k: v for k, v in keys.items() if k.startswith("data.")} for keys in (before, _deciding_keys(config))
+    )
+    return steps if epochs == config.trainer.total_epochs and then == now else None
 
 
 def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:

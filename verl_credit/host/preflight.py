@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.redact import redact
-from verl_credit.host.reward import gold_answers
+from verl_credit.host.reward import answer_form, gold_answers
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_settings import client_for, token_of, urls_of
 from verl_credit.host.served_index import ServedIndex, agreed, served_index
@@ -89,7 +89,9 @@ def _check_row(path: str, number: int, row: dict) -> None:
     if not row["prompt"]:
         raise PreflightError(f"{path} row {number}: empty prompt")
     try:
-        gold_answers((row["reward_model"] or {}).get("ground_truth"))
+        truth = (row["reward_model"] or {}).get("ground_truth")
+        gold_answers(truth)
+        answer_form(truth)
     except ValueError as error:
         raise PreflightError(f"{path} row {number}: {error}") from error
 

@@ -4,6 +4,8 @@ The answer is what stands in the last complete ``<answer>...</answer>`` of the t
 A trajectory without one is badly formatted and scores 0; a penalty for that, if wanted, is a separate
 component with a metric of its own, never mixed into exact match.
 
+A row whose ground truth has ``"form": "boxed"`` (mathematics) is answered in ``\\boxed{...}`` and compared as a number.
+
 Pure Python: no verl import, so that the lab's gate and a notebook score exactly as training does.
 """
 
@@ -15,6 +17,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from verl_credit.host.fields import ROW_RECORD
+from verl_credit.host.math_answer import boxed_match, extract_boxed
+
+TAG, BOXED = "tag", "boxed"
+FORMS = (TAG, BOXED)
+"""How a row is answered: ``ground_truth["form"]``; ``tag`` where nothing is said."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -84,24 +91,38 @@ def gold_answers(ground_truth) -> list[str]:
     return golds
 
 
+def answer_form(ground_truth) -> str:
+    """``tag`` or ``boxed``. Raises ValueError for anything else."""
+    form = (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or TAG
+    if form not in FORMS:
+        raise ValueError(f"reward_model.ground_truth.form is {form!r}: expected one of {', '.join(FORMS)}")
+    return form
+
+
+def final_answer(text: str, ground_truth) -> str | None:
+    """What the text answers, in the form that the row asks for; None when it does not answer."""
+    return extract_boxed(text) if answer_form(ground_truth) == BOXED else extract_answer(text)
+
+
 def compute_score(
     data_source: str, solution_str: str, ground_truth, extra_info=None, format_penalty: float = 0.0
 ) -> dict[str, float]:
     """verl's ``custom_reward_function`` contract.
 
-    score = em - format_penalty * [no answer tag];  ``em``, ``f1``, ``format_ok`` go to the metrics.
+    score = em - format_penalty * [no answer];  ``em``, ``f1``, ``format_ok`` go to the metrics.
     The search agent's record brings the policy's own last turn; ``solution_str`` holds observations too, and
     an answer tag inside a retrieved page must not count.
     """
     golds = gold_answers(ground_truth)
     record = (extra_info or {}).get(ROW_RECORD)
-    answer = extract_answer(record["final_text"] if record else solution_str)
-    em = exact_match(answer, golds)
+    answer = final_answer(record["final_text"] if record else solution_str, ground_truth)
+    boxed = answer_form(ground_truth) == BOXED
+    em = boxed_match(answer, golds) if boxed else exact_match(answer, golds)
     penalty = 0.0 if answer is not None else float(format_penalty)
     return {
         "score": em - penalty,
         "em": em,
-        "f1": token_f1(answer, golds),
+        "f1": em if boxed else token_f1(answer, golds),  # a number has no words to share
         "format_ok": float(answer is not None),
         "format_penalty": penalty,
         "tool_fault": float(bool(record and record["tool_fault"])),

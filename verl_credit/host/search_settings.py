@@ -30,7 +30,7 @@ KEYS = (
 )
 NUMBERS = {  # key: (smallest, largest, whole number?)
     "search.topk": (1, 1000, True),
-    "search.max_searches": (1, 1000, True),
+    "search.max_searches": (0, 1000, True),
     "search.max_new_tokens": (1, float("inf"), True),
     "search.max_page_chars": (1, float("inf"), True),
     "search.timeout_s": (1e-3, float("inf"), False),

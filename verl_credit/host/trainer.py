@@ -61,6 +61,7 @@ from verl_credit.host.run_files import (
     rewind,
 )
 from verl_credit.host.settings import CreditSettings
+from verl_credit.host.time_limit import TimeLimit
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 from verl_credit.host.trajectories import sample_trajectories
 from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
@@ -81,6 +82,8 @@ class CreditTrainer(PPOTrainerSync):
         self._watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
         self._attention: str | None = None
+        self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
+        self._shortened_from: int | None = None
         super().__init__(config)
 
     @property
@@ -132,7 +135,8 @@ class CreditTrainer(PPOTrainerSync):
         for number, names in enumerate(agent_loop_manager.probe()):
             require_registered(f"agent loop worker {number}", names)
         self._watch.drain = agent_loop_manager.drain_errors
-        index = self.config.search.index_fingerprint or "not named by its server"
+        search = self.config.search
+        index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
         if self._attention:
             events.note(self.run_dir, "attention", self._attention)
@@ -185,7 +189,7 @@ class CreditTrainer(PPOTrainerSync):
         with marked_timer("info_gain", self.timing_raw):
             scorer = partial(self._scorer, batch)
             gain_B_K, mask_B_K = score_gains(plan, scorer, metrics)
-            scales = self.settings.curriculum_at(self.global_steps, self.total_training_steps)
+            scales = self.settings.curriculum_at(self.global_steps, self._planned_steps)
             self._step = TurnStep(
                 self.settings,
                 self._turns.turn_ids_B_T,
@@ -292,6 +296,27 @@ class CreditTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
+        self._keep_time(timing_raw)
+
+    def _keep_time(self, timing_raw: dict[str, float]) -> None:
+        """With max_hours: what verl takes for the last step is saved and evaluated, and the run ends behind it."""
+        done = self.global_steps >= self.total_training_steps
+        timing_s = {
+            name: timing_raw[name] for name in ("step", "save_checkpoint", "testing") if name in timing_raw
+        }
+        if self._limit is not None and not done and self._limit.next_is_last(timing_s):
+            self._shortened_from = self.total_training_steps
+            self.total_training_steps = self.global_steps + 1
+            text = (
+                f"max_hours={self.config.max_hours:g}: step {self.total_training_steps} is the last of this run; the same "
+                "command goes on from it"
+            )
+            events.note(self.run_dir, "max_hours", text)
+
+    @property
+    def _planned_steps(self) -> int:
+        """Of the whole run; verl's number is smaller once max_hours has made a step the last."""
+        return self._shortened_from or self.total_training_steps
 
     def on_init_end(self):
         super().on_init_end()
@@ -343,7 +368,7 @@ class CreditTrainer(PPOTrainerSync):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         controller = self._controller
         sepa = None if controller is None else controller.state_dict()
-        save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa)
+        save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa, self._planned_steps)
         super()._save_checkpoint()
 
     def _load_checkpoint(self):

@@ -14,7 +14,7 @@ from verl_credit.credit.policy_loss import RATIO_LEVELS
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
-from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, TRAINER_MODE
+from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.host.search_settings import validate_search
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
@@ -70,6 +70,9 @@ def validate(config: DictConfig) -> None:
         _flag(config, f"{LOSS}.dynamic_clip")
         _number(config, f"{LOSS}.clip_beta", 0.0, 1.0, False)
     _curriculum(config)
+    _time_limit(config)
+    _vllm_on_cpu(config)
+    _lora_on_hf(config)
     _combinations(config)
     validate_scorer(config)
     _resolve(config)
@@ -106,6 +109,12 @@ def _combinations(config: DictConfig) -> None:
             f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "
             f"of data.max_prompt_length + data.max_response_length + {SCORED_ANSWER} (the scored answer) = {row} tokens"
         )
+    mode = _get(config, "algorithm.info_gain_norm_mode")
+    if estimator == ADV_ESTIMATOR and _get(config, "search.max_searches") == 0 and mode != "none":
+        raise ConfigError(
+            f"search.max_searches=0 with algorithm.info_gain_norm_mode={mode}: without a tool there is one turn, and "
+            "none that could have a gain; set info_gain_norm_mode=none"
+        )
     turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
     if turns * _get(config, "search.max_new_tokens") > budget:
         raise ConfigError(
@@ -118,6 +127,39 @@ def _evaluation_modes(config: DictConfig) -> None:
     modes = _get(config, "evaluation.modes")
     if not modes or any(mode not in EVALUATION_MODES for mode in modes):
         raise ConfigError(f"evaluation.modes={modes}: expected a list of {list(EVALUATION_MODES)}, not empty")
+
+
+def _time_limit(config: DictConfig) -> None:
+    hours = _get(config, "max_hours")
+    if hours is None:
+        return
+    _number(config, "max_hours", 1e-3, math.inf, False)
+    if _get(config, "trainer.save_freq") <= 0:
+        raise ConfigError(
+            f"max_hours={hours} with trainer.save_freq={_get(config, 'trainer.save_freq')}: the last step would be lost; "
+            "set trainer.save_freq"
+        )
+
+
+def _vllm_on_cpu(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    extension = OmegaConf.select(rollout, "engine_kwargs.vllm.worker_extension_cls")
+    if _get(config, "trainer.device") == "cpu" and rollout.name == "vllm" and extension is None:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.name=vllm with trainer.device=cpu: with vLLM's own CPU products the first sync of "
+            "weights waits for ever; add +actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
+            "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension (docs/host.md)"
+        )
+
+
+def _lora_on_hf(config: DictConfig) -> None:
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    rank = model.get("lora_rank") or 0
+    if rollout.name == ROLLOUT_NAME and rank > 0 and not OmegaConf.select(model, "lora.merge"):
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_rank={rank} with actor_rollout_ref.rollout.name={ROLLOUT_NAME}: that engine "
+            "takes whole weights, no adapters; set actor_rollout_ref.model.lora_rank=0"
+        )
 
 
 def _curriculum(config: DictConfig) -> None:

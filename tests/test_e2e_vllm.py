@@ -1,0 +1,183 @@
+"""The real vLLM on a CPU, started by verl's own replica, on the tiny lab. `make test-vllm` runs it.
+
+Engine and trainer read the same weights with different code. That they agree on every token that was sampled, before
+and after an update, shows that weights arrive, that tokens are aligned, and that sampling is what the trainer assumes.
+"""
+
+import importlib.metadata
+import math
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_credit.host.answer_template import pseudo_answer
+from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+
+pytestmark = pytest.mark.vllm
+
+TIMEOUT_S = 900
+AGREE = 1e-4  # of log-probs, and of gains that are differences of log-probs
+TEMPLATE = "<answer> {answer}</answer>"  # of recipes/lab.yaml
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE = f"+{ROLLOUT}.engine_kwargs.vllm"
+
+SETTINGS = [
+    "lab.size=tiny",
+    "trainer.save_freq=-1",
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.enforce_eager=true",
+    f"+{ROLLOUT}.enable_sleep_mode=false",
+    f"{ROLLOUT}.free_cache_engine=true",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+    f"{ENGINE}.kv_cache_memory_bytes=536870912",
+    f"{ENGINE}.block_size=32",
+    f"{ENGINE}.worker_extension_cls=verl_credit.host.cpu.vllm_extension.CPUWorkerExtension",
+    # verl then reports the largest and the smallest ratio of trainer to engine over all sampled tokens.
+    "algorithm.rollout_correction.rollout_is=token",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_memory_is_left_clean():
+    """Queues and weights in shared memory outlive a run; those that these runs made and nobody has open are removed."""
+    before = segments()
+    yield
+    mapped = "\n".join(maps(process.pid) for process in psutil.process_iter())
+    for segment in segments() - before:
+        if str(segment) not in mapped:
+            segment.unlink(missing_ok=True)
+
+
+def segments():
+    return {
+        path for pattern in ("psm_*", "sem.mp-*", "verl_weights_*") for path in Path("/dev/shm").glob(pattern)
+    }
+
+
+def maps(pid):
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # another user's, or gone
+        return ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of the lab, which the first run builds, and of the runs."""
+    assert "cpu" in importlib.metadata.version("vllm"), "this is not the environment of `make test-vllm`"
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def two_steps(folder):
+    """Gains by the trainer's own forward; the folder of the run."""
+    return train(
+        folder, "two_steps", "trainer.total_training_steps=2", "trainer.test_freq=2", "data.val_max_samples=8"
+    )
+
+
+def train(folder, name, *overrides):
+    """The run's folder. Ends every process of the run when it takes too long."""
+    command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", "--config-name", "lab"]
+    process = subprocess.Popen(
+        [*command, f"lab.dir={folder / 'lab'}", f"run_dir={folder / name}", *SETTINGS, *overrides],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        root = psutil.Process(process.pid)
+        for each in (*root.children(recursive=True), root):
+            each.kill()
+        said, _ = process.communicate()
+        pytest.fail(f"not done after {TIMEOUT_S} s:\n{said}")
+    assert process.returncode == 0, said
+    return folder / name
+
+
+def assert_engine_and_trainer_agree(row):
+    ratios = row["rollout_corr/rollout_is_max"], row["rollout_corr/rollout_is_min"]
+    assert max(abs(math.log(ratio)) for ratio in ratios) < AGREE
+    assert row["training/rollout_probs_diff_max"] < AGREE
+
+
+def test_engine_and_trainer_agree_and_gains_are_measured(two_steps):
+    rows = read_json_lines(two_steps / METRICS)
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert_engine_and_trainer_agree(row)
+        assert row["credit/gain/scored"] == 1 and row["credit/gain/turns"] > 0
+        assert row["credit/gain/std"] > 0 and row["credit/clip_scale/std"] > 0
+        assert row["credit/rollouts_failed"] == 0
+    # Step 2 was sampled from weights that step 1 had moved, somewhere past the clip range.
+    assert rows[0]["actor/pg_clipfrac"] > 0
+    assert [row["step"] for row in read_json_lines(two_steps / VALIDATION)] == [0, 2]
+
+
+def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):
+    """scorer=server: log-probs of prompts out of vLLM's prefix cache, against transformers on the trajectories' text.
+
+    Sampled at temperature 0.5, so that text is tokenised as it was written; scored at 1.
+    """
+    run = train(
+        folder, "server", "trainer.total_training_steps=1", "trainer.test_freq=-1",
+        "trainer.val_before_train=false", "sample_trajectories=64", f"{ROLLOUT}.temperature=0.5",
+        "algorithm.info_gain_scorer=server", "algorithm.info_gain_type=log_prob_diff",
+    )  # fmt: skip
+    (row,) = read_json_lines(run / METRICS)
+    assert_engine_and_trainer_agree(row)
+    assert row["credit/gain/scored"] == 1 and row["credit/gain/failed_rows"] == 0
+    by_branch = read_json_lines(two_steps / METRICS)[0]  # the same prompts, the same weights, other rollouts
+    assert row["credit/gain/prior"] == pytest.approx(by_branch["credit/gain/prior"], rel=AGREE)
+    policy, expected, found = reference(folder / "lab" / "policy"), [], []
+    for trajectory in read_json_lines(run / TRAJECTORIES):
+        if "\ufffd" in "".join(turn["text"] for turn in trajectory["turns"]):
+            continue  # bytes that are no text: the tokens cannot be had back
+        expected += gains(policy, trajectory)
+        found += [turn["info_gain"] for turn in trajectory["turns"][:-1]]
+    assert len(expected) > 20 and max(map(abs, expected)) > 0.1
+    assert found == pytest.approx(expected, abs=AGREE)
+
+
+def reference(folder):
+    """(question -> prompt, (context, gold) -> mean log-prob of the gold answer), by transformers' own attention."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    model.eval()
+
+    @torch.no_grad()
+    def log_prob(context, gold):
+        answer = pseudo_answer(tokenizer, gold, TEMPLATE, before=context)
+        ids = torch.tensor([answer.token_ids])
+        log_probs = model(ids).logits[0].double().log_softmax(-1)
+        at = range(answer.gold_start, answer.gold_end)
+        return math.fsum(log_probs[i - 1, ids[0, i]].item() for i in at) / len(at)
+
+    def prompt(question):
+        messages = [{"role": "user", "content": question}]
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    return prompt, log_prob
+
+
+def gains(policy, trajectory):
+    """Of every turn but the last: how much its call and what it returned moved the best gold answer's log-prob."""
+    prompt, log_prob = policy
+    context = prompt(trajectory["question"])
+    values = [max(log_prob(context, gold) for gold in trajectory["golds"])]
+    for turn in trajectory["turns"][:-1]:
+        context += turn["text"] + turn["observation"]
+        values.append(max(log_prob(context, gold) for gold in trajectory["golds"]))
+    return [after - before for before, after in pairwise(values)]

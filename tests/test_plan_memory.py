@@ -1,0 +1,271 @@
+"""Memory: numbers by hand, laws that any change of the plan must keep, and remedies that do what they say."""
+
+from dataclasses import replace
+
+import pytest
+
+from verl_credit.plan import Job, PlanError, actor_peak, find_hardware, phases, shape_of
+from verl_credit.plan.activations import layer, log_prob_loss, loss
+from verl_credit.plan.hardware import GIB, index_bytes
+from verl_credit.plan.job import Assumptions
+from verl_credit.plan.memory import engine, gathered, state, update_parts
+from verl_credit.plan.remedies import missing, remedies
+
+SHAPE = shape_of("Qwen/Qwen3-4B")
+H100, SPARK = find_hardware("h100"), find_hardware("spark")
+JOB = Job(
+    per_node=8, shards=8, prompts=64, rollouts=16, mini_batch=8, max_prompt=2000, max_response=6192, max_turns=7,
+    update_tokens=16384, log_prob_tokens=16384, entropy="chunked", utilization=0.6, bucket_bytes=2**31,
+)  # fmt: skip
+ASSUMED = Assumptions(mean_prompt_tokens=500, mean_response_tokens=3096, mean_turns=3.5, host_gib=32)
+
+
+def peak(job, hw=H100, **index):
+    return max(p.total for p in phases(SHAPE, job, hw, ASSUMED, **index) if p.where == "device")
+
+
+def by_name(found):
+    return {phase.name: phase for phase in found}
+
+
+def test_sharded_state_by_hand():
+    """fp32 weights are the master copy: 4 bytes, gradients 4, two moments 8, over eight devices."""
+    n = 4_022_468_096
+    assert state(SHAPE, JOB) == {"weights": n * 4 / 8, "gradients": n * 4 / 8, "optimizer": n * 8 / 8}
+
+
+def test_bf16_weights_bring_bf16_moments():
+    assert sum(state(SHAPE, replace(JOB, weight_bytes=2)).values()) * 2 == sum(state(SHAPE, JOB).values())
+
+
+def test_adapter_state_by_hand():
+    """Rank 32 on seven linears of 36 layers: q 2560+4096, k and v 2560+1024, o 4096+2560, three of 2560+9728."""
+    adapters = 32 * 36 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
+    held = state(SHAPE, replace(JOB, lora_rank=32, shards=1))
+    assert held["gradients"] == adapters * 4
+    assert held["optimizer"] == adapters * 8
+    assert held["weights"] == (4_022_468_096 + adapters) * 4
+
+
+def test_a_layer_in_bf16_by_hand():
+    """Two norms 8h each; q and k: fp32 copy and normalised 6, turned 2; v 2, output 2; statistics; four MLP widths of 2."""
+    h, q, k, f, heads = 2560, 4096, 1024, 9728, 32
+    expected = 16 * h + 6 * (q + k) + 2 * (q + 2 * k + q) + 4 * heads + 8 * f
+    assert layer(SHAPE, 2, "flash") == expected
+
+
+def test_logits_by_hand():
+    """16,384 tokens x 151,936: in bf16, over which flash-attn's loss writes; without it an fp32 log-softmax beside them."""
+    logits = 16384 * 151936
+    assert loss(SHAPE, JOB) == 2 * logits
+    assert loss(SHAPE, replace(JOB, flash_loss=False)) == 6 * logits
+    assert loss(SHAPE, replace(JOB, flash_loss=False, softmax_bytes=2)) == 4 * logits  # autocast on a CPU
+    assert loss(SHAPE, replace(JOB, unit_temperature=False)) == 4 * logits
+    assert loss(SHAPE, replace(JOB, flash_loss=False, compute_bytes=4)) == 12 * logits
+    chunk = 2048 * 151936
+    assert log_prob_loss(SHAPE, JOB, tokens=16384) == 2 * logits + 12 * chunk
+    assert log_prob_loss(SHAPE, replace(JOB, entropy="eager"), tokens=16384) == 10 * logits
+    assert loss(SHAPE, replace(JOB, fused_loss=True)) == 12 * 512 * 151936
+
+
+def test_what_fsdp_gathers():
+    embeddings, one = 151936 * 2560, SHAPE.largest_layer
+    assert gathered(SHAPE, JOB) == 2 * (embeddings + 2 * one)
+    assert gathered(SHAPE, replace(JOB, reshard=False)) == 2 * (SHAPE.parameters)
+    assert gathered(SHAPE, replace(JOB, shards=1, weight_bytes=2)) == 0
+
+
+def test_the_engines_cache_by_hand():
+    runner = engine(SHAPE, JOB, H100, ASSUMED)
+    left = 0.6 * 79.1 * GIB - 2 * 4_022_468_096 - 2 * GIB
+    assert runner.kv_tokens == pytest.approx(left / 147456)
+    assert not runner.problems
+
+
+def test_an_engine_that_cannot_hold_a_row_is_a_problem():
+    runner = engine(SHAPE, replace(JOB, utilization=0.1), H100, ASSUMED)
+    assert "one row of 8192 tokens" in runner.problems[0]
+    assert not by_name(phases(SHAPE, replace(JOB, utilization=0.1), H100, ASSUMED))["rollout"].fits
+
+
+def test_wiki_18_takes_64_6_gb():
+    rows = {"rows": 21_015_324, "dim": 768}
+    assert index_bytes({"index": rows}) == 21_015_324 * 768 * 4 == 64_559_075_328
+    assert index_bytes({"index": {**rows, "kind": "sq8"}}) * 4 == index_bytes({"index": rows})
+
+
+# Laws
+
+
+@pytest.mark.parametrize("engine_name", ["vllm", "hf"])
+@pytest.mark.parametrize("lora", [0, 32])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_more_devices_never_need_more_each(engine_name, lora, checkpointing):
+    def on(devices):
+        return replace(
+            JOB,
+            per_node=devices,
+            shards=devices,
+            engine=engine_name,
+            lora_rank=lora,
+            checkpointing=checkpointing,
+        )
+
+    # One device that computes in bf16 from fp32 weights gathers as well: 1 is in the law.
+    peaks = [actor_peak(SHAPE, on(devices)) for devices in (1, 2, 4, 8, 16)]
+    assert peaks == sorted(peaks, reverse=True)
+    whole = [peak(on(devices)) for devices in (1, 2, 4, 8, 16)]
+    assert whole == sorted(whole, reverse=True)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_less_is_less(devices):
+    job = replace(JOB, per_node=devices, shards=devices, checkpointing=False)
+    full = actor_peak(SHAPE, job)
+    for change in ({"lora_rank": 32}, {"checkpointing": True}, {"update_tokens": 8192}, {"fused_loss": True}):
+        assert actor_peak(SHAPE, replace(job, **change)) < full, change
+
+
+def test_a_longer_micro_batch_needs_more():
+    peaks = [actor_peak(SHAPE, replace(JOB, update_tokens=n)) for n in (8192, 16384, 32768)]
+    assert peaks == sorted(set(peaks))
+
+
+def test_gradients_meet_the_loss_only_when_they_accumulate():
+    once = replace(JOB, update_tokens=JOB.mini_batch * JOB.rollouts // 8 * JOB.longest_row)
+    assert update_parts(SHAPE, once)["loss"]["gradients"] == 0
+    assert update_parts(SHAPE, JOB)["loss"]["gradients"] > 0
+
+
+def test_offloading_moves_bytes_from_the_device_to_the_host():
+    plain = by_name(phases(SHAPE, JOB, H100, ASSUMED))
+    moved = by_name(phases(SHAPE, replace(JOB, offload_weights=True, offload_optimizer=True), H100, ASSUMED))
+    held = state(SHAPE, JOB)
+    gone = held["weights"] + held["optimizer"]
+    assert plain["rollout"].total - moved["rollout"].total == pytest.approx(
+        gone * (1 + ASSUMED.fragmentation)
+    )
+    assert moved["host"].total - plain["host"].total == pytest.approx(8 * gone)
+    # They come back for the update.
+    assert moved["update: backward"].total == plain["update: backward"].total
+
+
+def test_offloading_saves_nothing_on_unified_memory():
+    job = replace(JOB, per_node=1, shards=1)
+    assert peak(job, SPARK) == peak(replace(job, offload_weights=True, offload_optimizer=True), SPARK)
+
+
+def test_the_index_counts_where_memory_is_shared():
+    job, size = replace(JOB, per_node=1, shards=1), 10 * GIB
+    assert peak(job, SPARK, index=size) - peak(job, SPARK) == pytest.approx(size)
+    assert peak(job, H100, index=size) == peak(job, H100)
+    assert peak(job, H100, index=size, place="device") - peak(job, H100) == pytest.approx(size)
+    host = by_name(phases(SHAPE, job, H100, ASSUMED, index=size))["host"]
+    assert host.parts["index"] == size
+
+
+def test_an_engine_that_does_not_sleep_stays_for_the_update():
+    awake = by_name(phases(SHAPE, replace(JOB, sleeps=False), H100, ASSUMED))["update: loss"]
+    assert awake.parts["engine asleep"] == pytest.approx(0.6 * H100.memory)
+
+
+def test_the_reference_is_counted_only_when_it_is_asked_for():
+    names = by_name(phases(SHAPE, JOB, H100, ASSUMED))
+    asked = by_name(phases(SHAPE, replace(JOB, reference=True), H100, ASSUMED))
+    assert "reference" not in names
+    assert asked["host"].parts["reference model"] == 4_022_468_096 * 4
+    # With an adapter the actor without it is the reference.
+    assert "reference" not in by_name(phases(SHAPE, replace(JOB, reference=True, lora_rank=8), H100, ASSUMED))
+
+
+# Remedies
+
+
+def cure(job, hw, index=0.0):
+    def measure(changed, size):
+        return phases(SHAPE, changed, hw, ASSUMED, index=size)
+
+    return missing(measure(job, index)), remedies(SHAPE, job, hw, ASSUMED, index, measure)
+
+
+def test_remedies_are_ordered_and_each_helps():
+    bad = replace(
+        JOB,
+        per_node=1,
+        shards=1,
+        checkpointing=False,
+        entropy="eager",
+        update_tokens=32768,
+        log_prob_tokens=32768,
+    )
+    short, found = cure(bad, H100)
+    assert short > 0
+    names = [remedy.what for remedy in found]
+    assert names[0] == "gradient checkpointing"
+    assert names.index("a smaller micro-batch") < names.index("LoRA")
+    left = [short, *(remedy.missing for remedy in found)]
+    assert left == sorted(left, reverse=True)
+    assert found[-1].missing <= 0
+
+
+def test_what_fits_needs_no_remedy():
+    assert cure(JOB, H100) == (0, [])
+
+
+def test_an_index_too_large_for_a_spark_is_quantised():
+    job = replace(
+        JOB,
+        per_node=1,
+        shards=1,
+        lora_rank=32,
+        weight_bytes=2,
+        utilization=0.3,
+        update_tokens=8192,
+        log_prob_tokens=8192,
+    )
+    short, found = cure(job, SPARK, index=64.6e9)
+    assert short > 0
+    assert found[-1].missing <= 0
+    assert "hardware.index.kind=sq8" in found[-1].overrides
+    assert not [r for r in found if "offload" in r.what]
+
+
+def test_a_share_that_holds_no_row_is_raised():
+    _, found = cure(replace(JOB, utilization=0.1), H100)
+    assert [r.what for r in found] == ["give the engine a larger share"]
+
+
+# Hardware
+
+
+def test_figures_of_a_row_can_be_replaced():
+    row = find_hardware("h100", {"memory_gib": 40, "mfu": 0.5, "peak_tflops": 500})
+    assert (row.memory, row.mfu, row.peak_bf16) == (40 * GIB, 0.5, 500e12)
+
+
+@pytest.mark.parametrize(
+    "name, block, says",
+    [
+        ("h1000", {}, "h1000"),
+        ("h100", {"memorygib": 1}, "did you mean memory_gib"),
+        ("h100", {"memory_gib": -1}, "hardware.memory_gib=-1"),
+        ("h100", {"mfu": "fast"}, "hardware.mfu='fast'"),
+    ],
+)
+def test_wrong_hardware_is_named(name, block, says):
+    with pytest.raises(PlanError, match=says):
+        find_hardware(name, block)
+
+
+@pytest.mark.parametrize("block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}])
+def test_a_wrong_index_is_named(block):
+    with pytest.raises(PlanError, match=r"hardware\.index"):
+        index_bytes(block)
+
+
+def test_a_sleeping_engines_weights_are_not_counted_while_it_is_awake():
+    """Level 1 of sleep (LoRA) keeps them on the host, which on unified memory is the device."""
+    found = by_name(phases(SHAPE, replace(JOB, per_node=1, shards=1, lora_rank=32), SPARK, ASSUMED))
+    part = "host: engine weights asleep"
+    assert found["update: loss"].parts[part] == 2 * 4_022_468_096
+    assert part not in found["rollout"].parts and part not in found["weight sync"].parts

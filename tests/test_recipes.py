@@ -1,0 +1,143 @@
+"""Every shipped recipe, with every hardware, model and preset it can be given: composed, validated, read by verl."""
+
+from importlib.resources import files
+
+import pytest
+
+from verl_credit.host.compose import RECIPES, ConfigError, load_config, shipped_recipes
+from verl_credit.host.doubts import doubts
+from verl_credit.host.launch import check_with_verl
+from verl_credit.host.validate import validate
+
+GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
+GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
+
+
+# The laptop's engine takes whole weights.
+WITHOUT_ADAPTERS = {"laptop": ["actor_rollout_ref.model.lora_rank=0"]}
+
+
+def options(group: str) -> list[str]:
+    return sorted(
+        e.name.removesuffix(".yaml") for e in (files(RECIPES) / group).iterdir() if e.name.endswith(".yaml")
+    )
+
+
+def checked(name, *overrides):
+    config = load_config(name, [*GIVEN, *overrides])
+    validate(config)
+    return config
+
+
+def read_by_verl(config):
+    """verl's own checks. With LoRA they ask for the installed vLLM, which these tests do without."""
+    if config.actor_rollout_ref.model.lora_rank and config.actor_rollout_ref.rollout.name == "vllm":
+        config = config.copy()
+        config.actor_rollout_ref.rollout.name = "hf"
+    check_with_verl(config)
+
+
+def test_the_recipes_that_are_promised_are_shipped():
+    assert set(GPU) | {"lab", "search_cpu"} == set(shipped_recipes())
+    assert options("hardware") == ["h100x1", "laptop", "node4", "node8", "spark"]
+    assert {"qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen2_5_7b"} <= set(options("model"))
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_a_recipe_is_valid_and_verl_accepts_it(name):
+    config = checked(name)
+    assert doubts(config) == []
+    read_by_verl(config)
+
+
+@pytest.mark.parametrize("hardware", options("hardware"))
+@pytest.mark.parametrize("name", GPU)
+def test_every_recipe_composes_on_every_hardware(name, hardware):
+    config = checked(name, f"hardware={hardware}", *WITHOUT_ADAPTERS.get(hardware, []))
+    actor = config.actor_rollout_ref.actor
+    row = config.data.max_prompt_length + config.data.max_response_length
+    assert actor.ppo_max_token_len_per_gpu > row  # a row fits a micro-batch
+    assert config.trainer.device == ("cpu" if hardware == "laptop" else "cuda")
+    assert config.actor_rollout_ref.rollout.name == ("hf" if hardware == "laptop" else "vllm")
+    read_by_verl(config)
+
+
+@pytest.mark.parametrize("name", ["spark_qwen3_4b", "math_sepa"])
+def test_an_engine_that_takes_no_adapters_is_told_so_before_the_start(name):
+    with pytest.raises(ConfigError, match="rollout.name=hf: that engine takes whole weights, no adapters"):
+        checked(name, "hardware=laptop")
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_every_recipe_composes_with_every_model(model):
+    path = checked("multihop_qwen3_4b", f"model={model}").actor_rollout_ref.model.path
+    assert model.replace("_", "").replace("instruct", "") in path.lower().replace("-", "").replace(".", "")
+
+
+@pytest.mark.parametrize("preset", options("credit"))
+@pytest.mark.parametrize("name", ["multihop_qwen3_4b", "spark_qwen3_4b"])
+def test_every_preset_composes(name, preset):
+    assert checked(name, f"credit={preset}").credit_preset == preset
+
+
+def test_a_model_is_no_departure_from_a_preset():
+    config = checked("multihop_qwen3_4b", "model=qwen2_5_7b", "credit=paper", "algorithm.gamma=0.9")
+    assert config.credit_overrides == ["algorithm.gamma=0.9"]
+
+
+def test_the_published_schedule():
+    config = checked("multihop_qwen3_4b")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n) == (64, 8, 16)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (2000, 6192)
+    assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (1e-6, 3e-3, 4e-3)
+    assert (config.algorithm.gamma, config.algorithm.adv_rescale_alpha) == (1.0, 0.3)
+    assert (rollout.name, rollout.gpu_memory_utilization, config.search.max_searches) == ("vllm", 0.6, 6)
+    assert (config.trainer.total_epochs, config.trainer.save_freq, config.trainer.test_freq) == (5, 60, 20)
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (1, 8)
+    assert actor.policy_loss.dynamic_clip is True and actor.use_kl_loss is False
+
+
+def test_the_single_hop_recipe_differs_in_names_alone():
+    multi, single = checked("multihop_qwen3_4b"), checked("singlehop_qwen3_4b")
+    for config in (multi, single):
+        config.run_dir = config.trainer.experiment_name = config.trainer.default_local_dir = ""
+    assert multi == single
+
+
+def test_the_sepa_recipe_and_its_factorial():
+    config = checked("math_sepa")
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    assert (config.data.train_batch_size, rollout.n, rollout.temperature) == (16, 16, 0.7)
+    assert (config.data.max_response_length, actor.optim.lr) == (2048, 5e-5)
+    assert config.actor_rollout_ref.model.lora_rank == 64
+    algorithm = config.algorithm
+    assert (algorithm.gtpo.beta, algorithm.hicra.alpha) == (0.1, 0.2)
+    assert (algorithm.sepa.steps, algorithm.sepa.delay_steps, algorithm.sepa.correct_rate_gate) == (
+        100,
+        10,
+        0.1,
+    )
+    assert (algorithm.advantage_mode, algorithm.transform_mode) == ("maxrl", "gtpo_sepa")
+    seen = set()
+    for outcome in ("grpo", "maxrl"):
+        for tokens in ("", "_gtpo", "_gtpo_hicra", "_gtpo_sepa"):
+            preset = "grpo_nostd" if (outcome, tokens) == ("grpo", "") else outcome + tokens
+            for schedule in ("linear", "auto"):
+                chosen = checked(
+                    "math_sepa", f"credit={preset}", f"algorithm.sepa.schedule={schedule}"
+                ).algorithm
+                assert chosen.info_gain_norm_mode == "none"
+                seen.add((chosen.advantage_mode, chosen.transform_mode))
+    assert len(seen) == 8
+
+
+def test_several_machines_are_an_override():
+    assert checked("multihop_qwen3_4b", "trainer.nnodes=2").trainer.nnodes == 2
+
+
+def test_without_a_tool_there_is_no_gain_to_measure():
+    with pytest.raises(
+        ConfigError, match="search.max_searches=0 with algorithm.info_gain_norm_mode=turn-group-v1d"
+    ):
+        checked("multihop_qwen3_4b", "search.max_searches=0")

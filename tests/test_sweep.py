@@ -1,0 +1,145 @@
+"""`train -m`: which runs there are, that all are checked first, and what the sweep's exit code says."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from verl_credit import sweep as module
+from verl_credit.host.compose import ConfigError
+from verl_credit.sweep import expand, sweep
+
+MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
+LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
+
+
+def test_every_combination_once_the_last_key_fastest():
+    runs = expand([MODES, "seed=1,2,3", "trainer.total_training_steps=2"])
+    assert len(runs) == 12 and len({name for name, _ in runs}) == 12
+    name, overrides = runs[1]
+    assert name == "info_gain_norm_mode=joint,seed=2"
+    assert overrides == [
+        "algorithm.info_gain_norm_mode=joint",
+        "seed=2",
+        "trainer.total_training_steps=2",
+    ]
+
+
+def test_what_is_not_a_sweep_stays_as_it_was_written():
+    lists = ["evaluation.modes=[greedy,sampled]", "algorithm.strategic_grams='let me, hold on'"]
+    assert expand(lists) == [("", lists)]
+
+
+def test_keys_with_the_same_last_part_are_named_in_full():
+    names = [name for name, _ in expand(["data.seed=1,2", "actor_rollout_ref.rollout.seed=3"])]
+    assert names == ["seed=1", "seed=2"]
+    names = [name for name, _ in expand(["data.seed=1,2", "actor_rollout_ref.rollout.seed=3,4"])]
+    assert names[0] == "data.seed=1,actor_rollout_ref.rollout.seed=3"
+
+
+def test_hydras_ranges_and_groups():
+    assert [name for name, _ in expand(["seed=range(1,4)"])] == ["seed=1", "seed=2", "seed=3"]
+    assert [name for name, _ in expand(["credit=grpo,paper"])] == ["credit=grpo", "credit=paper"]
+
+
+def test_what_hydra_cannot_parse_is_a_config_error():
+    with pytest.raises(ConfigError, match="overrides"):
+        expand(["seed=[1,2"])
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Commands that would have run, and the exit codes they are given."""
+    commands, codes = [], []
+
+    def run(command):
+        commands.append(command)
+        return codes.pop(0) if codes else 0
+
+    monkeypatch.setattr(module, "_run", run)
+    return commands, codes
+
+
+def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_path):
+    commands, _ = started
+    assert sweep("lab", [*LAB, MODES, f"run_dir={tmp_path}"]) == 0
+    assert len(commands) == 4
+    for command, mode in zip(commands, ("joint", "separate", "turn-group", "turn-group-v1d"), strict=True):
+        assert command[:6] == [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", "lab"]
+        from verl_credit.host.compose import load_config
+
+        config = load_config("lab", command[6:])
+        assert config.run_dir == str(tmp_path / f"info_gain_norm_mode={mode}")
+        assert config.algorithm.info_gain_norm_mode == mode
+        # the clip range follows gains where the mode gives turns a scale, and nowhere else
+        assert config.actor_rollout_ref.actor.policy_loss.dynamic_clip is (mode == "turn-group-v1d")
+
+
+def test_nothing_starts_when_one_of_the_runs_could_not(started, capsys):
+    commands, _ = started
+    assert sweep("lab", [*LAB, "algorithm.info_gain_norm_mode=joint,separated"]) == 4
+    assert commands == []
+    assert "info_gain_norm_mode=separated: " in capsys.readouterr().out
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_remembered(started, capsys):
+    commands, codes = started
+    codes += [0, 5, 0]
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == 5
+    assert len(commands) == 3 and "seed=2: exit code 5" in capsys.readouterr().out
+
+
+def test_a_run_that_was_finished_before_is_done(started):
+    commands, codes = started
+    codes += [3, 0, 3]
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == 0 and len(commands) == 3
+
+
+@pytest.mark.parametrize("end, code", [(130, 130), (4, 4)])
+def test_ctrl_c_and_a_run_that_cannot_start_end_the_sweep(started, end, code):
+    commands, codes = started
+    codes += [0, end]
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == code
+    assert len(commands) == 2
+
+
+RUN = """
+import os, signal, sys, time
+def stop(*_):
+    time.sleep(1.0)  # Ray, the retriever, the report
+    open(sys.argv[1], "w").write("cleaned up")
+    sys.exit(130)
+for name in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(name, stop)
+open(sys.argv[1] + ".pid.partial", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + ".pid.partial", sys.argv[1] + ".pid")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_stop_is_given_the_time_it_needs(tmp_path, number):
+    file, pid = tmp_path / "left", tmp_path / "left.pid"
+
+    def tell():
+        while not pid.exists():
+            time.sleep(0.02)
+        if number == signal.SIGINT:  # a terminal tells the run and us
+            os.kill(int(pid.read_text()), number)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=tell).start()
+    assert module._run([sys.executable, "-c", RUN, str(file)]) == 130
+    assert file.read_text() == "cleaned up"
+
+
+def test_runs_that_would_share_their_checkpoints_are_refused(started, capsys, tmp_path):
+    commands, _ = started
+    own = [*LAB, f"run_dir={tmp_path}/runs", "seed=1,2"]
+    assert sweep("lab", [*own, f"trainer.default_local_dir={tmp_path}/all"]) == 4
+    assert commands == []
+    assert "seed=1 and seed=2 would share their checkpoints" in capsys.readouterr().out
+    assert sweep("lab", [*own, "trainer.default_local_dir=${run_dir}/elsewhere"]) == 0 and len(commands) == 2

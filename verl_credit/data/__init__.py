@@ -1,0 +1,1 @@
+"""Published question sets as verl reads them: `verl-credit prepare` (docs/data.md)."""

@@ -1,0 +1,102 @@
+"""The data sets that can be prepared."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from verl_credit.data import readers
+from verl_credit.data.records import UNKNOWN_FORM, PrepareError, Record, Rejected
+from verl_credit.host.reward import BOXED, TAG
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """How one data set is read and asked."""
+
+    name: str
+    reader: Callable[..., Record]
+    fields: str
+    """The release's own fields, for messages."""
+    form: str = TAG
+    """How the policy answers: in the answer tag, or in a box (``host/reward.py``)."""
+    ability: str = "qa"
+    other_names: tuple[str, ...] = ()
+    """What ``data_source`` and hub configurations call it."""
+    subsets: tuple[str, ...] = ()
+    """Hub configurations that are taken without being asked for, the best first."""
+    split: str = "train"
+    """Of a file whose name does not say."""
+    alias_file: str = ""
+    """A file beside the release's with other names of the answers."""
+
+    between: str = ""
+    """What stands between the sentences of a paragraph, where they bring no spaces of their own."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.other_names)
+
+    def read(self, raw, aliases: Mapping[str, list[str]] | None = None) -> Record:
+        """The release's own form, FlashRAG's, or ``ground_truth`` with answers joined. Raises Rejected."""
+        if not isinstance(raw, Mapping):
+            raise Rejected(UNKNOWN_FORM, f"not an object: {raw!r:.80}")
+        if "golden_answers" in raw:
+            record = readers.read_flashrag(raw, self.between)
+        elif "ground_truth" in raw:
+            record = readers.read_joined(raw, self.names)
+        else:
+            return self.reader(raw, aliases) if aliases else self.reader(raw)
+        if self.form == BOXED:
+            record.answers = [readers.final_number(a) for a in record.answers]
+        return record
+
+
+_ALL = (
+    DataSet(
+        "hotpotqa",
+        readers.read_hotpotqa,
+        "question, answer, context",
+        other_names=("hotpot_qa", "hotpot"),
+        subsets=("distractor",),
+    ),
+    DataSet("nq", readers.read_nq, "question, answer", other_names=("nq_open", "natural_questions")),
+    DataSet("musique", readers.read_musique, "question, answer, answer_aliases"),
+    DataSet(
+        "2wiki",
+        readers.read_2wiki,
+        "question, answer",
+        other_names=("2wikimultihopqa", "2wikimultihop"),
+        alias_file="id_aliases.json",
+        between=" ",
+    ),
+    DataSet(
+        "triviaqa",
+        readers.read_triviaqa,
+        "question, answer{value, aliases}",
+        other_names=("tq", "trivia_qa"),
+        subsets=("rc.nocontext", "unfiltered.nocontext"),
+    ),
+    DataSet("popqa", readers.read_popqa, "question, possible_answers", split="test"),
+    DataSet("bamboogle", readers.read_bamboogle, "Question, Answer", split="test"),
+    DataSet(
+        "gsm8k",
+        readers.read_gsm8k,
+        "question, answer with ####",
+        form=BOXED,
+        ability="math",
+        subsets=("main",),
+    ),
+    DataSet("qa", readers.read_qa, "question, answers or answer"),
+)
+DATA_SETS = {data_set.name: data_set for data_set in _ALL}
+
+
+def find(name: str) -> DataSet:
+    """Raises PrepareError with the names there are."""
+    if name not in DATA_SETS:
+        near = difflib.get_close_matches(name, DATA_SETS, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise PrepareError(f"{name!r}{hint}: data sets are {', '.join(DATA_SETS)}")
+    return DATA_SETS[name]

@@ -1,0 +1,186 @@
+"""`verl-credit prepare`: read, check, split, write, report."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import closing
+from pathlib import Path
+
+from verl_credit.data.catalogue import DataSet, find
+from verl_credit.data.clean import clean
+from verl_credit.data.corpus import CorpusWriter
+from verl_credit.data.files import sha256_of
+from verl_credit.data.folder import check_free, staged
+from verl_credit.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected
+from verl_credit.data.rows import write_rows
+from verl_credit.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
+from verl_credit.data.tally import SplitTally, Tally
+
+FORMAT = 1
+"""Of manifest.json and report.json."""
+
+
+def prepare(
+    name: str,
+    source: str,
+    out: Path,
+    *,
+    limit: int | None = None,
+    val_size: int | None = None,
+    seed: int = 0,
+    splits: list[str] | None = None,
+    overwrite: bool = False,
+    subset: str | None = None,
+    revision: str | None = None,
+) -> Tally:
+    """Write ``out``: a parquet file per split, corpus.jsonl where there are paragraphs, report.json, manifest.json.
+
+    ``limit``: rows per split of the source, the first ones. ``val_size``: rows of a single split that are drawn into
+    val.parquet (``seed``); the rest is train.parquet. ``splits``: those of the source that are read; default all.
+    Raises PrepareError, with nothing written, where no row is left or an option cannot be.
+    """
+    data_set = find(name)
+    for key, value in (("limit", limit), ("val-size", val_size)):
+        if value is not None and value < 1:
+            raise PrepareError(f"--{key}={value}: expected 1 or more")
+    check_free(Path(out).expanduser(), overwrite)
+    opened = open_source(source, data_set, subset, revision)
+    chosen = _choose(opened.splits(), splits)
+    if val_size is not None and len(chosen) > 1:
+        raise PrepareError(
+            f"--val-size={val_size}: the source has {', '.join(chosen)}; say with --splits which one is to be split"
+        )
+    settings = {"limit": limit, "val_size": val_size, "seed": seed, "splits": chosen}
+    with staged(Path(out), overwrite) as folder:
+        tally = Tally()
+        with closing(CorpusWriter(folder / "corpus.jsonl")) as corpus:
+            records = {split: _read(opened, split, data_set, limit, tally, corpus) for split in chosen}
+        if val_size is not None:
+            records = _hold_out(records[chosen[0]], val_size, random.Random(f"{seed} {name}"))
+        _keep_apart(records, tally)
+        _refuse_nothing(records, tally, data_set, source, val_size)
+        _write(folder, records, data_set, tally, corpus)
+        _write_json(folder / "report.json", {"format": FORMAT, **tally.as_dict(name)})
+        files = {file.name: {"sha256": sha256_of(file)} for file in sorted(folder.iterdir())}
+        for file, counts in tally.files.items():
+            files[file] |= counts
+        manifest = {"data_set": name, "source": opened.described(), "settings": settings, "files": files}
+        _write_json(folder / "manifest.json", {"format": FORMAT, **manifest})
+    return tally
+
+
+def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
+    """Splits of the source in the order train, val, test; "dev" and "validation" are val."""
+    if wanted is None:
+        return there
+    names = {SPLIT_WORDS.get(name.lower(), name) for name in wanted}
+    missing = sorted(names - set(there))
+    if missing:
+        raise PrepareError(
+            f"--splits={','.join(wanted)}: {', '.join(missing)} is not there; there is {', '.join(there)}"
+        )
+    return [split for split in there if split in names]
+
+
+def _read(
+    source: Source, split: str, data_set: DataSet, limit: int | None, tally: Tally, corpus: CorpusWriter
+) -> list[Record]:
+    counts, kept = tally.of(split), []
+    seen: dict[str, set[frozenset[str]]] = {}
+    for item in source.items(split):
+        counts.records += 1
+        if item.problem:
+            counts.drop(UNREADABLE, item.where, item.problem)
+            continue
+        try:
+            record = clean(data_set.read(item.raw, source.aliases), data_set.form, tally.left_out)
+        except Rejected as rejected:
+            counts.drop(rejected.reason, item.where, rejected.detail)
+            continue
+        answers = seen.setdefault(_key(record), set())
+        if frozenset(record.answers) in answers:
+            counts.drop(DUPLICATE, item.where, record.question[:80])
+            continue
+        tally.other_answers += bool(answers)
+        answers.add(frozenset(record.answers))
+        record.origin = split
+        record.id = record.id or item.where
+        corpus.add(record.paragraphs)
+        record.paragraphs = []
+        kept.append(record)
+        if len(kept) == limit:
+            break
+    counts.kept = len(kept)
+    return kept
+
+
+def _key(record: Record) -> str:
+    return " ".join(record.question.casefold().split())
+
+
+def _hold_out(records: list[Record], val_size: int, rng: random.Random) -> dict[str, list[Record]]:
+    if val_size >= len(records):
+        raise PrepareError(
+            f"--val-size={val_size}: {len(records)} rows are left, and at least one has to stay for training"
+        )
+    held = set(rng.sample(range(len(records)), val_size))
+    return {
+        "train": [record for i, record in enumerate(records) if i not in held],
+        "val": [record for i, record in enumerate(records) if i in held],
+    }
+
+
+def _keep_apart(records: dict[str, list[Record]], tally: Tally) -> None:
+    """A question that is tested on is not trained on: train loses those of val and test, val those of test."""
+    later: dict[str, str] = {}
+    for split in reversed(SPLITS):
+        kept = []
+        for record in records.get(split, []):
+            if (where := later.get(_key(record))) is None:
+                kept.append(record)
+                continue
+            counts: SplitTally = tally.of(record.origin)
+            counts.drop(f"question also in {where}", record.id, record.question[:80])
+            counts.kept -= 1
+        if split in records:
+            records[split] = kept
+            later |= {_key(record): split for record in kept}
+
+
+def _refuse_nothing(
+    records: dict[str, list[Record]], tally: Tally, data_set: DataSet, source: str, val_size: int | None
+) -> None:
+    if val_size is not None and not records["train"]:
+        raise PrepareError(f"--val-size={val_size} leaves no row for training")
+    if any(records.values()):
+        return
+    reasons = [
+        f"{count} {reason} (first {split.examples[reason][0]})"
+        for split in tally.splits.values()
+        for reason, count in split.dropped.most_common(3)
+    ]
+    raise PrepareError(
+        f"--source={source}: no row is left of {sum(s.records for s in tally.splits.values())} records: "
+        f"{'; '.join(reasons) or 'it is empty'}. {data_set.name} has the fields {data_set.fields}"
+    )
+
+
+def _write(
+    folder: Path, records: dict[str, list[Record]], data_set: DataSet, tally: Tally, corpus: CorpusWriter
+) -> None:
+    for split, kept in records.items():
+        if kept:  # a split without rows (a test set without answers) has no file
+            write_rows(kept, data_set, split, folder / f"{split}.parquet")
+            answers = sum(len(record.answers) for record in kept)
+            tally.files[f"{split}.parquet"] = {"rows": len(kept), "gold_answers": answers}
+    if corpus.written:
+        tally.files["corpus.jsonl"] = {
+            "paragraphs": corpus.written,
+            "repeated": corpus.repeated,
+            "unusable": corpus.unusable,
+        }
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,79 @@
+"""Rows in verl's format, one schema for all data sets, so that files of several can be given together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from verl_credit.data.catalogue import DataSet
+from verl_credit.data.records import Record
+from verl_credit.host.fields import AGENT_NAME
+from verl_credit.host.reward import BOXED, TAG
+
+# What the policy is told. The chat template adds the tool's schema and how a call is written.
+PROMPTS = {
+    TAG: (
+        "Answer the question below. Search for every fact that you are not sure of; you may search several times. "
+        "When you know the answer, write it between <answer> and </answer>: the answer alone, in as few words as "
+        "possible.\n\nQuestion: {question}"
+    ),
+    BOXED: (
+        "Solve the problem below step by step. Then write the final answer, a single number without units, in "
+        "\\boxed{{}}.\n\nProblem: {question}"
+    ),
+}
+
+SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("agent_name", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        (
+            "reward_model",
+            pa.struct(
+                [
+                    ("style", pa.string()),
+                    (
+                        "ground_truth",
+                        pa.struct([("target", pa.list_(pa.string())), ("form", pa.string())]),
+                    ),
+                ]
+            ),
+        ),
+        (
+            "extra_info",
+            pa.struct(
+                [
+                    ("index", pa.int64()),
+                    ("split", pa.string()),
+                    ("question", pa.string()),
+                    ("id", pa.string()),
+                ]
+            ),
+        ),
+    ]
+)
+
+
+def to_row(record: Record, data_set: DataSet, split: str, index: int) -> dict:
+    """One row; ``index`` counts within the file."""
+    content = PROMPTS[data_set.form].format(question=record.question)
+    return {
+        "data_source": data_set.name,
+        "agent_name": AGENT_NAME,
+        "prompt": [{"role": "user", "content": content}],
+        "ability": data_set.ability,
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": {"target": record.answers, "form": data_set.form},
+        },
+        "extra_info": {"index": index, "split": split, "question": record.question, "id": record.id},
+    }
+
+
+def write_rows(records: list[Record], data_set: DataSet, split: str, path: Path) -> None:
+    rows = [to_row(record, data_set, split, index) for index, record in enumerate(records)]
+    parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), path)

@@ -1,0 +1,234 @@
+"""Reads the facts of the machine it runs on. Nothing here judges, and nothing here raises for what is absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+from packaging.utils import canonicalize_name
+
+from verl_credit.doctor.facts import Device, Facts, Memory, Process, Ptxas, Torch
+
+# CUDA is asked in a process of its own: the question makes a context of hundreds of megabytes, and a broken driver
+# may end the process that asks.
+TORCH_PROBE = """
+import json, torch
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": [], "error": ""}
+try:
+    if torch.version.cuda:
+        torch.cuda.init()
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            free, total = torch.cuda.mem_get_info(i)
+            found["devices"].append({"name": p.name, "capability": [p.major, p.minor], "total": total, "free": free,
+                                     "integrated": bool(getattr(p, "is_integrated", 0))})
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+print(json.dumps(found))
+"""
+
+
+def gather(environment: Mapping[str, str] | None = None, *, torch: bool = True) -> Facts:
+    """All facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
+    return Facts(
+        python=sys.version_info[:3],
+        packages=installed(),
+        torch=probe_torch() if torch else Torch(None),
+        memory=memory(),
+        driver=driver(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processes=processes(),
+        ptxas=assemblers(),
+        environment=dict(os.environ if environment is None else environment),
+        now=time.time(),
+    )
+
+
+def installed() -> dict[str, str]:
+    """Of two distributions of one name the first on the path counts, as for an import."""
+    found: dict[str, str] = {}
+    for distribution in distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(canonicalize_name(name), distribution.version)
+    return found
+
+
+def probe_torch(timeout_s: float = 120.0) -> Torch:
+    code, said = in_a_process(["-c", TORCH_PROBE], timeout_s)
+    try:
+        found = json.loads(said.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
+        return Torch(None, error=last[0])
+    devices = tuple(Device(**{**d, "capability": tuple(d["capability"])}) for d in found["devices"])
+    return Torch(found["version"], found["cuda"], devices, found["error"])
+
+
+def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
+    """(exit code, None when it was stopped after ``timeout_s``; what it said) of a fresh Python with our environment."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # what it starts, compilers for one, ends with it
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, said
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return None, process.communicate()[0] or ""
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def driver() -> str:
+    """The CUDA version in nvidia-smi's heading; "" without a driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        said = subprocess.run([tool], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r"CUDA Version:\s*(\d+\.\d+)", said)
+    return match[1] if match else ""
+
+
+def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
+    now = (
+        psutil.virtual_memory()
+    )  # its "available" is MemAvailable: free memory and files that can be dropped
+    limit, used = control_group(proc, cgroups)
+    if limit is not None and limit >= now.total:
+        limit = None
+    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    return Memory(
+        now.total,
+        now.available,
+        limit,
+        used,
+        shm.total if shm else 0,
+        shm.free if shm else 0,
+    )
+
+
+def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
+    """(memory limit or None, bytes used without cached files) of this process's group, version 2 or 1.
+
+    The tightest limit on the way up counts: a child group may have none of its own.
+    """
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return None, 0
+    found: list[tuple[int, int]] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = cgroups, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = cgroups / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        here = root / path.strip("/")
+        # Inside a container the path is the host's, and the group's own files lie at the root.
+        for folder in dict.fromkeys((here, *[p for p in here.parents if root in (p, *p.parents)], root)):
+            limit = _number(folder / names[0])
+            if limit is not None:
+                used = (_number(folder / names[1]) or 0) - _statistic(folder / "memory.stat", names[2])
+                found.append((limit, max(0, used)))
+    return min(found, default=(None, 0))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max" is no limit
+        return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    try:
+        rows = dict(line.split() for line in path.read_text().splitlines())
+        return int(rows.get(name, 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def processes() -> tuple[Process, ...]:
+    """All that may be seen; zombies hold nothing and are left out."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            with process.oneshot():
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                found.append(
+                    Process(
+                        process.pid,
+                        process.ppid(),
+                        process.name(),
+                        tuple(process.cmdline()),
+                        process.username(),
+                        process.create_time(),
+                        process.memory_info().rss,
+                    )
+                )
+        except (psutil.Error, OSError):  # it ended meanwhile, or may not be read
+            continue
+    return tuple(found)
+
+
+def assemblers() -> tuple[Ptxas, ...]:
+    """triton's ptxas and those of the CUDA toolkits of this machine, those that run."""
+    spec = find_spec("triton")
+    roots = list(spec.submodule_search_locations or []) if spec else []
+    bundled = [
+        Path(root) / "backends/nvidia/bin" / name for root in roots for name in ("ptxas", "ptxas-blackwell")
+    ]
+    toolkits = [Path(os.environ[k]) / "bin/ptxas" for k in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(k)]
+    toolkits += sorted(Path("/usr/local").glob("cuda*/bin/ptxas"))
+    if on_path := shutil.which("ptxas"):
+        toolkits.append(Path(on_path))
+    chosen = [os.environ.get(key) for key in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")]
+    toolkits += [Path(path) for path in chosen if path]
+    found = []
+    for path in dict.fromkeys([*bundled, *toolkits]):
+        version = ptxas_version(path)
+        if version is not None:
+            own = path in bundled
+            found.append(Ptxas(str(path), version, own, own and path.name == "ptxas-blackwell"))
+    return tuple(found)
+
+
+def ptxas_version(path: Path) -> tuple[int, int] | None:
+    """(major, minor) of "release 12.9" in ``ptxas --version``; None when it does not run."""
+    try:
+        said = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"release (\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else None

@@ -1,0 +1,175 @@
+"""Ray: the cluster that a run would join or start, and the plugin in its workers. Judged here, asked by the host."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.doctor.facts import Facts
+from verl_credit.doctor.gather import in_a_process
+from verl_credit.doctor.orphans import cluster_address
+from verl_credit.doctor.result import Result, failed, passed, skipped
+from verl_credit.doctor.software import wants_cuda
+
+PROBES = "verl_credit.host.doctor_probes"
+PROBE_S = 180.0
+CPUS_PER_RANK = 3  # of the placement group that verl makes for every rank
+ADDRESS = "ray_kwargs.ray_init.address"
+# What ray.init refuses beside an address.
+LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+
+Ask = Callable[..., tuple[int | None, str]]
+
+
+def ask_host(*question: str) -> tuple[int | None, str]:
+    return in_a_process(["-m", PROBES, *question], PROBE_S)
+
+
+def check_ray(
+    facts: Facts, config: DictConfig | None, ask: Ask = ask_host, reach: Callable[[str], str] | None = None
+) -> list[Result]:
+    """A cluster: reachable, resources, plugin on every node. None: what a local one would have, plugin here."""
+    if "ray" not in facts.packages:
+        return [failed("ray", "ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")]
+    named = given_address(config)
+    address = named or cluster_address(facts.environment)
+    if not address:
+        return [_local(facts, config), _plugin_here(ask)]
+    why = (reach or unreachable)(address)
+    if why:
+        where = "RAY_ADDRESS" if facts.environment.get("RAY_ADDRESS") else "/tmp/ray/ray_current_cluster"
+        where = ADDRESS if named else where
+        return [
+            failed(
+                "ray",
+                f"{where} says {address}, and nobody answers there ({why})",
+                "a cluster that runs",
+                "ray start --head on the first machine, ray start --address=HOST:6379 on the others; or "
+                "`ray stop` and unset RAY_ADDRESS for a local one",
+            )
+        ]
+    if config is not None and (refused := _refused_keys(config)):
+        return [
+            failed(
+                "ray",
+                f"a cluster at {address}, and {', '.join(refused)}",
+                "ray.init refuses these beside a cluster",
+                " ".join(f"{key.partition('=')[0]}=null" for key in refused),
+            )
+        ]
+    code, said = ask("cluster", address)
+    found = _answer(code, said)
+    if isinstance(found, str):
+        return [failed("ray", f"the cluster at {address}: {found}", "a cluster that takes this Python and Ray",
+                       "the same versions of both on every node")]  # fmt: skip
+    nodes = found["nodes"]
+    return [_resources(address, nodes, config), _plugin_everywhere(nodes)]
+
+
+def given_address(config: DictConfig | None) -> str:
+    """HOST:PORT that the recipe itself names; "" when it leaves that to Ray."""
+    address = str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
+    return address if ":" in address else ""  # auto, local
+
+
+def unreachable(address: str) -> str:
+    """Why nobody listens at HOST:PORT (or ray://HOST:PORT); "" when somebody does."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=5.0):
+            return ""
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _refused_keys(config: DictConfig) -> list[str]:
+    given = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
+    return [f"ray_kwargs.ray_init.{k}={given[k]}" for k in LOCAL_ONLY if given.get(k) is not None]
+
+
+def _local(facts: Facts, config: DictConfig | None) -> Result:
+    """Without a cluster a run starts one here, with these resources."""
+    init = {} if config is None else OmegaConf.select(config, "ray_kwargs.ray_init") or {}
+    cpus = init.get("num_cpus") or facts.cpus
+    gpus = init.get("num_gpus") if init.get("num_gpus") is not None else len(facts.devices)
+    found = f"no cluster; a run starts one here with {cpus} CPUs and {gpus} GPUs"
+    if config is None:
+        return passed("ray", found)
+    trainer = config.trainer
+    if trainer.nnodes > 1:
+        return failed("ray", f"no cluster, and trainer.nnodes={trainer.nnodes}", f"a cluster of {trainer.nnodes} nodes",
+                      "ray start --head here, ray start --address=HOST:6379 on the others")  # fmt: skip
+    wanted = cpus_wanted(config)
+    if gpus < trainer.n_gpus_per_node and wants_cuda(config):
+        return failed("ray", found, f"{trainer.n_gpus_per_node} GPUs (trainer.n_gpus_per_node)",
+                      f"trainer.n_gpus_per_node={gpus}, or another hardware=" if gpus else "see cuda")  # fmt: skip
+    if gpus < trainer.n_gpus_per_node:
+        return failed("ray", found, f"{trainer.n_gpus_per_node} logical GPUs: verl asks for one per rank",
+                      f"ray_kwargs.ray_init.num_gpus={trainer.n_gpus_per_node}")  # fmt: skip
+    if cpus < wanted:
+        return failed("ray", found, f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits "
+                      "for ever", f"ray_kwargs.ray_init.num_cpus={wanted} (logical, they are not reserved)")  # fmt: skip
+    return passed("ray", found)
+
+
+def cpus_wanted(config: DictConfig) -> int:
+    """Logical CPUs of a node: every rank's placement group, and the process that owns the training loop."""
+    return CPUS_PER_RANK * config.trainer.n_gpus_per_node + 1
+
+
+def _resources(address: str, nodes: list[dict], config: DictConfig | None) -> Result:
+    told = ", ".join(f"{n['host']} ({n['cpus']:g} CPUs, {n['gpus']:g} GPUs)" for n in nodes)
+    found = f"cluster at {address}: {told or 'no node'}"
+    if config is None:
+        return passed("ray", found)
+    each, count = config.trainer.n_gpus_per_node, config.trainer.nnodes
+    fit = [n for n in nodes if n["gpus"] >= each and n["cpus"] >= CPUS_PER_RANK * each]
+    if len(fit) >= count:
+        return passed("ray", found)
+    return failed("ray", found, f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each",
+                  f"start Ray on more nodes, or trainer.nnodes={max(1, len(fit))}")  # fmt: skip
+
+
+def _plugin_here(ask: Ask) -> Result:
+    found = _answer(*ask("plugin"))
+    if isinstance(found, str):
+        return failed("plugin", f"a fresh process: {found}", "a process that imports verl registers the plugin",
+                      "pip install 'verl-credit[verl]' in this environment")  # fmt: skip
+    return _plugin({"a fresh process": found})
+
+
+def _plugin_everywhere(nodes: list[dict]) -> Result:
+    broken = [f"{n['host']}: {n['error']}" for n in nodes if "error" in n]
+    if broken:
+        return failed("plugin", "; ".join(broken), "a fresh worker of every node registers the plugin",
+                      "install verl-credit in the environment of every node")  # fmt: skip
+    if not nodes:
+        return skipped("plugin", "the cluster has no node")
+    return _plugin({n["host"]: n["plugin"] for n in nodes})
+
+
+def _plugin(found: dict[str, dict[str, bool]]) -> Result:
+    lacking = {where: [name for name, there in names.items() if not there] for where, names in found.items()}
+    if any(lacking.values()):
+        told = "; ".join(f"{where} lacks {', '.join(names)}" for where, names in lacking.items() if names)
+        return failed(
+            "plugin", told, "all of ours in verl's registries", "install the same verl-credit everywhere"
+        )
+    some = next(iter(found.values()))
+    return passed("plugin", f"{len(some)} names registered in {', '.join(found)}")
+
+
+def _answer(code: int | None, said: str) -> dict | str:
+    """The JSON of the last line, or what went wrong in words."""
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    if code is None:
+        return f"no answer in {PROBE_S:g} s"
+    if code == 0 and lines:
+        try:
+            return json.loads(lines[-1])
+        except ValueError:
+            pass
+    return lines[-1][:300] if lines else f"it ended with exit code {code} and said nothing"

@@ -1,0 +1,217 @@
+"""What a recipe reads: model, data, retriever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import httpx
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_credit.doctor.facts import Facts
+from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.host.redact import redact
+
+MODEL = "actor_rollout_ref.model.path"
+HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+class Unreadable(ValueError):
+    """Names the file and what is wrong with it."""
+
+
+def check_model_files(facts: Facts, config: DictConfig | None) -> Result:
+    """config.json, the header of every weight file, the tokenizer."""
+    name = "model"
+    if config is None:
+        return skipped(name, "no recipe was given")
+    path = _value(config, MODEL)
+    if unbuilt := _unbuilt_lab(config, [path]):
+        return skipped(name, unbuilt)
+    right = "a folder in Hugging Face format, or a name on the hub"
+    try:
+        check_model(path)
+    except PreflightError as error:
+        return failed(name, str(error), right, f"{MODEL}=FOLDER_OR_NAME")
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        return _on_the_hub(name, path)
+    try:
+        return passed(name, f"{folder}: {read_model(folder)}")
+    except Unreadable as error:
+        return failed(name, str(error), right, "fetch it again: a download may have been cut short")
+
+
+def _on_the_hub(name: str, path: str, cached: Callable | None = None) -> Result:
+    if cached is None:
+        from huggingface_hub import try_to_load_from_cache as cached
+    found = cached(path, "config.json")
+    if isinstance(found, str):
+        return passed(name, f"{path} on the hub, its config.json in the cache ({Path(found).parent})")
+    return warned(name, f"{path} on the hub, not in the cache: the run fetches it when it starts",
+                  "fetched before", f"hf download {path}")  # fmt: skip
+
+
+def read_model(folder: Path) -> str:
+    """One line about a model that can be read. Raises Unreadable."""
+    config = read_json(folder / "config.json")
+    parameters = count_parameters(folder)
+    tokenizer = next((folder / n for n in TOKENIZERS if (folder / n).is_file()), None)
+    if tokenizer is None:
+        raise Unreadable(f"{folder}: no tokenizer; expected one of {', '.join(TOKENIZERS)}")
+    if tokenizer.name == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        try:
+            words = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
+        except Exception as error:  # the library raises plain Exception
+            raise Unreadable(f"{tokenizer}: not a tokenizer ({error})") from error
+        vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+        if isinstance(vocabulary, int) and words > vocabulary:
+            raise Unreadable(f"{tokenizer}: {words} tokens, and config.json has vocab_size={vocabulary}")
+    kind = config.get("model_type", "?")
+    return f"{kind}, {parameters:,} parameters"
+
+
+def count_parameters(folder: Path) -> int:
+    """From the headers of the safetensors files, which are checked against the files' sizes. Raises Unreadable."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+    else:
+        names = [path.name for path in sorted(folder.glob("*.safetensors"))]
+    if not names:
+        raise Unreadable(f"{folder}: no *.safetensors; expected the model's weights")
+    return sum(_tensor_elements(folder / name) for name in names)
+
+
+def _tensor_elements(path: Path) -> int:
+    try:
+        total = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(HEADER_LIMIT, total - 8):
+                raise Unreadable(f"{path}: its header would have {length} bytes, the file has {total}")
+            header = json.loads(file.read(length))
+        tensors = [entry for key, entry in header.items() if key != "__metadata__"]
+        needed = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable(f"{path}: not a safetensors file ({error!r})") from error
+    if total != needed:
+        raise Unreadable(f"{path}: {total} bytes, and its header describes {needed}")
+    return sum(prod(entry["shape"]) for entry in tensors)
+
+
+def read_json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise Unreadable(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Unreadable(f"{path} holds {type(found).__name__}; expected an object")
+    return found
+
+
+def parameters_of(config: DictConfig | None) -> int | None:
+    """Of the recipe's model, None when it cannot be told without the network."""
+    path = None if config is None else _value(config, MODEL)
+    if not path or not Path(path).expanduser().is_dir():
+        return None
+    try:
+        return count_parameters(Path(path).expanduser())
+    except Unreadable:
+        return None
+
+
+def check_data_files(facts: Facts, config: DictConfig | None) -> list[Result]:
+    if config is None:
+        return [skipped("data", "no recipe was given")]
+    return [
+        _data(config, "data.train_files", config.data.train_batch_size),
+        _data(config, "data.val_files", 1),
+    ]
+
+
+def _data(config: DictConfig, key: str, at_least: int) -> Result:
+    files = _value(config, key)
+    paths = [files] if files is None or isinstance(files, str) else list(files)
+    if unbuilt := _unbuilt_lab(config, paths):
+        return skipped(key, unbuilt)
+    try:
+        rows = check_data(paths if files is not None else None, key, at_least=at_least)
+    except PreflightError as error:
+        return failed(key, str(error), "parquet files with a prompt and a gold answer in every row",
+                      f"{key}=FILE.parquet (`verl-credit prepare` writes such files)")  # fmt: skip
+    return passed(key, f"{rows} rows in {len(paths)} files")
+
+
+def check_retriever(
+    facts: Facts, config: DictConfig | None, info: Callable[[str], dict] | None = None
+) -> Result:
+    """A real query on every server, and what they say that they serve."""
+    name = "retriever"
+    if config is None:
+        return skipped(name, "no recipe was given")
+    if config.search.max_searches == 0:
+        return skipped(name, "the recipe does not search")
+    url = config.search.url
+    if url is None and "lab" in config:
+        return skipped(name, "the lab starts its own")
+    try:
+        check_server(config.search)
+    except PreflightError as error:
+        return failed(name, str(error), "every server of search.url answers POST /retrieve",
+                      "verl-credit-retriever serve --index DIR --encoder DIR, then search.url=http://HOST:PORT")  # fmt: skip
+    urls = [url] if isinstance(url, str) else list(url)
+    prints = {redact(u): fingerprint((info or server_info)(u)) for u in urls}
+    said = "; ".join(f"{u}: {text}" for u, text in prints.items())
+    if len(set(prints.values())) > 1:
+        return warned(name, said, "all servers of a run serve the same index", "search.url with one index")
+    return passed(name, said)
+
+
+def server_info(url: str) -> dict:
+    """GET /info of our own server; {} from any other."""
+    base = url.rstrip("/").removesuffix("/retrieve")
+    try:
+        found = httpx.get(f"{base}/info", timeout=5.0, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def fingerprint(info: dict) -> str:
+    """What makes two indexes the same: kind, rows, corpus."""
+    if not info.get("corpus_sha256"):
+        return "answers; gives no /info, so its index has no fingerprint"
+    return f"{info.get('kind')} index of {info.get('rows'):,} passages, corpus sha256 {info['corpus_sha256'][:12]}"
+
+
+def _unbuilt_lab(config: DictConfig, paths: list[str | None]) -> str:
+    """The lab's own files are made by the run; that they are absent is no fault."""
+    if "lab" not in config:
+        return ""
+    folder = Path(str(config.lab.dir)).expanduser()
+    absent = [p for p in paths if p and Path(p).is_relative_to(folder) and not Path(p).exists()]
+    if not absent:
+        return ""
+    return f"the lab is not built yet: `verl-credit train` or `verl-credit lab --dir {folder}` builds it"
+
+
+def _value(config: DictConfig, key: str):
+    """None for a value that the user has yet to give."""
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException:
+        return None

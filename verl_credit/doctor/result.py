@@ -1,0 +1,50 @@
+"""What a check returns."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    PASS = "pass"
+    WARN = "warn"
+    """It can run, and something about it will surprise."""
+    FAIL = "fail"
+    """It cannot run."""
+    SKIP = "skip"
+    """Nothing here to check, and why."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """``found``: what is there; ``right``: what would be right; ``mend``: the command or setting that mends it."""
+
+    name: str
+    status: Status
+    found: str
+    right: str = ""
+    mend: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {key: str(value) for key, value in asdict(self).items()}
+
+    def line(self) -> str:
+        """For a refusal: one line."""
+        return "; ".join(part for part in (self.found, self.right, self.mend) if part)
+
+
+def passed(name: str, found: str) -> Result:
+    return Result(name, Status.PASS, found)
+
+
+def warned(name: str, found: str, right: str, mend: str = "") -> Result:
+    return Result(name, Status.WARN, found, right, mend)
+
+
+def failed(name: str, found: str, right: str, mend: str = "") -> Result:
+    return Result(name, Status.FAIL, found, right, mend)
+
+
+def skipped(name: str, why: str) -> Result:
+    return Result(name, Status.SKIP, why)

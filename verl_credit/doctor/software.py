@@ -1,0 +1,122 @@
+"""Python, torch, and the packages that verl's and our metadata ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, requires
+
+from omegaconf import DictConfig
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from verl_credit.doctor.facts import Facts
+from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
+
+PYTHON = ((3, 11), (3, 13))  # from this one up to, not including, that one: pyproject.toml
+
+
+def check_python(facts: Facts, config: DictConfig | None) -> Result:
+    version = ".".join(map(str, facts.python))
+    low, high = (".".join(map(str, v)) for v in PYTHON)
+    if PYTHON[0] <= facts.python[:2] < PYTHON[1]:
+        return passed("python", f"Python {version}")
+    return failed(
+        "python",
+        f"Python {version}",
+        f"at least {low}, below {high}",
+        "python3.12 -m venv .venv, and install there",
+    )
+
+
+def check_torch(facts: Facts, config: DictConfig | None) -> Result:
+    """Is it there, and is it the CPU build while the recipe wants CUDA?"""
+    torch, name = facts.torch, "torch"
+    if torch.version is None:
+        return failed(
+            name, f"torch does not import: {torch.error}", "a torch that imports", "pip install torch"
+        )
+    build = f"torch {torch.version}, built for {f'CUDA {torch.cuda}' if torch.cuda else 'CPUs only'}"
+    if wants_cuda(config) and torch.cuda is None:
+        return failed(
+            name,
+            f"{build}, and trainer.device=cuda",
+            "a CUDA build",
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",
+        )
+    return passed(name, build)
+
+
+def check_requirements(facts: Facts, config: DictConfig | None) -> list[Result]:
+    """One result for what verl needs and one for what we need: everything missing or out of range."""
+    return [
+        judge_requirements("verl's requirements", _requires("verl"), "", facts.packages),
+        judge_requirements("our requirements", _requires("verl-credit"), "verl", facts.packages, warned),
+    ]
+
+
+def judge_requirements(
+    name: str, lines: Iterable[str] | None, extra: str, installed: Mapping[str, str], outside=failed
+) -> Result:
+    """``lines`` as in a distribution's metadata; those of ``extra`` are asked for too.
+
+    ``outside``: how a version out of range is judged; a package that is missing is a failure. Our own ranges end where
+    we stopped testing, verl's where it breaks.
+    """
+    if lines is None:
+        return failed(name, "the distribution is not installed", "stock verl 0.9.1 beside verl-credit",
+                      "pip install 'verl-credit[verl]'")  # fmt: skip
+    wrong, counted, judge = [], 0, outside
+    for requirement in map(Requirement, lines):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        counted += 1
+        version = installed.get(canonicalize_name(requirement.name))
+        plain = f"{requirement.name}{requirement.specifier}"
+        if version is None:
+            wrong.append((plain, f"{requirement.name} is missing"))
+            judge = failed
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append((plain, f"{requirement.name} {version}"))
+    if not wrong:
+        return passed(name, f"{counted} packages, all in range")
+    return judge(
+        name,
+        ", ".join(found for _, found in wrong),
+        ", ".join(right for right, _ in wrong),
+        "pip install " + " ".join(f"'{right}'" for right, _ in wrong),
+    )
+
+
+def check_vllm(facts: Facts, config: DictConfig | None) -> Result:
+    """Against what verl supports; a version that contains "cpu" is the CPU lane."""
+    name = "vllm"
+    version = facts.packages.get("vllm")
+    engine = None if config is None else config.actor_rollout_ref.rollout.name
+    if engine != "vllm" and version is None:
+        wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
+        return skipped(name, f"not installed; {wanted}")
+    pin = pinned(_requires("verl") or [])
+    device = "cpu" if config is None else config.trainer.device
+    try:
+        remark = judge_vllm(version, pin, device=device)
+    except VllmError as error:
+        mend = f"pip install 'vllm{pin}'"
+        right = "a vLLM that verl's replica can start"
+        return (failed if engine == "vllm" else warned)(name, str(error), right, mend)
+    if remark is None:
+        return passed(name, f"vllm {version}, the one verl pins")
+    if "cpu" in version:
+        return passed(name, remark)
+    return warned(name, remark, "the pinned one is what verl was tested with", f"pip install 'vllm{pin}'")
+
+
+def wants_cuda(config: DictConfig | None) -> bool:
+    return config is not None and config.trainer.device == "cuda"
+
+
+def _requires(distribution: str) -> list[str] | None:
+    try:
+        return requires(distribution) or []
+    except PackageNotFoundError:
+        return None

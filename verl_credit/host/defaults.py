@@ -1,0 +1,78 @@
+"""What every key would be without a recipe: verl's own value, or that of recipes/credit_defaults.yaml."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_credit.host.compose import RECIPES, _quiet
+
+VERL = "verl.trainer.config"
+ABSENT = "(not there)"
+NO_VALUE = "???"
+
+
+class Default(NamedTuple):
+    value: object
+    of: str
+    """"verl", or "verl_credit" for a key that verl does not have."""
+
+
+@lru_cache(maxsize=1)
+def defaults() -> dict[str, Default]:
+    """By flattened key. Composes verl's ``ppo_trainer`` plain, about a second."""
+    with _quiet(), initialize_config_module(VERL, version_base=None):
+        verl = flat_values(compose("ppo_trainer"))
+    own = OmegaConf.create((files(RECIPES) / "credit_defaults.yaml").read_text(encoding="utf-8"))
+    found = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
+    return found | {key: Default(value, "verl") for key, value in verl.items()}
+
+
+def flat_values(config: DictConfig) -> dict[str, object]:
+    """Flattened key to resolved value; lists are values. What has none yet, or refers to such, is "???"."""
+    found: dict[str, object] = {}
+
+    def walk(prefix: str, node: DictConfig) -> None:
+        for key in node:
+            name = f"{prefix}.{key}" if prefix else str(key)
+            try:
+                value = NO_VALUE if OmegaConf.is_missing(node, key) else node[key]
+            except OmegaConfBaseException:
+                value = NO_VALUE
+            if isinstance(value, DictConfig) and len(value):
+                walk(name, value)
+            else:
+                found[name] = _plain(value)
+
+    walk("", config)
+    return found
+
+
+def _plain(value):
+    try:
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException:
+        return NO_VALUE
+
+
+def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:
+    """(key, value, default) of every key whose value is not its default, in the recipe's order.
+
+    Keys that are in no default (``lab.*``, what a recipe adds) have the value ABSENT and belong to "the recipe".
+    """
+    known = defaults()
+    absent = Default(ABSENT, "the recipe")
+    rows = [(key, value, known.get(key, absent)) for key, value in flat_values(config).items()]
+    return [(key, value, default) for key, value, default in rows if value != default.value]
+
+
+def show_value(value) -> str:
+    """As one would write it in an override."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,74 @@
+"""What doctor asks of Ray and verl, each in a process of its own: ``python -m verl_credit.host.doctor_probes ...``.
+
+``plugin``: is the plugin registered in a fresh process? ``cluster ADDRESS``: the nodes of a Ray cluster, and the same
+question in a fresh worker of every node. The last line of the output is JSON. This file imports neither verl nor ray
+before it is asked: where they are missing, that is an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+WORKER_S = 120.0  # a fresh worker imports verl first
+
+
+def registered() -> dict[str, bool]:
+    """As a worker comes by it: verl is imported, and nothing else; then what our own processes do, explicitly."""
+    import verl  # noqa: F401
+
+    from verl_credit.host.register import register_all, registered_names
+
+    register_all()
+    return registered_names()
+
+
+def cluster(ray, address: str, timeout_s: float = WORKER_S) -> dict:
+    """{"nodes": [{"id", "host", "cpus", "gpus", "plugin": {name: there?} or "error": text}]} of the living nodes."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        task = ray.remote(registered)
+        asked = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked[node["NodeID"]] = task.options(
+                num_cpus=0, max_retries=0, scheduling_strategy=there
+            ).remote()
+        return {"nodes": [_report(ray, node, asked[node["NodeID"]], timeout_s) for node in nodes]}
+    finally:
+        ray.shutdown()
+
+
+def _report(ray, node: dict, reference, timeout_s: float) -> dict:
+    resources = node["Resources"]
+    found = {
+        "id": node["NodeID"][:8],
+        "host": node.get("NodeManagerHostname") or node.get("NodeManagerAddress"),
+        "cpus": resources.get("CPU", 0.0),
+        "gpus": resources.get("GPU", 0.0),
+    }
+    try:
+        return {**found, "plugin": ray.get(reference, timeout=timeout_s)}
+    except Exception as error:  # whatever the worker ended with is the answer
+        return {**found, "error": f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}"}
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["plugin"]:
+        found: dict = registered()
+    elif arguments[:1] == ["cluster"] and len(arguments) == 2:
+        import ray
+
+        found = cluster(ray, arguments[1])
+    else:
+        print("usage: python -m verl_credit.host.doctor_probes plugin | cluster ADDRESS", file=sys.stderr)
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""What a configuration may do and its author may not have meant: warned of at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
+
+
+def doubts(config: DictConfig) -> list[str]:
+    """One sentence each, with keys and values."""
+    return [*_clip(config), *_sampling(config), *_normalisation(config)]
+
+
+def _clip(config: DictConfig) -> Iterator[str]:
+    actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
+    if batch // actor.ppo_mini_batch_size * actor.ppo_epochs == 1:
+        yield (
+            f"the clip can never act: with actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, "
+            f"ppo_epochs={actor.ppo_epochs} and data.train_batch_size={batch} there is one update a step, at which every "
+            "ratio is 1; a smaller mini-batch makes several"
+        )
+
+
+def _sampling(config: DictConfig) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    cut = [f"top_p={rollout.top_p}"] if rollout.top_p < 1 else []
+    cut += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
+    if cut:
+        yield (
+            f"actor_rollout_ref.rollout.{', '.join(cut)}: rollouts are drawn from a truncated distribution, and the policy "
+            "that is trained is the whole one; its ratios are off by the mass that was cut. Unbiased: top_p=1, top_k=-1"
+        )
+
+
+def _normalisation(config: DictConfig) -> Iterator[str]:
+    estimator = config.algorithm.adv_estimator
+    if estimator in NORMALISES_TWICE:
+        yield (
+            f"algorithm.adv_estimator={estimator}: verl normalises twice, {NORMALISES_TWICE[estimator]}; the size of an "
+            "advantage then depends on the other prompts of the batch"
+        )

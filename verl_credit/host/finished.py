@@ -1,0 +1,52 @@
+"""Is there anything left to do in a run's folder? Read from its files, without verl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.host.plugin_state import planned_steps
+from verl_credit.host.run_files import VALIDATION, read_json_lines
+
+TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete checkpoint
+
+
+def nothing_left(config: DictConfig) -> str | None:
+    """Why a start of this run would make no step and no evaluation; None when there is something to do.
+
+    Only for ``trainer.resume_mode=auto``. How many steps there are: ``trainer.total_training_steps`` or, where epochs are
+    counted, what the checkpoint says. A finished run whose last step was never evaluated (killed in between) still has its
+    evaluation to make.
+    """
+    trainer = config.trainer
+    folder = Path(trainer.default_local_dir)
+    step = last_checkpoint(folder) if trainer.resume_mode == "auto" else None
+    if step is None:
+        return None
+    total, key = trainer.total_training_steps, "total_training_steps"
+    end = total
+    if total is None:
+        end, total, key = (
+            planned_steps(folder / f"global_step_{step}", config),
+            trainer.total_epochs,
+            "total_epochs",
+        )
+    if end is None or step < end:
+        return None
+    evaluated = {row.get("step") for row in read_json_lines(Path(config.run_dir) / VALIDATION)}
+    if trainer.get("val_before_train", True) and step not in evaluated:
+        return None
+    return (
+        f"nothing left to learn: the checkpoint in {trainer.default_local_dir} is at step {step} of "
+        f"trainer.{key}={total}; raise that number, or give another run_dir"
+    )
+
+
+def last_checkpoint(folder: Path) -> int | None:
+    """Step of the checkpoint that a resume would load; None without one."""
+    try:
+        step = int((folder / TRACKER).read_text())
+    except (OSError, ValueError):
+        return None
+    return step if (folder / f"global_step_{step}").is_dir() else None

@@ -1,0 +1,87 @@
+r"""Answers in a box: the last ``\boxed{...}`` of a text, compared as a number.
+
+Pure Python, as ``reward`` is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+
+LONGEST_NUMBER = 200  # characters; Python refuses to read far longer ones, and no answer is one
+
+_BOX = re.compile(r"\\boxed\s*\{")
+_UNITS = re.compile(r"\\\$|\\%|\\,|\\!|\$|%")
+_DECIMAL = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?\.\d+"
+_NUMBER = re.compile(_DECIMAL, re.ASCII)
+_SLASH = re.compile(rf"({_DECIMAL})\s*/\s*({_DECIMAL})", re.ASCII)
+_FRAC = re.compile(rf"([-+]?)\\[dt]?frac\s*\{{\s*({_DECIMAL})\s*\}}\s*\{{\s*({_DECIMAL})\s*\}}", re.ASCII)
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""The content of the last complete ``\boxed{...}``, braces balanced, stripped; None when there is none."""
+    for box in reversed(list(_BOX.finditer(text))):
+        end = _closing_brace(text, box.end())
+        if end is not None:
+            return text[box.end() : end].strip()
+    return None
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    depth, at = 1, start
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1  # an escaped brace is a character
+        elif text[at] == "{":
+            depth += 1
+        elif text[at] == "}":
+            depth -= 1
+            if not depth:
+                return at
+        at += 1
+    return None
+
+
+def number(text: str) -> Fraction | None:
+    r"""The number that ``text`` is, exactly; None when it is not one number and nothing else.
+
+    Integers, decimals, ``a/b`` and ``\frac{a}{b}``; commas between groups of three digits. ``$``, ``%`` and LaTeX's thin
+    spaces are dropped: "50\%" is 50, as the field scores it.
+    """
+    plain = _UNITS.sub("", text.replace("{,}", ",").replace("\u2212", "-")).strip()
+    if len(plain) > LONGEST_NUMBER:
+        return None
+    if _NUMBER.fullmatch(plain):
+        return _fraction(plain)
+    if found := _SLASH.fullmatch(plain):
+        return _quotient(*found.groups())
+    if found := _FRAC.fullmatch(plain):
+        value = _quotient(*found.groups()[1:])
+        return -value if value is not None and found[1] == "-" else value
+    return None
+
+
+def _fraction(decimal: str) -> Fraction:
+    return Fraction(decimal.replace(",", "").rstrip("."))
+
+
+def _quotient(above: str, below: str) -> Fraction | None:
+    return _fraction(above) / _fraction(below) if _fraction(below) else None
+
+
+def boxed_match(prediction: str | None, golds: Iterable[str]) -> float:
+    """1.0 when the prediction is the same number as any gold answer, else 0.0.
+
+    A gold answer that is no number is compared as written, without its white space.
+    """
+    if prediction is None:
+        return 0.0
+    return float(any(_same(prediction, gold) for gold in golds))
+
+
+def _same(prediction: str, gold: str) -> bool:
+    wanted = number(gold)
+    if wanted is not None:
+        return number(prediction) == wanted
+    return "".join(prediction.split()) == "".join(gold.split()) != ""

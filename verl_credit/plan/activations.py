@@ -1,0 +1,109 @@
+"""What a forward keeps for the backward, and what passes by: bytes of one micro-batch on one device.
+
+Counted from the operations as transformers writes them for the qwen families. ``c`` is the bytes of a number in the
+forward (2 in bf16, 4 in fp32), ``h`` the hidden size, ``q`` and ``k`` the widths of queries and keys, ``f`` that of the MLP.
+In bf16 a norm works in fp32 and keeps that copy; in fp32 its input is the copy.
+"""
+
+from __future__ import annotations
+
+from verl_credit.plan.job import Job
+from verl_credit.plan.model_shape import ModelShape
+
+FUSED_CHUNK = 512
+"""Tokens whose logits verl's fused kernel holds at a time."""
+
+
+def norm(width: int, c: int) -> int:
+    """Per token: the input in fp32, the normalised input, the output."""
+    return 4 * width + 2 * c * width
+
+
+def layer(shape: ModelShape, c: int, attention: str) -> int:
+    """Bytes per token that one decoder layer keeps."""
+    return 2 * norm(shape.hidden, c) + _attention(shape, c, attention) + _mlp(shape, c)
+
+
+def _attention(shape: ModelShape, c: int, attention: str) -> int:
+    q, k = shape.q_width, shape.kv_width
+    head_norms = 0
+    if shape.family != "qwen2":
+        # Projection in fp32 and normalised; the norm's output is turned by RoPE, which keeps the turned one only.
+        head_norms = (4 + c) * (q + k)
+    statistics = 4 * shape.heads
+    if attention == "sdpa":
+        # Queries; keys and values repeated for every query head; the output, and its copy in token order.
+        return head_norms + c * (q + 2 * q + 2 * q) + statistics
+    return head_norms + c * (q + 2 * k + q) + statistics
+
+
+def _mlp(shape: ModelShape, c: int) -> int:
+    """Gate, activated gate, up, product. An expert layer keeps them per active expert, with its input and output."""
+    dense = 4 * c * shape.intermediate
+    if not shape.expert_layers:
+        return dense
+    expert = shape.active_experts * c * (4 * shape.expert_intermediate + 2 * shape.hidden) + 8 * shape.experts
+    return max(expert, dense if shape.dense_layers else 0)
+
+
+def passing(shape: ModelShape, c: int) -> int:
+    """Bytes per token in flight in a layer's backward: gradients of the product and both its factors, of the stream."""
+    width = shape.active_experts * shape.expert_intermediate if shape.expert_layers else shape.intermediate
+    return c * (3 * width + 2 * shape.hidden)
+
+
+def kept(shape: ModelShape, job: Job) -> int:
+    """What all layers keep until the backward reaches them."""
+    c = job.compute_bytes
+    per_layer = c * shape.hidden if job.checkpointing else layer(shape, c, job.attention)
+    # Behind the last layer: the final norm. RoPE's cosines and sines are shared by all layers.
+    return job.update_tokens * (shape.layers * per_layer + norm(shape.hidden, c) + 2 * c * shape.head_dim)
+
+
+def one_layer(shape: ModelShape, job: Job) -> int:
+    """The backward inside a layer: with checkpointing its activations are made anew."""
+    c = job.compute_bytes
+    anew = layer(shape, c, job.attention) if job.checkpointing else 0
+    return job.update_tokens * (anew + passing(shape, c))
+
+
+def loss(shape: ModelShape, job: Job) -> int:
+    """Logits of the micro-batch with what log-probs (and entropy) hold beside them, at the worst moment.
+
+    flash-attn's kernel writes the gradient over the logits. verl's loop over rows keeps, in fp32, the logits, a row's
+    gradients and their stack; under autocast, the bf16 logits and a log-softmax (fp32 on CUDA, bf16 on a CPU).
+    """
+    c = job.compute_bytes
+    if job.fused_loss:
+        return min(job.update_tokens, FUSED_CHUNK) * shape.vocabulary * 12
+    per_logit = c
+    if job.flash_loss:
+        per_logit += c if job.update_entropy else 0
+    else:
+        per_logit += job.softmax_bytes if c == 2 else 8
+    if job.update_entropy:
+        per_logit += 2 * job.softmax_bytes
+    if not job.unit_temperature:
+        per_logit += c
+    return job.update_tokens * shape.vocabulary * per_logit
+
+
+def log_prob_loss(shape: ModelShape, job: Job, *, tokens: int, entropy: bool = True) -> int:
+    """The same without a backward: logits, and the entropy's softmax and product."""
+    c = job.compute_bytes
+    if job.fused_loss:
+        return min(tokens, FUSED_CHUNK) * shape.vocabulary * 12
+    held = tokens * shape.vocabulary * (c if job.unit_temperature else 2 * c)
+    if not entropy or job.entropy == "compiled":
+        return held
+    width = min(tokens, job.entropy_chunk) if job.entropy == "chunked" else tokens
+    return held + width * shape.vocabulary * (12 if job.entropy == "chunked" else 2 * job.softmax_bytes)
+
+
+def forward_only(shape: ModelShape, job: Job, *, tokens: int) -> int:
+    """Without a backward a layer's tensors pass by: the stream, a norm, gate, its activation, up and their product."""
+    c = job.compute_bytes
+    width = shape.active_experts * shape.expert_intermediate if shape.expert_layers else shape.intermediate
+    mlp = c * (4 * width + 2 * shape.hidden)
+    attention = c * (3 * shape.hidden + 4 * shape.q_width) + 4 * shape.q_width
+    return tokens * max(mlp, attention)

@@ -1,0 +1,120 @@
+"""Tokens, FLOPs, seconds and disk of a step and of a run. Predictions: the assumptions stand beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_credit.plan.hardware import Hardware
+from verl_credit.plan.job import Assumptions, Job
+from verl_credit.plan.memory import Engine, trained
+from verl_credit.plan.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of one training step, over all devices."""
+
+    tokens: dict[str, float]
+    flops: dict[str, float]
+    seconds: dict[str, float]
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+
+def forward_flops(shape: ModelShape, length: float, *, head: bool = True) -> float:
+    """Of one row: 2 per weight and token, and 2 L² per layer and query number (scores and values, causal)."""
+    weights = shape.matmul_per_token if head else shape.layer_matmul_per_token
+    return 2.0 * weights * length + 2.0 * shape.layers * shape.q_width * length**2
+
+
+def update_flops(shape: ModelShape, job: Job, length: float) -> float:
+    """Of one row: forward, twice that backward (once with an adapter), and the layers again when recomputed."""
+    forward = forward_flops(shape, length)
+    backward = forward * (1 if job.lora_rank else 2)
+    again = forward_flops(shape, length, head=False) if job.checkpointing else 0.0
+    return forward + backward + again
+
+
+def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> Step:
+    """One step: rollouts, log-probs with their branches, the reference's, the update.
+
+    Prefilling reads every token once (the prefix of a turn is cached); the rest is decoded against memory bandwidth.
+    """
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
+    answers = (assumed.mean_turns + 1) * assumed.branch_tokens if job.branches else 0.0
+    forward = forward_flops(shape, row)
+    flops = {
+        "prefill": job.rows * forward_flops(shape, row - generated, head=False),
+        "decode": job.rows * generated * 2.0 * shape.matmul_per_token,
+        "log-prob": job.rows * forward,
+    }
+    if answers:
+        # A branch is a few tokens, each against its row's keys.
+        attended = 4.0 * shape.layers * shape.q_width * row
+        flops["branches"] = job.rows * answers * (2.0 * shape.matmul_per_token + attended)
+    if job.reference:
+        flops["reference"] = job.rows * forward
+    flops["update"] = job.rows * job.epochs * update_flops(shape, job, row)
+
+    peak = hw.peak_fp32 if job.compute_bytes == 4 else hw.peak_bf16
+    devices = 1 if hw.device == "cpu" else job.devices  # the ranks of a CPU share its cores
+    speed = peak * assumed.mfu * devices
+    seconds = {name: value / speed for name, value in flops.items() if name != "decode"}
+    seconds["decode"] = decode_seconds(shape, job, hw, assumed, runner)
+    seconds["search"] = (assumed.mean_turns - 1) * assumed.search_seconds if job.max_turns > 1 else 0.0
+    seconds["overhead"] = assumed.step_overhead_seconds
+    tokens = {
+        "rows": float(job.rows),
+        "per row": row,
+        "generated": job.rows * generated,
+        "trained": job.rows * row * job.epochs,
+        "branches": job.rows * answers,
+    }
+    return Step(tokens, flops, {name: value for name, value in seconds.items() if value})
+
+
+def decode_seconds(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
+) -> float:  # fmt: skip
+    """Decoding steps x the slower of reading (weights and every row's cache) and computing, plus a fixed cost each.
+
+    As many rows at a time as the cache holds, ``max_num_seqs`` at most; a wave lasts as long as its longest row.
+    """
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    replicas = max(1, job.devices // job.tensor_parallel)
+    rows = max(1.0, job.rows / replicas)
+    at_once = max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
+    waves = rows / at_once
+    reading = runner.weights + at_once * row / 2 * runner.kv_per_token
+    peak = hw.peak_fp32 if job.engine_bytes == 4 else hw.peak_bf16
+    computing = at_once * 2.0 * shape.matmul_per_token / (job.tensor_parallel * peak * assumed.mfu)
+    one = max(reading / (hw.bandwidth * assumed.decode_efficiency), computing)
+    steps = assumed.mean_generated_tokens * max(1.0, waves - 1 + assumed.longest_over_mean)
+    return steps * (one + assumed.decode_overhead_ms / 1000)
+
+
+def run_steps(job: Job, assumed: Assumptions) -> int | None:
+    """``trainer.total_training_steps``, or passes over ``plan.train_rows``; None when neither is known."""
+    if job.steps:
+        return int(job.steps)
+    return int(assumed.train_rows // job.prompts) * job.passes if assumed.train_rows else None
+
+
+def checkpoint_bytes(shape: ModelShape, job: Job) -> float:
+    """One checkpoint: all weights as stored, and both moments of what is trained."""
+    adapters = trained(shape, job) if job.lora_rank else 0
+    return (shape.parameters + adapters + 2 * trained(shape, job)) * job.weight_bytes
+
+
+def disk_bytes(shape: ModelShape, job: Job, steps: int | None) -> float | None:
+    """All checkpoints that lie there at a time: those kept, and the one being written. None when unknown."""
+    if job.save_every <= 0:
+        return 0.0
+    if job.keep is None and steps is None:
+        return None
+    written = None if steps is None else -(-steps // job.save_every)
+    count = min(n for n in (written, None if job.keep is None else job.keep + 1) if n is not None)
+    return count * checkpoint_bytes(shape, job)

@@ -1,0 +1,168 @@
+"""What a device has. A recipe may say which it means, in an optional top-level block:
+
+    hardware:
+      name: h100            # a row of the table below (aliases: spark, laptop)
+      devices: 8            # only checked against trainer.nnodes x trainer.n_gpus_per_node, which count
+      memory_gib: 79.2      # any figure of the row can be replaced: memory_gib, host_memory_gib,
+      peak_tflops: 989      # peak_tflops, bandwidth_gb_s, mfu, flash_attn
+      index_bytes: 64.6e9   # memory of the search index, or
+      index: {rows: 21015324, dim: 768, kind: flat, place: host}   # place: host | device | elsewhere
+
+``verl-credit plan --hardware NAME`` replaces the name. Without a name, trainer.device=cpu means this machine and anything
+else the H100, which the plan then says.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from verl_credit.plan.errors import PlanError
+
+GB, GIB, TERA = 10**9, 2**30, 10**12
+CPU_FLOPS_PER_CORE = 50 * GB
+"""fp32: two 256-bit FMA units at about 1.6 GHz under load. Stated, not measured."""
+CPU_BANDWIDTH = 20 * GB
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device, and the memory of the node around it. Bytes, bytes per second, FLOP per second."""
+
+    name: str
+    device: str
+    memory: float
+    bandwidth: float
+    peak_bf16: float
+    peak_fp32: float
+    mfu: float
+    """Assumed share of the peak that training reaches."""
+    flash_attn: bool
+    unified: bool = False
+    """Host and device share the memory: offloading saves nothing, the index counts."""
+    host_memory: float = 0.0
+    """Per node; assumed for the rows below. Of a unified device: the device's."""
+    source: str = ""
+
+
+def _gpu(name, gib, bandwidth_tb, bf16, fp32, mfu, source, **more):
+    return Hardware(
+        name, "cuda", gib * GIB, bandwidth_tb * TERA, bf16 * TERA, fp32 * TERA, mfu,
+        **{"flash_attn": True, "host_memory": 1000 * GB, "source": source, **more},
+    )  # fmt: skip
+
+
+# Memory is what torch sees. Peaks are dense (the data sheets' figures without sparsity); fp32 is without tensor cores.
+TABLE = {
+    row.name: row
+    for row in (
+        _gpu("h20", 95.1, 4.0, 148, 44, 0.50, "NVIDIA H20 96 GB: 4.0 TB/s, 148 TFLOPS bf16 dense"),
+        _gpu("h100", 79.1, 3.35, 989, 67, 0.35, "NVIDIA H100 SXM 80 GB data sheet: 3.35 TB/s, 989 TFLOPS bf16 dense"),
+        _gpu("h200", 139.8, 4.8, 989, 67, 0.35, "NVIDIA H200 SXM data sheet: 141 GB, 4.8 TB/s, 989 TFLOPS bf16 dense"),
+        _gpu("a100", 79.1, 2.039, 312, 19.5, 0.40, "NVIDIA A100 SXM 80 GB data sheet: 2.04 TB/s, 312 TFLOPS bf16 dense"),
+        _gpu(
+            "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30,
+            "NVIDIA DGX Spark: 121 GB visible, 273 GB/s; 1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
+            flash_attn=False, unified=True, host_memory=0.0,
+        ),
+    )
+}  # fmt: skip
+ALIASES = {"spark": "gb10", "laptop": "cpu"}
+BYTES_PER_NUMBER = {"flat": 4.0, "flat_fp16": 2.0, "sq8": 1.0, "sq4": 0.5}
+_FACTORS = {
+    "memory_gib": ("memory", GIB),
+    "host_memory_gib": ("host_memory", GIB),
+    "bandwidth_gb_s": ("bandwidth", GB),
+}
+KEYS = (
+    "name", "devices", "peak_tflops", "mfu", "flash_attn", "index_bytes", "index", *_FACTORS,
+)  # fmt: skip
+
+
+def names() -> list[str]:
+    return [*TABLE, "cpu", *ALIASES]
+
+
+def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
+    """The row called ``name`` with the figures of a recipe's ``hardware`` block in place of its own."""
+    block = dict(block or {})
+    unknown = [key for key in block if key not in KEYS]
+    if unknown:
+        near = difflib.get_close_matches(str(unknown[0]), KEYS, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise PlanError(f"hardware.{unknown[0]} is unknown{hint}; accepted: {', '.join(KEYS)}")
+    name = ALIASES.get(str(name).lower(), str(name).lower())
+    if name not in TABLE and name != "cpu":
+        raise PlanError(f"hardware {name!r} is not in the table; accepted: {', '.join(names())}")
+    row = this_cpu() if name == "cpu" else TABLE[name]
+    changes = {
+        field: _positive(key, block[key]) * unit for key, (field, unit) in _FACTORS.items() if key in block
+    }
+    if "peak_tflops" in block:
+        peak = _positive("peak_tflops", block["peak_tflops"]) * TERA
+        changes |= {"peak_bf16": peak} if row.device == "cuda" else {"peak_bf16": peak, "peak_fp32": peak}
+    if "mfu" in block:
+        changes["mfu"] = _positive("mfu", block["mfu"])
+    if "flash_attn" in block:
+        changes["flash_attn"] = bool(block["flash_attn"])
+    return replace(row, **changes)
+
+
+def this_cpu() -> Hardware:
+    """This machine's memory and the cores that this process may use. bf16 is no faster than fp32."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    peak = cores * CPU_FLOPS_PER_CORE
+    return Hardware(
+        "cpu", "cpu", float(_memory_here()), CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True,
+        source=f"this machine: {cores} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
+        f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
+    )  # fmt: skip
+
+
+def _memory_here() -> int:
+    """Physical memory, or the container's limit where that is smaller."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def index_bytes(block: Mapping | None) -> float:
+    """Memory of the search index. flat: rows x dim x 4, so 21,015,324 x 768 (wiki-18, e5-base) takes 64.6 GB."""
+    block = block or {}
+    if "index_bytes" in block:
+        return _positive("index_bytes", block["index_bytes"])
+    index = block.get("index")
+    if not index:
+        return 0.0
+    kind = index.get("kind", "flat")
+    if kind not in BYTES_PER_NUMBER:
+        raise PlanError(f"hardware.index.kind={kind!r}: accepted are {', '.join(BYTES_PER_NUMBER)}")
+    return (
+        _positive("index.rows", index.get("rows"))
+        * _positive("index.dim", index.get("dim"))
+        * BYTES_PER_NUMBER[kind]
+    )
+
+
+def index_place(block: Mapping | None) -> str:
+    place = ((block or {}).get("index") or {}).get("place", "host")
+    if place not in ("host", "device", "elsewhere"):
+        raise PlanError(f"hardware.index.place={place!r}: accepted are host, device, elsewhere")
+    return place
+
+
+def _positive(key: str, value) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise PlanError(f"hardware.{key}={value!r}: expected a number above 0")
+    return number

@@ -1,0 +1,279 @@
+"""What a composed configuration says about memory and time, and what has to be assumed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from verl_credit.plan.errors import PlanError
+
+BYTES = {
+    "fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2,
+}  # fmt: skip
+_A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The keys of verl that decide memory and time. Token counts are per device, sizes in bytes per number."""
+
+    nodes: int = 1
+    per_node: int = 1
+    # the batch
+    prompts: int = 1
+    rollouts: int = 1
+    mini_batch: int = 1
+    epochs: int = 1
+    max_prompt: int = 0
+    max_response: int = 0
+    max_turns: int = 1
+    # what a forward holds
+    update_tokens: int = 0
+    log_prob_tokens: int = 0
+    checkpointing: bool = True
+    attention: str = "flash"
+    """flash (flash-attn or FlexAttention: nothing repeated) | sdpa (keys and values repeated per head)."""
+    flash_loss: bool = True
+    """flash-attn's cross-entropy; otherwise verl's loop over rows, which keeps log-softmax in fp32."""
+    softmax_bytes: int = 4
+    """Of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
+    fused_loss: bool = False
+    entropy: str = "eager"
+    """Of the log-prob forward: eager | compiled | chunked."""
+    entropy_chunk: int = 2048
+    update_entropy: bool = False
+    unit_temperature: bool = True
+    branches: bool = False
+    # the state
+    weight_bytes: int = 4
+    compute_bytes: int = 2
+    reduce_bytes: int = 4
+    reference_bytes: int = 4
+    reference: bool = False
+    lora_rank: int = 0
+    shards: int = 1
+    sequence_parallel: int = 1
+    reshard: bool = True
+    unsharded_gradients: bool = False
+    offload_weights: bool = False
+    offload_optimizer: bool = False
+    stays_on_host: bool = False
+    """FSDP2's offload_policy: weights, gradients and optimiser live and step on the host."""
+    fused_step: bool = True
+    """torch's multi-tensor AdamW (its default on CUDA) holds a further copy while it steps."""
+    # rollouts
+    engine: str = "vllm"
+    engine_bytes: int = 2
+    tensor_parallel: int = 1
+    utilization: float = 0.5
+    sleeps: bool = True
+    max_seqs: int = 256
+    bucket_bytes: int = 0
+    # the run
+    steps: int | None = None
+    passes: int = 1
+    save_every: int = -1
+    keep: int | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.rollouts
+
+    @property
+    def longest_row(self) -> int:
+        return self.max_prompt + self.max_response
+
+    @property
+    def data_parallel(self) -> int:
+        return self.devices // self.sequence_parallel
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What no configuration says. Every one can be set as ``plan.NAME`` and stands in the report."""
+
+    mean_prompt_tokens: float = 0
+    """Default: a quarter of data.max_prompt_length."""
+    mean_response_tokens: float = 0
+    """Default: half of data.max_response_length. Tool results are part of the response."""
+    mean_generated_tokens: float = 0
+    """Default: the whole response, or 0.35 of it when there are tool calls."""
+    mean_turns: float = 0
+    """Default: half of the turns that are allowed, at least one."""
+    branch_tokens: float = 16
+    """Of one scored answer, header and aliases included."""
+    mfu: float = 0
+    """Share of the peak in training. Default: the hardware row's."""
+    decode_efficiency: float = 0.5
+    """Share of the memory bandwidth that decoding reaches."""
+    decode_overhead_ms: float = 5.0
+    """Per decoding step: scheduling, sampling, detokenising."""
+    longest_over_mean: float = 2.0
+    """A batch waits for its longest row."""
+    search_seconds: float = 0.5
+    """Per tool call; rows wait at the same time."""
+    step_overhead_seconds: float = 10.0
+    """Per training step: weight sync, waking the engine, data, metrics."""
+    context_gib: float = 0.8
+    """CUDA context, NCCL and cuBLAS workspaces of one process; 0 on a CPU."""
+    fragmentation: float = 0.05
+    """Of the tensors, what the caching allocator holds beyond them; 0 on a CPU."""
+    engine_activation_gib: float = 2.0
+    """vLLM's own activations and CUDA graphs, inside its share."""
+    engine_asleep_gib: float = 1.0
+    """What a sleeping vLLM still holds."""
+    host_gib: float = 0
+    """Interpreters, Ray, TransferQueue, data of one node. Default: 3.5 on a CPU, else 8 + 3 per device."""
+    train_rows: int = 0
+    """Rows of the training data, for the number of steps when trainer.total_training_steps is not set."""
+
+
+def assumptions(given: Mapping | None, job: Job, *, device: str, mfu: float) -> Assumptions:
+    """``plan.*`` of a recipe over the defaults. Raises `PlanError` for unknown or negative values."""
+    given = {key: value for key, value in dict(given or {}).items() if key != "model"}
+    known = {field.name for field in fields(Assumptions)}
+    for key, value in given.items():
+        if key not in known:
+            raise PlanError(f"plan.{key} is unknown; accepted: model, {', '.join(sorted(known))}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise PlanError(f"plan.{key}={value!r}: expected a number, 0 or more")
+    response = given.get("mean_response_tokens") or job.max_response / 2
+    on_cpu = device == "cpu"
+    defaults = {
+        "mean_prompt_tokens": job.max_prompt / 4,
+        "mean_response_tokens": response,
+        "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
+        "mean_turns": max(1.0, job.max_turns / 2),
+        "mfu": mfu,
+        "host_gib": 3.5 if on_cpu else 8 + 3 * job.per_node,
+    }
+    if on_cpu:
+        defaults |= {"context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
+    result = replace(Assumptions(), **defaults, **{k: v for k, v in given.items() if k not in defaults})
+    return replace(result, **{k: v for k, v in given.items() if k in defaults})
+
+
+def read_job(config: Mapping, *, flash_attn: bool) -> Job:
+    """From a composed configuration (OmegaConf, or plain dictionaries). Raises `PlanError`."""
+    get = _Reader(config)
+    nodes, per_node = get.count("trainer.nnodes", 1), get.count("trainer.n_gpus_per_node", 1)
+    devices = nodes * per_node
+    parallel = get.count(f"{_A}.ulysses_sequence_parallel_size", 1)
+    if devices % parallel:
+        raise PlanError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
+    fsdp_size = int(get(f"{_A}.fsdp_config.fsdp_size", -1))
+    prompt, response = get.count("data.max_prompt_length", 512), get.count("data.max_response_length", 512)
+    searches = int(get("search.max_searches", 0) or 0) if get(f"{_R}.multi_turn.enable", False) else 0
+    attention = str(get(f"{_M}.override_config.attn_implementation", "flash_attention_2"))
+    on_cpu = get("trainer.device", "cuda") == "cpu"
+    kept = get("trainer.max_actor_ckpt_to_keep", None)
+    job = Job(
+        nodes=nodes,
+        per_node=per_node,
+        prompts=get.count("data.train_batch_size", 1),
+        rollouts=get.count(f"{_R}.n", 1),
+        mini_batch=get.count(f"{_A}.ppo_mini_batch_size", 1),
+        epochs=get.count(f"{_A}.ppo_epochs", 1),
+        max_prompt=prompt,
+        max_response=response,
+        max_turns=searches + 1,
+        checkpointing=bool(get(f"{_M}.enable_gradient_checkpointing", True)),
+        attention="sdpa" if attention in ("credit_sdpa", "sdpa") or on_cpu else "flash",
+        flash_loss=flash_attn and not on_cpu,
+        softmax_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.param_dtype", "bf16") if on_cpu else 4,
+        fused_loss=bool(get(f"{_M}.use_fused_kernels", False)),
+        entropy=_entropy(get),
+        entropy_chunk=int(get(f"{_A}.entropy_from_logits_chunk_size", 2048)),
+        update_entropy=bool(get(f"{_A}.calculate_entropy", False)) or get(f"{_A}.entropy_coeff", 0) != 0,
+        unit_temperature=float(get(f"{_R}.temperature", 1.0)) == 1.0,
+        branches=get("algorithm.info_gain_norm_mode", "none") != "none"
+        and get("algorithm.info_gain_scorer", "branch") == "branch"
+        and searches > 0,
+        weight_bytes=get.bytes(f"{_A}.fsdp_config.model_dtype", "fp32"),
+        compute_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.param_dtype", "bf16"),
+        reduce_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.reduce_dtype", "fp32"),
+        reference_bytes=get.bytes("actor_rollout_ref.ref.fsdp_config.model_dtype", "bf16"),
+        reference=bool(get(f"{_A}.use_kl_loss", False) or get("algorithm.use_kl_in_reward", False)),
+        lora_rank=int(get(f"{_M}.lora_rank", 0) or get(f"{_M}.lora.rank", 0) or 0),
+        shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
+        sequence_parallel=parallel,
+        reshard=bool(get(f"{_A}.fsdp_config.reshard_after_forward", True)),
+        unsharded_gradients=bool(get(f"{_A}.fsdp_config.use_no_sync_for_gradient_accumulation", False)),
+        offload_weights=bool(get(f"{_A}.fsdp_config.param_offload", False)),
+        offload_optimizer=bool(get(f"{_A}.fsdp_config.optimizer_offload", False)),
+        stays_on_host=bool(get(f"{_A}.fsdp_config.offload_policy", False)),
+        fused_step=not on_cpu,
+        engine=str(get(f"{_R}.name", "vllm")),
+        engine_bytes=get.bytes(f"{_R}.dtype", "bfloat16"),
+        tensor_parallel=get.count(f"{_R}.tensor_model_parallel_size", 1),
+        utilization=float(get(f"{_R}.gpu_memory_utilization", 0.5)),
+        sleeps=bool(get(f"{_R}.free_cache_engine", True)),
+        max_seqs=get.count(f"{_R}.max_num_seqs", 256),
+        bucket_bytes=int(get(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20,
+        steps=get("trainer.total_training_steps", None),
+        passes=get.count("trainer.total_epochs", 1),
+        save_every=int(get("trainer.save_freq", -1)),
+        keep=None if kept is None else int(kept),
+    )
+    if job.engine != "hf" and devices % job.tensor_parallel:
+        raise PlanError(
+            f"{_R}.tensor_model_parallel_size={job.tensor_parallel} does not divide {devices} devices"
+        )
+    return replace(
+        job,
+        update_tokens=_tokens(get, _A, "ppo", job),
+        log_prob_tokens=_tokens(get, _R, "log_prob", job),
+    )
+
+
+def _entropy(get: _Reader) -> str:
+    if get(f"{_A}.fsdp_config.entropy_from_logits_with_chunking", False):
+        return "chunked"
+    return "compiled" if get(f"{_A}.fsdp_config.use_torch_compile", True) else "eager"
+
+
+def _tokens(get: _Reader, section: str, prefix: str, job: Job) -> int:
+    """Tokens of one micro-batch on one device: the budget, or rows x the longest row, never more than the batch."""
+    all_rows = job.rows if prefix == "log_prob" else job.mini_batch * job.rollouts
+    rows = max(1, -(-all_rows // job.data_parallel))
+    switch = "use_dynamic_bsz" if prefix == "ppo" else "log_prob_use_dynamic_bsz"
+    if get(f"{section}.{switch}", False):
+        return min(
+            get.count(f"{section}.{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row
+        )  # fmt: skip
+    key = f"{section}.{prefix}_micro_batch_size_per_gpu"
+    micro = get(key, None)
+    if micro is None:
+        raise PlanError(f"{key} is not set; set it, or {section}.{switch}=true")
+    return min(int(micro), rows) * job.longest_row // job.sequence_parallel
+
+
+class _Reader:
+    """Dotted look-up; a key that is absent gives the default."""
+
+    def __init__(self, config: Mapping):
+        self._config = config
+
+    def __call__(self, key: str, default):
+        node = self._config
+        for part in key.split("."):
+            if node is None or part not in node:
+                return default
+            node = node[part]
+        return default if node is None else node
+
+    def count(self, key: str, default: int) -> int:
+        value = self(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PlanError(f"{key}={value!r}: expected a whole number above 0")
+        return value
+
+    def bytes(self, key: str, default: str) -> int:
+        value = self(key, default)
+        if str(value) not in BYTES:
+            raise PlanError(f"{key}={value!r}: expected one of {', '.join(BYTES)}")
+        return BYTES[str(value)]

@@ -1,0 +1,272 @@
+"""Memory per device, phase by phase of a colocated step, and of the host. Every part is a number of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from verl_credit.plan import activations
+from verl_credit.plan.hardware import GIB, Hardware
+from verl_credit.plan.job import Assumptions, Job
+from verl_credit.plan.model_shape import ModelShape
+
+RESERVING = ("vllm", "sglang", "trtllm")
+"""Engines that take their share of the device at the start, whatever they need of it."""
+ENGINE_AWAKE = ("rollout", "weight sync")
+ASLEEP = "engine weights asleep"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One moment at which memory peaks: where ("device" or "host"), the parts, and what is there for them."""
+
+    name: str
+    where: str
+    parts: dict[str, float]
+    capacity: float
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.capacity and not self.problems
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The rollout engine on one device."""
+
+    share: float
+    weights: float
+    kv: float
+    """Bytes left (or, for an engine that takes what it needs, used) for keys and values."""
+    kv_per_token: float
+    problems: tuple[str, ...]
+
+    @property
+    def kv_tokens(self) -> float:
+        return max(0.0, self.kv) / self.kv_per_token
+
+
+def trained(shape: ModelShape, job: Job) -> int:
+    return shape.lora_parameters(job.lora_rank) if job.lora_rank else shape.parameters
+
+
+def state(shape: ModelShape, job: Job) -> dict[str, float]:
+    """Sharded state of one device. verl's FSDP steps on the weights as they are stored (model_dtype, fp32 by default):
+    there is no further master copy; both moments and the gradients have their dtype. An adapter takes its base's.
+    """
+    weights = shape.parameters + (trained(shape, job) if job.lora_rank else 0)
+    own = trained(shape, job) * job.weight_bytes / job.shards
+    return {"weights": weights * job.weight_bytes / job.shards, "gradients": own, "optimizer": 2 * own}
+
+
+def gathered(shape: ModelShape, job: Job) -> float:
+    """Copies in the forward's dtype: embeddings and head for the whole pass, two layers at a time.
+
+    Nothing is gathered, and nothing copied, by a single device that computes in the dtype of its weights.
+    """
+    if job.shards == 1 and job.compute_bytes == job.weight_bytes:
+        return 0.0
+    layers = 2 * shape.largest_layer if job.reshard else shape.parameters - shape.embeddings
+    return (min(layers, shape.parameters - shape.embeddings) + shape.embeddings) * job.compute_bytes
+
+
+def micro_batches(job: Job) -> int:
+    """Of a mini-batch on one device, at full length."""
+    rows = max(1, -(-job.mini_batch * job.rollouts // job.data_parallel))
+    return max(1, -(-rows * job.longest_row // max(1, job.update_tokens * job.sequence_parallel)))
+
+
+def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
+    """The three moments at which an update can peak: at the loss, in the backward, in the optimiser's step."""
+    held = state(shape, job)
+    copies = gathered(shape, job)
+    resident = {"weights": held["weights"], "optimizer": held["optimizer"]}
+    gradients = held["gradients"]
+    extra = {}
+    if job.unsharded_gradients and job.shards > 1:
+        extra["unsharded gradients"] = trained(shape, job) * job.reduce_bytes
+    elif copies and not job.lora_rank:
+        extra["gradients of a layer"] = shape.largest_layer * job.reduce_bytes
+    # The first micro-batch meets no gradients at its loss: they are set to None between updates.
+    accumulates = micro_batches(job) > 1
+    kept = activations.kept(shape, job)
+    matrix = 0 if job.lora_rank else max(shape.vocabulary * shape.hidden, shape.largest_layer // 3)
+    return {
+        "loss": {
+            **resident,
+            "gradients": gradients if accumulates else 0.0,
+            "gathered weights": copies,
+            "activations": kept,
+            "logits": activations.loss(shape, job),
+        },
+        "backward": {
+            **resident,
+            "gradients": gradients,
+            "gathered weights": copies,
+            **extra,
+            "activations": kept + activations.one_layer(shape, job),
+        },
+        "optimizer step": {
+            **resident,
+            "gradients": gradients,
+            "temporaries": gradients if job.fused_step else min(gradients, matrix * job.weight_bytes),
+        },
+    }
+
+
+def actor_peak(shape: ModelShape, job: Job) -> float:
+    """Tensor peak of the actor's process in an update: what a measurement of live tensors should find."""
+    return max(sum(parts.values()) for parts in update_parts(shape, job).values())
+
+
+def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> Engine:
+    """vLLM and its like take ``gpu_memory_utilization`` of the device; what is not weights or activations is cache.
+
+    ``hf`` takes weights, and a cache for the rows that are generated at a time.
+    """
+    split = job.tensor_parallel
+    per_token = shape.kv_bytes_per_token(job.engine_bytes) / min(split, shape.kv_heads)
+    weights = shape.parameters * job.engine_bytes / split
+    if job.engine not in RESERVING:
+        rows = min(job.max_seqs, job.rows)
+        per_token = shape.kv_bytes_per_token(job.engine_bytes)
+        kv = rows * job.longest_row * per_token
+        last_logits = 2 * rows * shape.vocabulary * 4
+        weights = shape.parameters * job.engine_bytes
+        return Engine(weights + kv + last_logits, weights, kv, per_token, ())
+    share = job.utilization * hw.memory
+    kv = share - weights - assumed.engine_activation_gib * GIB
+    need = job.longest_row * per_token
+    problems = ()
+    if kv < need:
+        least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
+        problems = (
+            f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
+            f"{job.longest_row} tokens needs {need / GIB:.1f} GiB, hence at least {least + 0.005:.2f}",
+        )
+    return Engine(share, weights, kv, per_token, problems)
+
+
+def branch_tokens(job: Job, assumed: Assumptions) -> int:
+    """Scored answers that ride on one log-prob micro-batch: one per turn and row, and the bare prompt once."""
+    if not job.branches:
+        return 0
+    mean_row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    rows = max(1.0, job.log_prob_tokens / max(1.0, mean_row))
+    return int(rows * (assumed.mean_turns + 1) * assumed.branch_tokens)
+
+
+def phases(
+    shape: ModelShape,
+    job: Job,
+    hw: Hardware,
+    assumed: Assumptions,
+    *,
+    index: float = 0.0,
+    place: str = "host",
+) -> list[Phase]:
+    """Every phase of a step in order, then the host. On unified memory the host's parts join the device's."""
+    if hw.unified:
+        # There is nowhere else to put them.
+        job = replace(job, offload_weights=False, offload_optimizer=False, stays_on_host=False)
+    runner, held = engine(shape, job, hw, assumed), state(shape, job)
+    weights, optimizer = held["weights"], held["optimizer"]
+    on_host = job.stays_on_host
+    resident = {
+        "weights": 0.0 if job.offload_weights or on_host else weights,
+        "optimizer": 0.0 if job.offload_optimizer or on_host else optimizer,
+    }
+    asleep = {"engine asleep": _asleep(job, runner, assumed)}
+    host = host_parts(shape, job, hw, assumed, index=index if place == "host" else 0.0)
+    fixed = {"contexts": (2 if hw.device == "cuda" else 0) * assumed.context_gib * GIB}
+    fixed["index"] = index if place == "device" else 0.0
+    if hw.unified:
+        fixed |= {f"host: {part}": value for part, value in host.items()}
+
+    def device(name: str, parts: dict[str, float], problems: tuple[str, ...] = ()) -> Phase:
+        if hw.unified:
+            parts = {k: v if k.startswith("engine") else v * job.per_node for k, v in parts.items()}
+        ours = sum(value for key, value in parts.items() if not key.startswith("engine"))
+        every = {**parts, "fragmentation": assumed.fragmentation * ours, **fixed}
+        if name in ENGINE_AWAKE:
+            every.pop(f"host: {ASLEEP}", None)  # given back when the engine wakes
+        return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
+
+    found = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
+    found.append(device("weight sync", {**resident, **_sync(shape, job, runner, weights)}))
+    forward = {
+        "weights": 0.0 if on_host else weights,
+        "optimizer": resident["optimizer"],
+        "gathered weights": gathered(shape, job),
+    }
+    tokens = job.log_prob_tokens + branch_tokens(job, assumed)
+    found.append(device("log-prob", {**forward, **_no_grad(shape, job, tokens, entropy=True), **asleep}))
+    if job.reference and not job.lora_rank:
+        # verl keeps it on the host and brings its layers over one by one.
+        layers = (2 * shape.largest_layer + shape.embeddings) * job.compute_bytes
+        passing = _no_grad(shape, job, job.log_prob_tokens, entropy=False)
+        found.append(device("reference", {**resident, "gathered weights": layers, **passing, **asleep}))
+    for moment, parts in update_parts(shape, job).items():
+        if on_host:
+            parts = {
+                k: v
+                for k, v in parts.items()
+                if k not in ("weights", "optimizer", "gradients", "temporaries")
+            }
+        found.append(device(f"update: {moment}", {**parts, **asleep}))
+    if not hw.unified:
+        found.append(Phase("host", "host", host, hw.host_memory))
+    return found
+
+
+def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[str, float]:
+    """Weights go over in buckets, each tensor gathered in full; an adapter is collected from the module on the device."""
+    parts = {"engine weights": runner.weights if job.sleeps else runner.share}
+    if job.lora_rank and not job.stays_on_host:
+        parts["weights"] = weights
+    largest = shape.vocabulary * shape.hidden * job.weight_bytes
+    parts["bucket"] = min(job.bucket_bytes, shape.parameters * job.weight_bytes) + largest
+    return parts
+
+
+def _no_grad(shape: ModelShape, job: Job, tokens: int, *, entropy: bool) -> dict[str, float]:
+    """The larger of what passes through a layer and of the logits: the layers are done when the logits come."""
+    parts = {
+        "activations": activations.forward_only(shape, job, tokens=tokens),
+        "logits": activations.log_prob_loss(shape, job, tokens=tokens, entropy=entropy),
+    }
+    largest = max(parts, key=parts.get)
+    return {largest: parts[largest]}
+
+
+def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> float:
+    if job.engine not in RESERVING:
+        return 0.0 if job.sleeps else runner.weights
+    return assumed.engine_asleep_gib * GIB if job.sleeps else runner.share
+
+
+def host_parts(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, *, index: float
+) -> dict[str, float]:
+    """Per node. The index stands on one node; that one is counted. On unified memory all ranks share with the device."""
+    per_node, held = job.per_node, state(shape, job)
+    parts = {"processes": assumed.host_gib * GIB, "index": index}
+    if job.offload_weights or job.stays_on_host:
+        parts["offloaded weights"] = held["weights"] * per_node
+    if job.offload_optimizer or job.stays_on_host:
+        parts["offloaded optimizer"] = held["optimizer"] * per_node
+    if job.stays_on_host:
+        parts["offloaded gradients"] = held["gradients"] * per_node
+    if job.reference and not job.lora_rank:
+        parts["reference model"] = shape.parameters * job.reference_bytes / job.shards * per_node
+    if job.lora_rank and job.sleeps and job.engine in RESERVING:
+        # With an adapter the engine sleeps at level 1: its weights wait in the host's memory.
+        parts[ASLEEP] = shape.parameters * job.engine_bytes * per_node / job.tensor_parallel
+    if not hw.unified:
+        # Tied weights are loaded by every rank of the node, others by the first; later this is free again.
+        parts["loading"] = shape.parameters * job.weight_bytes * (per_node if shape.tied else 1)
+    return {name: value for name, value in parts.items() if value}

@@ -1,0 +1,197 @@
+"""From a Hugging Face config to what a plan needs: sizes, exact parameter counts, bytes of the KV cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_credit.plan.errors import PlanError
+
+FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of the families above. Counts are of single numbers, not of bytes."""
+
+    name: str
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    attention_bias: bool = False
+    experts: int = 0
+    active_experts: int = 0
+    expert_intermediate: int = 0
+    expert_layers: int = 0
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_linear(self) -> int:
+        """Weights of the four projections of a layer, without biases."""
+        return self.hidden * (2 * self.q_width + 2 * self.kv_width)
+
+    @property
+    def _attention(self) -> int:
+        qkv_bias = self.family == "qwen2" or self.attention_bias
+        bias = (self.q_width + 2 * self.kv_width) * qkv_bias
+        bias += self.hidden * (self.attention_bias and self.family != "qwen2")
+        head_norms = 0 if self.family == "qwen2" else 2 * self.head_dim
+        return self.attention_linear + bias + head_norms
+
+    @property
+    def dense_mlp(self) -> int:
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def expert_mlp(self) -> int:
+        """All experts of a layer and their router."""
+        return self.experts * 3 * self.hidden * self.expert_intermediate + self.experts * self.hidden
+
+    @property
+    def active_mlp(self) -> int:
+        """Weights that one token meets in an expert layer."""
+        return self.active_experts * 3 * self.hidden * self.expert_intermediate + self.experts * self.hidden
+
+    @property
+    def largest_layer(self) -> int:
+        """Parameters of the largest decoder layer: what FSDP gathers at a time."""
+        mlp = max(self.expert_mlp if self.expert_layers else 0, self.dense_mlp if self.dense_layers else 0)
+        return self._attention + mlp + 2 * self.hidden
+
+    @property
+    def dense_layers(self) -> int:
+        return self.layers - self.expert_layers
+
+    @property
+    def embeddings(self) -> int:
+        """Input embedding and, when untied, the output head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """Exactly ``sum(p.numel() for p in model.parameters())``."""
+        mlp = self.dense_layers * self.dense_mlp + self.expert_layers * self.expert_mlp
+        per_layer = self._attention + 2 * self.hidden
+        return self.embeddings + self.layers * per_layer + mlp + self.hidden
+
+    @property
+    def matmul_per_token(self) -> int:
+        """Weights that a token is multiplied with: layers (active experts) and output head, no look-up."""
+        return self.layer_matmul_per_token + self.vocabulary * self.hidden
+
+    @property
+    def layer_matmul_per_token(self) -> int:
+        mlp = self.dense_layers * self.dense_mlp + self.expert_layers * self.active_mlp
+        return self.layers * self.attention_linear + mlp
+
+    def kv_bytes_per_token(self, bytes_per_number: float = 2) -> int:
+        """Keys and values of all layers: 2 x layers x KV heads x head size x bytes."""
+        return int(2 * self.layers * self.kv_width * bytes_per_number)
+
+    def lora_parameters(self, rank: int) -> int:
+        """Adapters on every linear of the layers (``target_modules=all-linear``; experts and head excepted).
+
+        peft leaves the packed expert weights alone, which are parameters and no linear modules.
+        """
+        h, q, kv, f = self.hidden, self.q_width, self.kv_width, self.intermediate
+        attention = (h + q) + 2 * (h + kv) + (q + h)
+        return rank * (self.layers * attention + self.dense_layers * 3 * (h + f))
+
+
+def _row(
+    name, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, family="qwen3", **more
+):
+    return ModelShape(
+        name, family, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, **more
+    )
+
+
+# Published config.json of each; a plan then needs no network.
+PUBLISHED = {
+    shape.name: shape
+    for shape in (
+        _row("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, True),
+        _row("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, True),
+        _row("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, True),
+        _row("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, False),
+        _row("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, False, "qwen2"),
+        _row(
+            "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151936, False, "qwen3_moe",
+            experts=128, active_experts=8, expert_intermediate=768, expert_layers=48,
+        ),
+    )
+}  # fmt: skip
+_SUFFIXES = ("-base", "-instruct", "-instruct-2507", "-thinking-2507")
+
+
+def shape_of(model: str | Path | Mapping) -> ModelShape:
+    """A config (mapping), a model folder, or the name of a published model. Raises `PlanError`."""
+    if isinstance(model, Mapping):
+        return _from_config(model, str(model.get("_name_or_path") or model.get("model_type")))
+    folder = Path(model).expanduser()
+    config = folder / "config.json"
+    if config.is_file():
+        try:
+            return _from_config(json.loads(config.read_text(encoding="utf-8")), str(model))
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{config} is not JSON: {error}") from error
+    name = folder.name.lower()
+    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+        if name not in PUBLISHED:
+            name = name.removesuffix(suffix)
+    if name not in PUBLISHED:
+        raise PlanError(
+            f"model {model}: no config.json there and not a known name; give plan.model=FOLDER or one of "
+            f"{', '.join(PUBLISHED)}"
+        )
+    return PUBLISHED[name]
+
+
+def _from_config(config: Mapping, name: str) -> ModelShape:
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise PlanError(f"{name}: model_type={family!r} cannot be planned; expected {', '.join(FAMILIES)}")
+    try:
+        return _read(config, name, family)
+    except KeyError as error:
+        raise PlanError(f"{name}: the config lacks {error}") from error
+
+
+def _read(config: Mapping, name: str, family: str) -> ModelShape:
+    hidden, heads, layers = (
+        config[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    # Absent from older files; what transformers then takes.
+    default_dim = 128 if family == "qwen3" else hidden // heads
+    experts = {}
+    if family == "qwen3_moe":
+        every, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
+        experts = {
+            "experts": config["num_experts"] if "num_experts" in config else config["num_local_experts"],
+            "active_experts": config["num_experts_per_tok"],
+            "expert_intermediate": config["moe_intermediate_size"],
+            "expert_layers": sum(i not in dense and (i + 1) % every == 0 for i in range(layers)),
+        }
+    return ModelShape(
+        name=name, family=family, layers=layers, hidden=hidden, heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or default_dim,
+        intermediate=config["intermediate_size"], vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias", False)), **experts,
+    )  # fmt: skip

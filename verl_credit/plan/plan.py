@@ -1,0 +1,127 @@
+"""A configuration, hardware and assumptions put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from verl_credit.plan.compute import Step, disk_bytes, run_steps, step
+from verl_credit.plan.hardware import Hardware, find_hardware, index_bytes, index_place
+from verl_credit.plan.job import Assumptions, Job, PlanError, assumptions, read_job
+from verl_credit.plan.memory import Engine, Phase, engine, phases
+from verl_credit.plan.model_shape import ModelShape, shape_of
+from verl_credit.plan.remedies import Remedy, remedies
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `verl-credit plan` shows."""
+
+    recipe: str
+    shape: ModelShape
+    hardware: Hardware
+    job: Job
+    assumed: Assumptions
+    given: tuple[str, ...]
+    """Assumptions that the recipe or the command line set."""
+    engine: Engine
+    phases: list[Phase]
+    step: Step
+    steps: int | None
+    disk: float | None
+    remedies: list[Remedy]
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return all(phase.fits for phase in self.phases)
+
+    @property
+    def peak(self) -> Phase:
+        """The fullest phase on the device."""
+        return max((p for p in self.phases if p.where == "device"), key=lambda p: p.total)
+
+
+def make_plan(
+    config: Mapping, *, recipe: str = "", hardware: str | None = None, devices: int | None = None
+) -> Plan:
+    """Plan a composed configuration (plain dictionaries). ``hardware`` and ``devices`` go before the recipe's own.
+
+    Raises `PlanError` naming the key that is missing or wrong.
+    """
+    block = dict(config.get("hardware") or {})
+    notes = []
+    name = hardware or block.get("name")
+    if name is None:
+        name = "cpu" if (config.get("trainer") or {}).get("device") == "cpu" else "h100"
+        if name == "h100":
+            notes.append(
+                "no hardware is named: an H100 is assumed (--hardware NAME, or hardware.name in the recipe)"
+            )
+    hw = find_hardware(name, {k: v for k, v in block.items() if k != "name"})
+    trainer = dict(config.get("trainer") or {})
+    if devices is not None:
+        trainer["n_gpus_per_node"] = _per_node(devices, trainer.get("nnodes", 1))
+    job = read_job({**config, "trainer": {**trainer, "device": hw.device}}, flash_attn=hw.flash_attn)
+    if devices is None and block.get("devices") not in (None, job.devices):
+        raise PlanError(
+            f"hardware.devices={block['devices']} but trainer.nnodes x trainer.n_gpus_per_node is {job.devices}"
+        )
+    given = dict(config.get("plan") or {})
+    shape = shape_of(given.get("model") or _model(config))
+    assumed = assumptions(given, job, device=hw.device, mfu=hw.mfu)
+    index, place = index_bytes(block), index_place(block)
+    if place == "elsewhere" or job.max_turns == 1:  # nothing is searched
+        index = 0.0
+    if not index and job.max_turns > 1 and place != "elsewhere":
+        notes.append(
+            "the search index is not counted: hardware.index or hardware.index_bytes says how large it is"
+        )
+    notes += _notes(job, hw)
+
+    def measure(changed: Job, bytes_of_index: float) -> list[Phase]:
+        return phases(shape, changed, hw, assumed, index=bytes_of_index, place=place)
+
+    runner = engine(shape, job, hw, assumed)
+    steps = run_steps(job, assumed)
+    return Plan(
+        recipe=recipe,
+        shape=shape,
+        hardware=hw,
+        job=job,
+        assumed=assumed,
+        given=tuple(sorted(k for k in given if k != "model")),
+        engine=runner,
+        phases=measure(job, index),
+        step=step(shape, job, hw, assumed, runner),
+        steps=steps,
+        disk=disk_bytes(shape, job, steps),
+        remedies=remedies(shape, job, hw, assumed, index, measure),
+        notes=tuple(notes),
+    )
+
+
+def _notes(job: Job, hw: Hardware) -> list[str]:
+    found = []
+    if hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host):
+        found.append(f"{hw.name} has one memory for host and device: offloading saves nothing there")
+    if job.lora_rank and job.weight_bytes == 4:
+        found.append(
+            "the frozen weights are kept in fp32 (actor.fsdp_config.model_dtype): bf16 halves them under LoRA"
+        )
+    return found
+
+
+def _model(config: Mapping) -> str:
+    model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
+    if not model:
+        raise PlanError(f"actor_rollout_ref.model.path={model}: give a model folder or name, or plan.model")
+    return model
+
+
+def _per_node(devices: int, nodes: int) -> int:
+    if devices < 1 or devices % nodes:
+        raise PlanError(
+            f"--devices {devices} over trainer.nnodes={nodes} nodes: expected a multiple of {nodes}"
+        )
+    return devices // nodes

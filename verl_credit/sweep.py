@@ -1,0 +1,128 @@
+"""`verl-credit train -m`: a run for every combination of comma-separated values, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from verl_credit.exit_codes import ExitCode
+from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.validate import validate
+
+DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
+ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # what ends a run otherwise ends that run alone
+
+
+def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(name, overrides) of every run, the last key varying fastest; Hydra's grammar for sweeps.
+
+    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold what is swept, by the key's last part where that is
+    unambiguous. Errors: ConfigError for what Hydra cannot parse.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        swept = [list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed]
+    except HydraException as error:
+        raise ConfigError(f"overrides: {error}") from error
+    keys = [o.get_key_element().lstrip("+~") for o, values in zip(parsed, swept, strict=True) if values]
+    short = [key.rpartition(".")[2] for key in keys]
+    labels = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
+    runs = []
+    for values in itertools.product(*(v for v in swept if v)):
+        chosen = iter(zip(keys, values, strict=True))
+        filled = [
+            text if v is None else "{}={}".format(*next(chosen))
+            for text, v in zip(overrides, swept, strict=True)
+        ]
+        name = ",".join(f"{label}={value}" for label, value in zip(labels, values, strict=True))
+        runs.append((re.sub(r"[^\w=.,+-]", "_", name), filled))
+    return runs
+
+
+def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int:
+    """Runs go to `run_dir`/NAME. All are checked before the first starts; a finished one is skipped by itself.
+
+    A run that fails does not stop the others. Exit code: 0 when all are done, now or before, else that of the first that
+    is not; 4 when one of them cannot start, before the first if that can be told from its configuration; 130 for Ctrl-C.
+    """
+    try:
+        runs = expand(overrides)
+        run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
+        _refuse_shared(runs, run_dirs, name, config_dir)
+    except ConfigError as error:
+        print(f"verl-credit train: {error}", flush=True)
+        return ExitCode.PREFLIGHT
+    codes = []
+    for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
+        print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
+        command = [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", name]
+        command += ["--config-dir", config_dir] if config_dir else []
+        codes.append(_run([*command, *_in_folder(chosen, run_dir)]))
+        if codes[-1] in ENDS_ALL:
+            return codes[-1]
+    for (label, _), code in zip(runs, codes, strict=True):
+        print(f"{label or name}: exit code {code}", flush=True)
+    return next((code for code in codes if code not in DONE), ExitCode.DONE)
+
+
+def _run(command: list[str]) -> int:
+    """The run's exit code, INTERRUPTED if we were told to stop meanwhile.
+
+    Ctrl-C reaches the run by itself, SIGTERM is handed on. Either way the run is waited for: it has Ray and the retriever
+    to stop and its report to write (`subprocess.run` would kill it after a quarter of a second).
+    """
+    process, stopped = subprocess.Popen(command), False
+
+    def hand_on(signum, frame):
+        nonlocal stopped
+        stopped = True
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, hand_on)
+    try:
+        while True:
+            try:
+                code = process.wait()
+                return ExitCode.INTERRUPTED if stopped else code
+            except KeyboardInterrupt:
+                stopped = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _in_folder(overrides: Sequence[str], run_dir: Path) -> list[str]:
+    """Quoted: the folder's name holds = and , which Hydra would take apart."""
+    return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir='{run_dir}'"]
+
+
+def _refuse_shared(runs, run_dirs: list[Path], name: str, config_dir: str | None) -> None:
+    """A run that found the checkpoint of another would go on from it. Errors: ConfigError names both runs."""
+    taken: dict[Path, str] = {}
+    for (label, chosen), run_dir in zip(runs, run_dirs, strict=True):
+        config = load_config(name, _in_folder(chosen, run_dir), config_dir)
+        folder = Path(config.trainer.default_local_dir).expanduser().resolve()
+        if folder in taken:
+            raise ConfigError(
+                f"trainer.default_local_dir={folder}: {taken[folder]} and {label} would share their checkpoints; leave it "
+                "below run_dir (its default), or write ${run_dir} in it"
+            )
+        taken[folder] = label
+
+
+def _checked(name: str, label: str, overrides: list[str], config_dir: str | None) -> Path:
+    """The run's folder. Errors: ConfigError says which run."""
+    try:
+        config = load_config(name, overrides, config_dir)
+        validate(config)
+    except ConfigError as error:
+        raise ConfigError(f"{label or name}: {error}") from error
+    folder = Path(config.run_dir).expanduser().resolve()
+    return folder / label if label else folder
