@@ -1,0 +1,208 @@
+"""Predicted against measured tensor peak of the actor: python evidence/plan/measure_lab.py --policy DIR [--json FILE]
+
+A plain process does what the actor does: packed rows through the project's attention, verl's log-probs, a clipped ratio,
+two micro-batches, gradient clipping, AdamW; twice, so that the second update meets the moments. On a CPU the torch
+profiler reports every allocation and release of the allocator, temporaries of kernels included, and their running sum
+over the weights is the peak; on CUDA it is `torch.cuda.max_memory_allocated`. The interpreter is not in it.
+
+Shapes: the lab's policy (--policy) and a random Qwen3 (hidden 512, 8 layers, vocabulary 8192, 2048 tokens), with and without
+gradient checkpointing; on CUDA also Qwen3-0.6B's shape in bf16. Predicted: `verl_credit.plan.actor_peak`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from verl_credit.host.attention import PACK, install, pack_rows
+from verl_credit.plan import Job, actor_peak, shape_of
+from verl_credit.plan.activations import forward_only, log_prob_loss
+
+TOLERANCE = 0.20
+LARGER = {
+    "model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1536, "vocab_size": 8192,
+    "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+QWEN3_0_6B = {
+    **LARGER, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+}  # fmt: skip
+
+
+def build(config, *, device: str = "cpu", dtype=torch.float32, checkpointing: bool = False):
+    """A random model of ``config`` (a mapping, or a folder with a config.json) on the project's attention."""
+    install()
+    torch.manual_seed(0)
+    if not isinstance(config, dict):
+        config = AutoConfig.from_pretrained(config).to_dict()
+    config = AutoConfig.for_model(**{k: v for k, v in config.items() if k not in ("dtype", "torch_dtype")})
+    attention = "credit_sdpa" if device == "cpu" else "auto"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).to(device)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches: int = 2) -> Job:
+    """What the process does, in the plan's terms: no sharding, micro-batches of ``rows`` rows."""
+    number = next(model.parameters()).element_size()
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return Job(
+        prompts=1, rollouts=micro_batches * rows, mini_batch=1, max_prompt=length // 2, max_response=length - length // 2,
+        update_tokens=rows * length, log_prob_tokens=rows * length, checkpointing=checkpointing,
+        attention="sdpa" if on_cpu else "flash", flash_loss=False, softmax_bytes=number if on_cpu else 4,
+        weight_bytes=number, compute_bytes=number, fused_step=not on_cpu,
+    )  # fmt: skip
+
+
+def _log_probs(model, ids, pack, entropy: bool):
+    from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
+
+    positions = pack.position_ids().to(ids.device)[None]
+    logits = model(input_ids=ids[None], position_ids=positions, use_cache=False, **{PACK: pack}).logits[0]
+    spread = entropy_from_logits(logits) if entropy else None
+    return logprobs_from_logits(logits, ids.roll(-1)), spread
+
+
+def _forward(model, ids, pack, *, entropy: bool = False):
+    in_bf16 = next(model.parameters()).dtype == torch.bfloat16
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
+        return _log_probs(model, ids, pack, entropy)[0]
+
+
+def updates(model, *, rows: int, length: int, micro_batches: int = 2) -> None:
+    """Two updates: the second meets the moments."""
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    random = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            ids = torch.randint(0, model.config.vocab_size, (rows * length,), generator=random).to(device)
+            log_prob = _forward(model, ids, pack_rows([length] * rows))
+            ratio = torch.exp(log_prob - log_prob.detach())
+            (-torch.minimum(ratio, ratio.clamp(0.98, 1.028)).mean() / micro_batches).backward()
+            del log_prob, ratio
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@torch.no_grad()
+def log_prob_pass(model, *, rows: int, length: int) -> None:
+    """The forward that finds old_log_probs and entropies."""
+    ids = torch.randint(
+        0, model.config.vocab_size, (rows * length,), generator=torch.Generator().manual_seed(1)
+    )
+    _forward(model, ids.to(next(model.parameters()).device), pack_rows([length] * rows), entropy=True)
+
+
+def tensor_peak(model, run) -> int:
+    """Bytes: the weights, and the largest sum of what ``run`` holds at a time."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    if next(model.parameters()).device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    if not events:
+        raise RuntimeError(
+            "the profiler reported no allocation: profile_memory does not work with this torch"
+        )
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return weights + peak
+
+
+def compare(
+    config, *, rows: int, length: int, checkpointing: bool, device: str = "cpu", dtype=torch.float32
+) -> dict:
+    """Predicted and measured peak of an update and of a log-prob forward."""
+    model = build(config, device=device, dtype=dtype, checkpointing=checkpointing)
+    shape = shape_of(config if isinstance(config, dict) else model.config.to_dict())
+    job = job_of(model, rows=rows, length=length, checkpointing=checkpointing)
+    forward = {
+        "measured": tensor_peak(model, lambda: log_prob_pass(model, rows=rows, length=length)),
+        "predicted": shape.parameters * job.weight_bytes
+        + max(
+            forward_only(shape, job, tokens=job.log_prob_tokens),
+            log_prob_loss(shape, job, tokens=job.log_prob_tokens),
+        ),
+    }
+    update = {
+        "measured": tensor_peak(model, lambda: updates(model, rows=rows, length=length)),
+        "predicted": actor_peak(shape, job),
+    }
+    for found in (forward, update):
+        found["off"] = found["predicted"] / found["measured"] - 1
+    return {
+        "parameters": shape.parameters, "tokens": rows * length, "checkpointing": checkpointing, "device": device,
+        "dtype": str(dtype).removeprefix("torch."), "update": update, "log_prob": forward,
+    }  # fmt: skip
+
+
+def cases(policy: Path | None) -> list[tuple[str, dict]]:
+    found = []
+    for checkpointing in (False, True):
+        if policy is not None:
+            found.append(
+                ("lab", {"config": policy, "rows": 12, "length": 170, "checkpointing": checkpointing})
+            )
+        larger = {"config": LARGER, "rows": 8, "length": 256, "checkpointing": checkpointing}
+        found.append(("qwen3-512x8", larger))
+        found.append(("qwen3-512x8", {**larger, "dtype": torch.bfloat16}))
+    if torch.cuda.is_available():
+        on_gpu = [(f"{name}, cuda", {**case, "device": "cuda"}) for name, case in found]
+        real = {"config": QWEN3_0_6B, "rows": 4, "length": 2048, "device": "cuda", "dtype": torch.bfloat16}
+        found += [*on_gpu, *(("qwen3-0.6b", {**real, "checkpointing": c}) for c in (False, True))]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--policy", type=Path, help="the lab's policy, LAB_DIR/policy")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = []
+    print("| model | device, dtype | tokens | checkpointing | phase | measured MiB | predicted MiB | off |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, case in cases(arguments.policy):
+        result = {"model": name, **compare(**case)}
+        results.append(result)
+        for phase in ("update", "log_prob"):
+            one = result[phase]
+            print(
+                f"| {name} | {result['device']}, {result['dtype']} | {result['tokens']} | {result['checkpointing']} "
+                f"| {phase} | {one['measured'] / 2**20:.1f} | {one['predicted'] / 2**20:.1f} | {one['off']:+.1%} |",
+                flush=True,
+            )
+    if arguments.json:
+        found = {
+            "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "results": results,
+        }
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    worst = max(abs(result["update"]["off"]) for result in results)
+    print(f"\nlargest difference of an update: {worst:.1%} (allowed {TOLERANCE:.0%})")
+    raise SystemExit(worst > TOLERANCE)
+
+
+if __name__ == "__main__":
+    main()
