@@ -22,6 +22,7 @@ from verl_credit.cli import main
 from verl_credit.doctor import command, device, gather, machine, orphans, ray_checks, recipe, software
 from verl_credit.doctor.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size
 from verl_credit.doctor.result import Status, failed, passed
+from verl_credit.doctor.room import check_room
 from verl_credit.host import doctor_probes
 from verl_credit.host.compose import load_config
 from verl_credit.host.preflight import PreflightError
@@ -792,3 +793,24 @@ def test_a_process_that_takes_too_long_ends_with_what_it_started():
 
 def test_sizes():
     assert size(3 * GIB) == "3.0 GiB" and size(64 * 2**20) == "64 MiB"
+
+
+GIVEN = ["data.train_files=t", "data.val_files=v", "search.url=http://127.0.0.1:8000"]
+EIGHT = replace(MACHINE, torch=replace(MACHINE.torch, devices=(H100,) * 8))
+
+
+def test_room_for_what_the_recipe_holds():
+    """Qwen3-4B in fp32 with gradients and moments: 16 bytes x 4.02e9 = 60 GiB on one device, an eighth on eight."""
+    assert says(check_room(EIGHT, load_config("multihop_qwen3_4b", GIVEN)), PASS, "7.5 GiB weights")
+    alone = load_config("multihop_qwen3_4b", [*GIVEN, "hardware=h100x1"])
+    assert says(check_room(MACHINE, alone), WARN, "59.9 GiB weights", "lora_rank")
+    larger = load_config("multihop_qwen3_4b", [*GIVEN, "hardware=h100x1", "model=qwen3_8b"])
+    assert says(check_room(MACHINE, larger), FAIL, "122.1 GiB weights", "at most", "lora_rank")
+
+
+def test_room_where_there_is_nothing_to_say(lab, cuda):
+    assert says(check_room(LAPTOP, lab), SKIP, "on a CPU")
+    assert says(check_room(LAPTOP, cuda), SKIP, "no device")
+    assert says(check_room(MACHINE, None), SKIP, "no recipe")
+    unknown = load_config("multihop_qwen3_4b", [*GIVEN, "actor_rollout_ref.model.path=some/where"])
+    assert says(check_room(EIGHT, unknown), SKIP, "cannot be planned", "some/where")

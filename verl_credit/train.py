@@ -58,7 +58,8 @@ def _train(config: DictConfig) -> int:
             progress.say(reason)
             _report(run_dir, progress)
             return ExitCode.NOTHING_LEFT
-        refuse_unfit_machine(config)
+        for line in refuse_unfit_machine(config):
+            progress.say(line)
         if "lab" in config:
             _prepare_lab(config, stack, progress)
         _preflight(config, progress)

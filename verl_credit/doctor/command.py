@@ -16,6 +16,7 @@ from verl_credit.doctor.orphans import check_processes
 from verl_credit.doctor.ray_checks import check_ray
 from verl_credit.doctor.recipe import check_data_files, check_model_files, check_retriever, parameters_of
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
+from verl_credit.doctor.room import check_room
 from verl_credit.doctor.software import (
     check_python,
     check_requirements,
@@ -44,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     check_cuda,
     check_ptxas,
     check_memory,
+    check_room,
     check_shm,
     _disk,
     check_ports,
@@ -57,7 +59,7 @@ CHECKS: tuple[Check, ...] = (
 )
 # Those that `verl-credit train` makes before anything heavy; their failures are refusals.
 BEFORE_TRAINING: tuple[Check, ...] = (check_vllm, check_memory, _disk, check_ports)
-BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (check_torch, check_cuda, *BEFORE_TRAINING)
+BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (check_torch, check_cuda, *BEFORE_TRAINING, check_room)
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}
 
@@ -91,13 +93,14 @@ def examine(facts: Facts, config: DictConfig | None, checks: Iterable[Check] = C
     return results
 
 
-def refuse_unfit_machine(config: DictConfig) -> None:
-    """Raise PreflightError for the first thing that would stop the run later, after minutes."""
+def refuse_unfit_machine(config: DictConfig) -> list[str]:
+    """Raise PreflightError for the first thing that would stop the run later, after minutes; returns warnings."""
     cuda = wants_cuda(config)
-    checks = BEFORE_TRAINING_ON_CUDA if cuda else BEFORE_TRAINING
-    for result in examine(gather(torch=cuda), config, checks):
+    results = examine(gather(torch=cuda), config, BEFORE_TRAINING_ON_CUDA if cuda else BEFORE_TRAINING)
+    for result in results:
         if result.status is Status.FAIL:
             raise PreflightError(f"{result.name}: {result.line()}")
+    return [f"warning: {r.name}: {r.line()}" for r in results if r.status is Status.WARN]
 
 
 def page(results: list[Result]) -> list[str]:

@@ -1,0 +1,57 @@
+"""Does what a recipe would hold fit the devices that are here? By `verl-credit plan`, on this machine's memory."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.doctor.facts import GIB, Facts, size
+from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.doctor.software import wants_cuda
+from verl_credit.plan.errors import PlanError
+from verl_credit.plan.plan import Plan, make_plan
+
+STATE = ("weights", "gradients", "optimizer")  # counted; activations and the engine's needs are estimates
+
+
+def check_room(facts: Facts, config: DictConfig | None) -> Result:
+    """Fails when weights, gradients and optimiser alone are larger than a device; otherwise what is predicted not to fit
+    is a warning, for a prediction must not stop a run that would work."""
+    name = "room"
+    if config is None:
+        return skipped(name, "no recipe, nothing to hold")
+    if not wants_cuda(config):
+        return skipped(name, "on a CPU: verl-credit plan says what is predicted")
+    if not facts.devices:
+        return skipped(name, "no device to fit")
+    smallest = min(device.total for device in facts.devices)
+    try:
+        plan = make_plan(_here(config, smallest))
+    except PlanError as error:
+        return skipped(name, f"cannot be planned: {error}")
+    state, phase = _state(plan), plan.peak
+    found = (
+        f"{phase.name}: {size(phase.total)} predicted, of it {size(state)} weights, gradients and optimiser"
+    )
+    right = f"at most {size(phase.capacity)} a device"
+    if state > phase.capacity:
+        return failed(name, found, right, _mend(plan))
+    return passed(name, found) if plan.fits else warned(name, found, right, _mend(plan))
+
+
+def _here(config: DictConfig, memory: int) -> dict:
+    plain = OmegaConf.to_container(config, resolve=True)
+    block = dict(plain.get("hardware") or {})
+    if block.get("name") in (None, "cpu", "laptop"):  # a recipe for a CPU that was sent to a GPU
+        block["name"] = "h100"
+    return {**plain, "hardware": {**block, "memory_gib": memory / GIB}}
+
+
+def _state(plan: Plan) -> float:
+    """Bytes on a device in the phase that holds most of it; what is offloaded is not there."""
+    held = [sum(p.parts.get(part, 0.0) for part in STATE) for p in plan.phases if p.where == "device"]
+    return max(held)
+
+
+def _mend(plan: Plan) -> str:
+    overrides = dict.fromkeys(o for remedy in plan.remedies for o in remedy.overrides)
+    return " ".join(overrides) or "a smaller model, or more devices"
