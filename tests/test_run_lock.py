@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 from test_preflight import GOOD, write
 
 from verl_credit import train as train_module
@@ -19,7 +20,7 @@ from verl_credit.host.compose import load_config
 from verl_credit.host.finished import TRACKER, last_checkpoint, nothing_left
 from verl_credit.host.plugin_state import save_state
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.run_files import METRICS, VALIDATION, append_json
+from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.host.run_lock import LOCK, run_lock
 
 HOLD = "import sys; from pathlib import Path; from verl_credit.host.run_lock import run_lock\n" \
@@ -229,3 +230,19 @@ def test_the_codes_are_documented():
     assert {int(n) for n in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)} == {
         c.value for c in ExitCode
     } | {2}
+
+
+def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_path, capsys, monkeypatch):
+    for name in ("_prepare_lab", "_preflight"):
+        monkeypatch.setattr(train_module, name, lambda *_: None)
+    monkeypatch.setattr(train_module, "_launch", lambda *_: ExitCode.DONE)
+    one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"
+    servers = "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]"
+    code, lines = run(capsys, tmp_path, one_update, servers)
+    assert code == 0
+    (said,) = [number for number, line in enumerate(lines) if "warning: the clip can never act" in line]
+    assert said < next(number for number, line in enumerate(lines) if "starting Ray" in line)
+    (kept,) = read_json_lines(tmp_path / EVENTS)
+    assert kept["kind"] == "idle" and "the clip can never act" in kept["text"]
+    stored = OmegaConf.load(tmp_path / "config.yaml").search.url
+    assert list(stored) == ["http://***@127.0.0.1:1", "http://127.0.0.1:2"]

@@ -14,6 +14,7 @@ from verl_credit.doctor.command import refuse_unfit_machine
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.finished import nothing_left
+from verl_credit.host.idle import idle_lines
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
 from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.redact import redact
@@ -58,8 +59,8 @@ def _train(config: DictConfig) -> int:
             progress.say(reason)
             _report(run_dir, progress)
             return ExitCode.NOTHING_LEFT
-        for line in refuse_unfit_machine(config):
-            progress.say(line)
+        for line in [*refuse_unfit_machine(config), *idle_lines(config)]:
+            progress.note("idle", line)
         if "lab" in config:
             _prepare_lab(config, stack, progress)
         _preflight(config, progress)
@@ -119,7 +120,8 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
 def _save_config(config: DictConfig, run_dir: Path) -> None:
     stored = config.copy()
     with open_dict(stored):
-        stored.search.url = redact(config.search.url)
+        url = config.search.url
+        stored.search.url = [redact(one) for one in url] if OmegaConf.is_list(url) else url and redact(url)
     OmegaConf.save(stored, run_dir / "config.yaml", resolve=True)
     write_versions(run_dir)
 

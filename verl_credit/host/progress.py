@@ -7,6 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from verl_credit.host import events
 from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, read_json_lines
 
 # Whole lines at once, also into a pipe or a file.
@@ -45,6 +46,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         self.write(f"{clock(time.monotonic() - self.start)}  {text}")
+
+    def note(self, kind: str, text: str) -> None:
+        """Say it and keep it among the run's events; for the launching process, before the display runs."""
+        self.say(text)
+        events.record(self.run_dir, kind, text)
+        self._shown[EVENTS] += 1
 
     def _watch(self) -> None:
         while not self._stop.wait(self.interval_s):

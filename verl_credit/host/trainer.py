@@ -48,7 +48,6 @@ from verl_credit.host.gain_rows import score_by_rows
 from verl_credit.host.gain_server import scores_of_records
 from verl_credit.host.gain_step import GainPlan, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
-from verl_credit.host.idle import idle_lines
 from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
@@ -140,8 +139,6 @@ class CreditTrainer(PPOTrainerSync):
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
         if self._attention:
             events.note(self.run_dir, "attention", self._attention)
-        for line in idle_lines(self.config):
-            events.note(self.run_dir, "idle", line)
         super().fit(agent_loop_manager)
 
     @property
