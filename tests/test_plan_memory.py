@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from verl_credit.plan import Job, PlanError, actor_peak, find_hardware, phases, shape_of
+from verl_credit.doctor.facts import Memory
+from verl_credit.plan import Job, PlanError, actor_peak, find_hardware, hardware, phases, shape_of
 from verl_credit.plan.activations import layer, log_prob_loss, loss
 from verl_credit.plan.hardware import GIB, index_bytes
 from verl_credit.plan.job import Assumptions
@@ -269,3 +270,9 @@ def test_a_sleeping_engines_weights_are_not_counted_while_it_is_awake():
     part = "host: engine weights asleep"
     assert found["update: loss"].parts[part] == 2 * 4_022_468_096
     assert part not in found["rollout"].parts and part not in found["weight sync"].parts
+
+
+def test_this_machine_has_what_its_control_group_leaves(monkeypatch):
+    for limit, expected in ((None, 8 * GIB), (3 * GIB, 3 * GIB), (9 * GIB, 8 * GIB)):
+        monkeypatch.setattr(hardware, "memory", lambda limit=limit: Memory(8 * GIB, 5 * GIB, limit))
+        assert hardware.this_cpu().memory == expected

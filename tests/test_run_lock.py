@@ -224,6 +224,15 @@ def test_a_finished_run_exits_3_and_starts_nothing(tmp_path, capsys, nothing_hea
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize("damage, said", [("{", "is not JSON"), ("5", "is not a JSON object")])
+def test_a_damaged_file_of_the_run_is_told_and_nothing_starts(tmp_path, capsys, nothing_heavy, damage, said):
+    (tmp_path / METRICS).write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
+    code, lines = run(capsys, tmp_path)
+    assert code == ExitCode.PREFLIGHT
+    assert f"{METRICS} line 2 {said}" in lines[-1] and "mend the line or take another run_dir" in lines[-1]
+    assert (tmp_path / METRICS).read_text().count("\n") == 3
+
+
 def test_the_codes_are_documented():
     documented = (train_module.Path(__file__).parent.parent / "docs" / "host.md").read_text()
     section = documented.split("## Exit codes", 1)[1].split("\n## ", 1)[0]

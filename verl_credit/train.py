@@ -18,7 +18,7 @@ from verl_credit.host.idle import idle_lines
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
 from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.redact import redact
-from verl_credit.host.run_files import METRICS
+from verl_credit.host.run_files import METRICS, DamagedFile
 from verl_credit.host.run_lock import run_lock
 from verl_credit.host.validate import validate
 from verl_credit.host.versions import write_versions
@@ -54,7 +54,7 @@ def _train(config: DictConfig) -> int:
     _environment(cpu=config.trainer.device == "cpu")
     with _terminate_as_interrupt(), ExitStack() as stack:
         stack.enter_context(run_lock(run_dir, say_at_once))
-        progress = Progress(run_dir, config.trainer.total_training_steps or 0)
+        progress = _progress(run_dir, config)
         if reason := nothing_left(config):
             progress.say(reason)
             _report(run_dir, progress)
@@ -69,6 +69,14 @@ def _train(config: DictConfig) -> int:
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
         return _launch(config, progress)
+
+
+def _progress(run_dir: Path, config: DictConfig) -> Progress:
+    """Reads what stands in the run's files, all of them: a damaged one would end the run at its first step."""
+    try:
+        return Progress(run_dir, config.trainer.total_training_steps or 0)
+    except DamagedFile as error:
+        raise PreflightError(f"{error}; mend the line or take another run_dir") from error
 
 
 def _environment(*, cpu: bool) -> None:

@@ -27,10 +27,14 @@ def append_json(path: Path, row: dict) -> None:
         file.write(line)
 
 
+class DamagedFile(ValueError):
+    """A file of a run that cannot be read back; the message names the line."""
+
+
 def read_json_lines(path: Path) -> list[dict]:
     """All complete lines; a last line cut short by a kill is left out. Missing file: empty list.
 
-    Raises ValueError naming file and line for anything else that is not JSON.
+    Raises DamagedFile naming file and line for anything else that is not a JSON object.
     """
     if not path.exists():
         return []
@@ -38,9 +42,12 @@ def read_json_lines(path: Path) -> list[dict]:
     *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError as error:  # JSON and UTF-8 errors both are
-            raise ValueError(f"{path} line {number} is not JSON: {error}") from error
+            raise DamagedFile(f"{path} line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DamagedFile(f"{path} line {number} is not a JSON object: {line[:80]!r}")
+        rows.append(row)
     return rows
 
 

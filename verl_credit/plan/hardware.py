@@ -18,8 +18,8 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from verl_credit.doctor.gather import memory
 from verl_credit.plan.errors import PlanError
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
@@ -123,14 +123,9 @@ def this_cpu() -> Hardware:
 
 
 def _memory_here() -> int:
-    """Physical memory, or the container's limit where that is smaller."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue
-    return total
+    """Physical memory, or the tightest limit of this process's control groups where that is smaller."""
+    here = memory()
+    return here.total if here.limit is None else min(here.total, here.limit)
 
 
 def index_bytes(block: Mapping | None) -> float:
