@@ -27,7 +27,7 @@ demo: install
 test: lint test-fast test-e2e
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m "not e2e" -n logical --maxprocesses 8 --dist loadfile
 
 test-e2e: install
 	$(BIN)/python -m pytest -m e2e
