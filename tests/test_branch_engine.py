@@ -1,6 +1,7 @@
 """verl's FSDP2 engine with branches, over real gloo ranks: against rows of their own, and against itself without them."""
 
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -126,6 +127,19 @@ def rank_main(rank, ranks, folder, store, results):
     torch.distributed.destroy_process_group()
 
 
+@contextmanager
+def masks_made():
+    """[what was asked for], a line for every branch mask that is built."""
+    from verl_credit.host.attention import pack
+
+    build, made = pack._branch_mask, []
+    pack._branch_mask = lambda *asked: (made.append(asked), build(*asked))[1]
+    try:
+        yield made
+    finally:
+        pack._branch_mask = build
+
+
 def proofs(engine):
     """The start-up proof, and what it says of a kernel in which rows see each other."""
     from verl_credit.host.attention import kernels, pack_rows
@@ -163,7 +177,9 @@ def measure(folder, rank, ranks, model):
     rows = TRUNKS if ranks == 1 else (TRUNKS[:3], TRUNKS[3:])[rank]
     turns = Trajectories(rows, seed=rank)
     plan = plan_branches(turns.requests(), turns)
-    plain, grown = infer(engine, batch(turns)), infer(engine, batch(turns, plan))
+    plain = infer(engine, batch(turns))
+    with masks_made() as masks:
+        grown = infer(engine, batch(turns, plan))
 
     def rows_forward(data):
         packed = {"use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": 64}
@@ -178,6 +194,7 @@ def measure(folder, rank, ranks, model):
     return {
         **proofs(engine),
         "new": set(grown) - set(plain),
+        "masks": [(row, window) for row, window, _ in masks],
         "kept": max(kept),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
         "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
@@ -218,6 +235,7 @@ def test_branches_through_the_engine(case, measured):
     result = measured[case]
     assert result["new"] == {"credit_branch_log_probs"} and result["lengths"]
     assert result["kept"] < 2e-5
+    assert result["masks"] and len(result["masks"]) == len(set(result["masks"])), "made again in another layer"
     assert (
         result["proof"].startswith("attention: sdpa (within") and "as with eager attention" in result["proof"]
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -45,12 +45,19 @@ class FlashTables:
     longest_keys: int
 
 
-@dataclass(frozen=True, eq=False)
 class Pack:
-    """One micro-batch. Tables are made once and shared by all layers."""
+    """One micro-batch. Tables are made once and shared by all layers.
 
-    rows: tuple[PackedRow, ...]
-    _tables: dict = field(default_factory=dict, repr=False)
+    Not a dataclass, tuple or dict: FSDP copies those at every layer to cast the tensors in them, and a copy knows
+    no tables that are made after it.
+    """
+
+    def __init__(self, rows: tuple[PackedRow, ...]):
+        self.rows = rows
+        self._tables: dict = {}
+
+    def __repr__(self) -> str:
+        return f"Pack({self.rows!r})"
 
     @property
     def length(self) -> int:
