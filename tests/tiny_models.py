@@ -38,14 +38,14 @@ FAMILIES = {
 
 
 def tiny_config(family: str, **changes):
-    return AutoConfig.for_model(family, **SHAPE | FAMILIES[family] | changes)
+    return AutoConfig.for_model(family, **SHAPE | FAMILIES.get(family, {}) | changes)
 
 
-def tiny_model(family: str, attention: str = "auto", dtype=torch.float32, seed: int = 0):
+def tiny_model(family: str, attention: str = "auto", dtype=torch.float32, seed: int = 0, **changes):
     """Weights large enough that attention matters."""
     install()
     torch.manual_seed(seed)
-    config = tiny_config(family)
+    config = tiny_config(family, **changes)
     options = (
         {"experts_implementation": "eager"} if "moe" in family else {}
     )  # the grouped kernels know no float64

@@ -11,6 +11,7 @@ import torch
 
 from verl_credit.host.attention.kernels import KERNELS, row_by_row
 from verl_credit.host.attention.pack import Pack, pack_rows
+from verl_credit.host.attention.windows import note
 
 AUTO = "auto"
 NAMES = (AUTO, *(f"credit_{name}" for name in KERNELS))
@@ -92,6 +93,7 @@ def attention(
             f"attn_implementation={implementation}: {type(module).__name__} asks for {', '.join(unknown)}, which "
             "would be ignored"
         )
+    note(module, sliding_window)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernel = KERNELS[choice(implementation, query).kernel]
     out = kernel(
