@@ -1,4 +1,7 @@
-"""verl's FSDP2 engine with branches, over real gloo ranks: against rows of their own, and against itself without them."""
+"""verl's FSDP2 engine with branches, over real gloo ranks: against rows of their own, and against itself without them.
+
+In float32 and in float64, with the norms' cast to float32 taken out; with layers that run checkpointed, too.
+"""
 
 from contextlib import contextmanager
 
@@ -13,8 +16,8 @@ from verl_credit.host.gain_requests import Request
 
 def rank_main(rank, ranks, folder, store, results):
     with gloo_rank(rank, ranks, store):
-        for case, (family, model) in (CASES if ranks == 1 else TWO_RANKS).items():
-            results[case, rank] = measure(f"{folder}/{family}", rank, ranks, model)
+        for case, (family, options) in (CASES if ranks == 1 else TWO_RANKS).items():
+            results[case, rank] = measure(f"{folder}/{family}", rank, ranks, options)
 
 
 @contextmanager
@@ -30,25 +33,44 @@ def masks_made():
         pack._branch_mask = build
 
 
-def measure(folder, rank, ranks, model):
+@contextmanager
+def checkpoints(engine):
+    """[layer], a line for every time one runs checkpointed."""
+    made, layers = [], [m for m in engine.module.modules() if hasattr(m, "_gradient_checkpointing_func")]
+    plain = [layer._gradient_checkpointing_func for layer in layers]
+    for layer, run in zip(layers, plain, strict=True):
+        layer._gradient_checkpointing_func = lambda *given, run=run, layer=layer: (
+            made.append(layer),
+            run(*given),
+        )[1]
+    try:
+        yield made
+    finally:
+        for layer, run in zip(layers, plain, strict=True):
+            layer._gradient_checkpointing_func = run
+
+
+def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
     from verl_credit.host.attention_proof import prove
     from verl_credit.host.fields import BRANCH_LOG_PROBS
     from verl_credit.host.gain_rows import score_by_rows
 
-    engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | model)
+    engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
+    # layers are checkpointed in training mode only
+    mode = engine.train_mode if options.get("training") else engine.eval_mode
     rows = TRUNKS if ranks == 1 else (TRUNKS[:3], TRUNKS[3:])[rank]
     turns = Trajectories(rows, seed=rank)
     plan = plan_branches(turns.requests(), turns)
-    plain = infer(engine, batch(turns))
-    with masks_made() as masks:
-        grown = infer(engine, batch(turns, plan))
+    plain = infer(engine, batch(turns), mode)
+    with masks_made() as masks, checkpoints(engine) as calls:
+        grown = infer(engine, batch(turns, plan), mode)
 
     def rows_forward(data):
         packed = {"use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": 64}
         tu.assign_non_tensor(data, use_fused_kernels=False, **packed)
-        return infer(engine, data)
+        return infer(engine, data, mode)
 
     kept = [
         float((a[:-1] - b[:-1]).abs().max())
@@ -60,19 +82,28 @@ def measure(folder, rank, ranks, model):
         "new": set(grown) - set(plain),
         "masks": [(row, window) for row, window, _ in masks],
         "kept": max(kept),
+        "checkpoints": len(calls),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
         "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
         "rows": score_by_rows(turns.requests(), turns, rows_forward, dp_size=1),
     }
 
 
+LORA = {"lora_rank": 4, "target_modules": "all-linear"}
+CHECKPOINTED = {"enable_gradient_checkpointing": True, "training": True}
 CASES = {
     "qwen3": ("qwen3", {}),
     "qwen2": ("qwen2", {}),
     "qwen3_moe": ("qwen3_moe", {}),
     "mistral": ("mistral", {}),
     "gemma2": ("gemma2", {}),
-    "lora": ("qwen3", {"lora_rank": 4, "target_modules": "all-linear"}),
+    "lora": ("qwen3", LORA),
+    "checkpointed": ("qwen3", CHECKPOINTED),
+    "sliding and checkpointed": ("mistral", CHECKPOINTED),
+    "lora, checkpointed": ("qwen3", LORA | CHECKPOINTED),
+}
+CASES |= {
+    f"{case}, fp64": (family, options | {"precision": "fp64"}) for case, (family, options) in CASES.items()
 }
 TWO_RANKS = {"two ranks": ("qwen3", {})}
 
@@ -87,17 +118,20 @@ def measured(tmp_path_factory):
     return {key: value for ranks in (1, 2) for key, value in on_ranks(ranks, rank_main, folder).items()}
 
 
-@pytest.mark.parametrize("case", [*((case, 0) for case in CASES), ("two ranks", 0), ("two ranks", 1)])
-def test_branches_through_the_engine(case, measured):
+@pytest.mark.parametrize(
+    ("case", "rank"), [*((case, 0) for case in CASES), ("two ranks", 0), ("two ranks", 1)]
+)
+def test_branches_through_the_engine(case, rank, measured):
     """Branches read as rows of their own at temperature 1; what verl knows by name is what it is without them."""
-    result = measured[case]
+    result, limit = measured[case, rank], 1e-10 if case.endswith("fp64") else 2e-5
     assert result["new"] == {"credit_branch_log_probs"} and result["lengths"]
-    assert result["kept"] < 2e-5
+    assert result["kept"] < limit
     assert result["masks"] and len(result["masks"]) == len(set(result["masks"])), (
         "made again in another layer"
     )
+    assert (result["checkpoints"] > 0) == ("checkpointed" in case)
     assert result["proof"].startswith("attention: sdpa (within")
-    torch.testing.assert_close(result["branch"], result["rows"], rtol=0, atol=2e-5)
+    torch.testing.assert_close(result["branch"], result["rows"], rtol=0, atol=limit)
     assert result["branch"].std() > 0.1
 
 

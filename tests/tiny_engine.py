@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.multiprocessing as mp
-from tiny_models import VOCABULARY
+from tiny_models import VOCABULARY, exact_norms
 
 from verl_credit.host.answer_template import PseudoAnswer
 from verl_credit.host.gain_requests import Request
@@ -72,7 +72,10 @@ def batch(turns, plan=None, **settings):
 
 
 def build_engine(folder, attention="auto", precision="fp32", training=False, **model):
-    """``model``: keys of `HFModelConfig`. With ``training`` it has an optimizer, of learning rate 0."""
+    """``model``: keys of `HFModelConfig`. With ``training`` it has an optimizer, of learning rate 0.
+
+    ``precision``: fp32, bf16 (parameters stay fp32), or fp64 with norms that do not cast to float32.
+    """
     from verl_credit.host.register import register_all, register_engines
 
     register_all()
@@ -102,7 +105,11 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, **m
         optimizer_config=optimizer,
         checkpoint_config=None,
     )
-    engine.initialize()
+    with knows_float64():
+        engine.initialize()
+    if precision == "fp64":
+        exact_norms(engine.module)
+        engine.module.config._experts_implementation = "eager"  # the grouped kernels know no float64
     torch.manual_seed(3)  # LoRA's B is 0 at first: an adapter that does something
     for name, weight in engine.module.named_parameters():
         if "lora_B" in name:
@@ -110,8 +117,21 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, **m
     return engine
 
 
-def infer(engine, data):
-    with engine.eval_mode():
+@contextmanager
+def knows_float64():
+    """verl's names of dtypes end at float32."""
+    from verl.utils.torch_dtypes import PrecisionType
+
+    known = PrecisionType.to_dtype
+    PrecisionType.to_dtype = staticmethod(lambda name: torch.float64 if name == "fp64" else known(name))
+    try:
+        yield
+    finally:
+        PrecisionType.to_dtype = staticmethod(known)
+
+
+def infer(engine, data, mode=None):
+    with (mode or engine.eval_mode)():
         return engine.infer_batch(data)["model_output"]
 
 
