@@ -124,7 +124,6 @@ def test_a_wrong_mask_does_not(case, wrong, said):
     [
         ("mistral", {}, 2, "sliding_window"),
         ("mistral", {"sliding_window": None}, 0, "sliding_window"),
-        ("mistral", {"sliding_window": 256}, 0, "sliding_window"),  # max_position_embeddings
         ("gemma2", {}, 1, "layer_types"),
         ("qwen2", {"sliding_window": 7}, 0, "sliding_window"),  # use_sliding_window=false
         (

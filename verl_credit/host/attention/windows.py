@@ -29,11 +29,9 @@ def note(module, window: int | None) -> None:
 def sliding_layers(text_config) -> tuple[int, str]:
     """How many layers slide, and the key of the config that says so.
 
-    Without ``layer_types`` a ``sliding_window`` is every layer's. A window that no position leaves is none.
+    Without ``layer_types`` a ``sliding_window`` is every layer's.
     """
-    window = getattr(text_config, "sliding_window", None)
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if not window or (positions and window >= positions):
+    if not getattr(text_config, "sliding_window", None):
         return 0, "sliding_window"
     kinds = getattr(text_config, "layer_types", None)
     if kinds:
