@@ -8,7 +8,9 @@ from typing import Self
 
 import numpy as np
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer
+
+from .encoder_weights import load_model
 
 POOLINGS = ("mean", "cls")
 TOKENIZER_FILES = (
@@ -37,7 +39,7 @@ class SentenceEncoder:
 
     `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and code shipped
     with a model are never loaded. Errors: FileNotFoundError when the folder or its weights are missing,
-    ValueError for a pooled vector that is not finite or zero.
+    ValueError for weights that are not all there, and for a pooled vector that is not finite or zero.
     """
 
     def __init__(
@@ -68,13 +70,12 @@ class SentenceEncoder:
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
         self.pooling, self.normalize = pooling, bool(normalize)
         self.device, self.batch_size = torch.device(device), batch_size
-        local = {"local_files_only": True, "trust_remote_code": False}
-        self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **local)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            str(self.path), local_files_only=True, trust_remote_code=False
+        )
         # The first token is found at position 0, and no position may come from padding.
         self._tokenizer.padding_side = "right"
-        self._model = AutoModel.from_pretrained(
-            str(self.path), use_safetensors=True, dtype=torch.float32, **local
-        )
+        self._model = load_model(self.path)
         self._model.to(self.device).eval()
         self.dim = int(self._model.config.hidden_size)
         self.max_length = min(max_length, self._tokenizer.model_max_length, self._positions())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
+from safetensors.torch import load_file, save_file
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.corpus import CorpusError
 from verl_credit_retriever.encoder import SentenceEncoder
@@ -67,6 +68,51 @@ def test_encoder_refuses_pickled_weights_and_missing_folders(world, tmp_path):
     (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match="safetensors"):
         SentenceEncoder(tmp_path / "pickled")
+
+
+def _wrapped(tensors):
+    return {f"backbone.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _without(name):
+    return lambda tensors: {key: value for key, value in tensors.items() if key != name}
+
+
+def _reshaped(tensors):
+    return {**tensors, "encoder.layer.1.output.dense.weight": torch.zeros(32, 65)}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_wrapped, "miss 3. tensors .*embeddings.*They hold instead: backbone.*save_pretrained"),
+        (
+            _without("encoder.layer.0.output.dense.bias"),
+            "miss 1 tensors .*: encoder.layer.0.output.dense.bias",
+        ),
+        (
+            _reshaped,
+            r"another shape 1 tensors .*encoder.layer.1.output.dense.weight \[32, 65\], not \[32, 64\]",
+        ),
+    ],
+)
+def test_weights_that_do_not_all_load_are_refused_by_name(world, tmp_path, change, message):
+    shutil.copytree(world[0] / "encoder", tmp_path / "encoder")
+    file = tmp_path / "encoder" / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        SentenceEncoder(tmp_path / "encoder")
+
+
+def test_weights_without_the_unused_pooler_load(world, tmp_path):
+    root, encoder = world
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    file = tmp_path / "encoder" / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("pooler.")}
+    assert len(kept) == len(load_file(file)) - 2
+    save_file(kept, file, metadata={"format": "pt"})
+    found_N_D = SentenceEncoder(tmp_path / "encoder").encode_queries(TEXTS)
+    np.testing.assert_array_equal(found_N_D, encoder.encode_queries(TEXTS))
 
 
 def test_search_equals_the_full_matrix_product(world):
