@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever import build
+from verl_credit_retriever import index as index_module
 from verl_credit_retriever.corpus import CorpusError
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.kinds import resolve
+from verl_credit_retriever.manifest import IndexMismatch
 from verl_credit_retriever.progress import Meter, Progress
 from verl_credit_retriever.shards import BuildRefused
 
@@ -241,6 +243,33 @@ def test_a_full_disk_is_found_before_anything_is_encoded(corpus, encoder, tmp_pa
     with pytest.raises(OSError, match="disk has"):
         build_index(corpus, encoder, tmp_path / "out")
     assert encoder.calls == 0
+
+
+@pytest.mark.parametrize("moment", ["read_manifest", "check_files", "open_vectors", "_open_documents"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("backend", ["faiss", "exact"])
+def test_an_index_replaced_while_it_loads_is_never_mixed_with_the_old(
+    corpus, encoder, tmp_path, monkeypatch, moment, when, backend
+):
+    out, turned = tmp_path / "out", tmp_path / "turned.jsonl"
+    turned.write_text("".join(corpus.read_text().splitlines(keepends=True)[::-1]))  # same rows, other order
+    build_index(corpus, encoder, out)
+    real = getattr(index_module, moment)
+
+    def replaced(*arguments):
+        if when == "before":
+            build_index(turned, encoder, out, overwrite=True)
+        found = real(*arguments)
+        if when == "after":
+            build_index(turned, encoder, out, overwrite=True)
+        return found
+
+    monkeypatch.setattr(index_module, moment, replaced)
+    with pytest.raises(IndexMismatch, match="out: replaced while loading"):
+        SearchIndex.load(out, backend=backend)
+    monkeypatch.setattr(index_module, moment, real)
+    index = SearchIndex.load(out, backend=backend)
+    assert index.search(encoder.table_M_D[:1], 1)[0][0][0]["id"] == "d0"
 
 
 def test_the_manifest_says_how_the_index_was_made(corpus, encoder, tmp_path):
