@@ -84,8 +84,10 @@ def build_index(
             documents = Documents(stage / "corpus.jsonl", offsets)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
             built_with, searched_with = resolve(kind, shape["rows"], parameters)
-            # k-means keeps its sample twice: as it was read, and ordered.
-            sample = 8 * shape["dim"] * built_with.get("train_rows", 0)
+            # k-means keeps its sample twice: as it was read, and ordered. Later each row's list is kept.
+            sample = (
+                max(8 * shape["dim"] * built_with["train_rows"], 8 * shape["rows"]) if kind == "ivf" else 0
+            )
             require_memory(
                 {"kind": kind, "parameters": built_with, **shape},
                 mmap=kind == "exact",

@@ -1,4 +1,4 @@
-"""The only file that knows FAISS: builds, reads, checks and searches its indexes. Imported when one is needed."""
+"""Builds, reads, checks and searches FAISS indexes. With `faiss_fill` all that knows FAISS; imported when needed."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from .faiss_fill import fill
 from .manifest import IndexMismatch
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
@@ -50,9 +51,12 @@ def create(
         index.hnsw.rng = faiss.RandomGenerator(parameters["seed"])
     if not index.is_trained:
         index.train(np.zeros((1, dim), dtype=np.float32))  # float16 storage learns nothing from it
-    for block in blocks():
-        index.add(np.ascontiguousarray(block, dtype=np.float32))
-    return faiss.index_gpu_to_cpu(index) if gpu and kind == "ivf" else index
+    if gpu and kind == "ivf":
+        for block in blocks():
+            index.add(np.ascontiguousarray(block, dtype=np.float32))
+        return faiss.index_gpu_to_cpu(index)
+    fill(index, blocks, rows)
+    return index
 
 
 def write(index, path: Path) -> None:

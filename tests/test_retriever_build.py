@@ -16,6 +16,7 @@ from retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever import build
 from verl_credit_retriever import index as index_module
 from verl_credit_retriever.corpus import CorpusError
+from verl_credit_retriever.faiss_fill import fill
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.kinds import resolve
 from verl_credit_retriever.manifest import IndexMismatch
@@ -117,6 +118,22 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(corpus, enco
     if seed:
         build_index(corpus, encoder, tmp_path / "c", kind=kind, **{**seed, "seed": 6})
         assert _hashes(tmp_path / "a")["index.faiss"] != _hashes(tmp_path / "c")["index.faiss"]
+
+
+@pytest.mark.parametrize(
+    "factory", ["Flat", "SQfp16", "SQ8", "IVF7,Flat", "IVF7,SQfp16", "HNSW4,Flat", "HNSW4,SQfp16"]
+)
+def test_room_made_beforehand_changes_no_byte(factory):
+    table_M_D = clustered(500, DIM, seed=1)
+    indexes = [faiss.index_factory(DIM, factory, faiss.METRIC_INNER_PRODUCT) for _ in range(2)]
+    for index in indexes:
+        index.train(table_M_D)
+    blocks = np.array_split(table_M_D, 6)
+    fill(indexes[0], lambda: blocks, 500)
+    for block in blocks:
+        indexes[1].add(block)
+    assert indexes[0].ntotal == 500
+    np.testing.assert_array_equal(*map(faiss.serialize_index, indexes))
 
 
 @pytest.mark.parametrize(

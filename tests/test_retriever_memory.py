@@ -1,6 +1,9 @@
 """Memory of an index: the numbers, what the machine has, and refusal with what would fit."""
 
+import json
 import os
+import subprocess
+import sys
 
 import faiss
 import numpy as np
@@ -55,6 +58,44 @@ def test_the_plan_agrees_with_what_faiss_holds(tmp_path, kind, dtype):
     )
     held = len(faiss.serialize_index(faiss.read_index(str(tmp_path / "out" / "index.faiss"))))
     assert plan_memory(manifest).total - SEARCH_BUFFERS == pytest.approx(held, rel=0.02)
+
+
+# Prints by how much the peak of a process grows while an index is built from blocks of 1,000 rows.
+PEAK = """
+import json, sys, faiss, numpy as np
+from verl_credit_retriever.faiss_kinds import create
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+kind, dtype, parameters = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+faiss.omp_set_num_threads(1)
+block = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
+blocks, take = lambda: (block for _ in range(70)), lambda rows: block[: len(rows)]
+create(kind, lambda: [block], take, rows=1000, dim=512, dtype=dtype, parameters=parameters)
+before = peak()
+index = create(kind, blocks, take, rows=70_000, dim=512, dtype=dtype, parameters=parameters)
+print(peak() - before, len(faiss.serialize_index(index)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak of a process from /proc")
+@pytest.mark.parametrize(
+    "kind, dtype, parameters",
+    [
+        ("flat", "float32", {}),
+        ("flat", "float16", {}),
+        ("sq8", "float32", {}),
+        ("ivf", "float32", {"nlist": 8, "train_rows": 100, "seed": 0}),
+        ("hnsw", "float32", {"m": 2, "ef_construction": 2, "seed": 0}),
+    ],
+)
+def test_building_takes_no_more_than_the_index(kind, dtype, parameters):
+    command = [sys.executable, "-c", PEAK, kind, dtype, json.dumps(parameters)]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    grown, size = map(int, ran.stdout.split())
+    assert 0.5 * size < grown < 1.1 * size + (8 << 20)
 
 
 @pytest.mark.parametrize(
