@@ -35,7 +35,7 @@ def add_serve(commands, defaults: type) -> argparse.ArgumentParser:
     serve.add_argument("--encoder", type=Path, required=True, help="the encoder that built the index")
     serve.add_argument("--backend", default="faiss", choices=["faiss", "exact"])
     serve.add_argument("--mmap", action="store_true", help="leave vectors in the file; implied by --workers")
-    serve.add_argument("--gpu", action="store_true", help="search with faiss-gpu")
+    serve.add_argument("--gpu", action="store_true", help="search with faiss-gpu-cu12")
     serve.add_argument("--nprobe", type=int, help="lists that are searched (ivf); default: the index's")
     serve.add_argument("--ef-search", type=int, help="candidates (hnsw); default: the index's")
     serve.add_argument("--host", default="127.0.0.1")
