@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> dict:
     """
     path = folder / "manifest.json"
     if not path.is_file():
-        raise IndexMismatch(f"{path} does not exist; build the index with `verl-credit-retriever index`")
+        raise IndexMismatch(f"{path} does not exist; {_where_it_may_be(folder)}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -96,6 +96,21 @@ def read_manifest(folder: Path) -> dict:
         if type(manifest.get(key)) is not int or manifest[key] < 1:
             raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; expected an integer of at least 1")
     return manifest
+
+
+def previous_of(folder: Path) -> Path:
+    """Where an index is while `index --overwrite` puts another one into its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _where_it_may_be(folder: Path) -> str:
+    old = previous_of(folder)
+    if not folder.exists() and (old / "manifest.json").is_file():
+        return (
+            f"an interrupted `index --overwrite` left the index before in {old}: "
+            f"`mv {old} {folder}`, or repeat that command"
+        )
+    return "build the index with `verl-credit-retriever index`"
 
 
 def check_files(folder: Path, manifest: dict) -> None:

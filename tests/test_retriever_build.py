@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever import build
+from verl_credit_retriever import build, memory
 from verl_credit_retriever import index as index_module
 from verl_credit_retriever.corpus import CorpusError
 from verl_credit_retriever.faiss_fill import fill
@@ -152,6 +152,100 @@ def test_other_settings_refuse_an_interrupted_build_or_start_anew(corpus, encode
     straight = tmp_path / "straight"
     build_index(corpus, encoder, straight, **{**SMALL, **change})
     assert _hashes(out) == _hashes(straight)
+
+
+def _bad_line(corpus, patch):
+    corpus.write_text(corpus.read_text() + "{\n")
+
+
+def _little(name):
+    def change(corpus, patch):
+        if name == "disk":
+            usage = build.shutil.disk_usage(corpus.parent)._replace(free=10_000)
+            patch.setattr(build.shutil, "disk_usage", lambda _: usage)
+        else:
+            patch.setattr(memory, "available_memory", lambda: 0)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, more, error",
+    [
+        (lambda *_: None, {"kind": "ivf", "nlist": 101}, "nlist=101"),
+        (_bad_line, {}, ":101: not JSON"),
+        (_little("memory"), {}, "available: 0.0 MB"),
+        (_little("disk"), {"shard_rows": 4, "kind": "hnsw"}, "disk has 0.0 MB free"),
+    ],
+)
+def test_overwrite_deletes_nothing_before_all_was_found_right(
+    corpus, encoder, tmp_path, monkeypatch, change, more, error
+):
+    out, work = tmp_path / "out", tmp_path / ".out.building"
+    build_index(corpus, encoder, out)
+    before = _hashes(out)
+    _interrupt(corpus, encoder, out, after=5, overwrite=True)
+    shards = {path.name: path.read_bytes() for path in work.glob("shard-*")}
+    good = corpus.read_text()
+    with monkeypatch.context() as patch:
+        change(corpus, patch)
+        with pytest.raises((ValueError, OSError), match=error):
+            build_index(corpus, encoder, out, overwrite=True, **{**SMALL, "batch_size": 2, **more})
+    assert {path.name: path.read_bytes() for path in work.glob("shard-*")} == shards and len(shards) == 10
+    assert _hashes(out) == before
+    corpus.write_text(good)
+    calls = encoder.calls
+    build_index(corpus, encoder, out, overwrite=True, **SMALL)
+    assert encoder.calls - calls == 2 and _hashes(out) == before
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_the_disk_that_is_asked_for_is_what_a_build_writes(tmp_path, monkeypatch, kind, dtype):
+    asked, written = {}, []
+    real = build.move_into_place
+
+    def move(stage, out, files):
+        names = [stage / name for name in files if name in ("vectors.npy", "index.faiss")]
+        written.append(sum(path.stat().st_size for path in [*names, *stage.parent.glob("*.vectors")]))
+        real(stage, out, files)
+
+    monkeypatch.setattr(build, "move_into_place", move)
+    monkeypatch.setattr(build, "_require_disk", lambda folder, size, what: asked.update({what: size}))
+    corpus, encoder = write_rows(tmp_path / "c.jsonl", 2000), TableEncoder(clustered(2000, 64, seed=1))
+    build_index(corpus, encoder, tmp_path / "out", kind=kind, dtype=dtype)
+    assert asked["vectors and index"] == pytest.approx(written[0], rel=0.02)
+
+
+def test_a_kill_between_the_two_renames_loses_no_index(corpus, encoder, tmp_path):
+    out, old = tmp_path / "out", tmp_path / ".out.old"
+    build_index(corpus, encoder, out)
+    before = _hashes(out)
+    out.rename(old)  # as `--overwrite` does just before the new one comes
+    with pytest.raises(IndexMismatch, match=f"left the index before in {old}: `mv {old} {out}`"):
+        SearchIndex.load(out)
+    with pytest.raises(FileExistsError, match="pass overwrite"):
+        build_index(corpus, encoder, out)
+    assert _hashes(out) == before and not old.exists()
+    out.rename(old)
+    build_index(write_rows(tmp_path / "new.jsonl", 40), encoder, out, overwrite=True)
+    assert len(SearchIndex.load(out)) == 40 and not old.exists()
+
+
+def test_a_rename_that_fails_puts_the_old_index_back(corpus, encoder, tmp_path, monkeypatch):
+    out, real = tmp_path / "out", os.rename
+    build_index(corpus, encoder, out)
+    before = _hashes(out)
+
+    def rename(source, target):
+        if Path(source).name == "index":
+            raise OSError("no")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="no"):
+        build_index(corpus, encoder, out, overwrite=True)
+    assert _hashes(out) == before
 
 
 def test_another_kind_takes_up_the_same_vectors(corpus, encoder, tmp_path):
