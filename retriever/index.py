@@ -13,6 +13,7 @@ from .kinds import resolve_search
 from .manifest import APPROXIMATE, IndexMismatch, check_encoder, check_files, fingerprint, read_manifest
 from .memory import MemoryPlan, plan_memory, require_memory
 from .replaced import unreplaced
+from .seal import warn_if_unsealed
 from .vectors import open_vectors
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class SearchIndex:
     @classmethod
     def _load(cls, folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search) -> "SearchIndex":
         manifest = read_manifest(folder)
+        warn_if_unsealed(folder, manifest)
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
         kind = manifest["kind"]

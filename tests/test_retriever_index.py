@@ -14,7 +14,8 @@ from verl_credit_retriever.cli import main
 from verl_credit_retriever.corpus import CorpusError
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex, build_index
-from verl_credit_retriever.manifest import IndexMismatch
+from verl_credit_retriever.manifest import IndexMismatch, read_manifest
+from verl_credit_retriever.seal import sealed
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
 
@@ -183,8 +184,49 @@ def test_an_existing_folder_is_replaced_only_on_request_and_only_if_it_is_an_ind
 
 
 def _edit_manifest(folder, **changes):
+    """With its hash made right again: what is wrong is told even when the hash agrees."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | changes))
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest | changes)))
+
+
+@pytest.mark.parametrize("change", [{"query_prefix": ""}, {"pooling": "cls"}, {"max_length": 8}])
+def test_a_changed_value_in_the_manifest_is_refused_though_the_encoder_would_follow_it(
+    world, tmp_path, change
+):
+    shutil.copytree(world[0] / "index", tmp_path / "index")
+    file = tmp_path / "index" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({**manifest, "encoder": manifest["encoder"] | change}))
+    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=.* one was changed; restore"):
+        SearchIndex.load(tmp_path / "index", verify=False)
+    del manifest["manifest_sha256"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=None"):
+        SearchIndex.load(tmp_path / "index")
+
+
+def test_one_wrong_byte_anywhere_in_the_manifest_is_refused(world, tmp_path):
+    good = (world[0] / "index" / "manifest.json").read_bytes()
+    for place in range(len(good)):
+        for flip in (1, 2, 32):
+            bad = good[:place] + bytes([good[place] ^ flip]) + good[place + 1 :]
+            (tmp_path / "manifest.json").write_bytes(bad)
+            try:
+                found = read_manifest(tmp_path)
+            except IndexMismatch:
+                continue
+            assert found == json.loads(good)  # blank for blank
+
+
+def test_a_manifest_written_before_it_had_a_hash_is_read_with_a_warning(world, tmp_path, caplog):
+    shutil.copytree(world[0] / "index", tmp_path / "index")
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    named = SearchIndex.load(tmp_path / "index").fingerprint
+    assert not caplog.records
+    del manifest["manifest_sha256"]
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+    assert SearchIndex.load(tmp_path / "index").fingerprint == named
+    assert "has no manifest_sha256" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -262,14 +304,15 @@ def test_every_file_of_a_tokenizer_is_part_of_the_fingerprint(world, tmp_path, n
 def test_one_wrong_byte_or_a_lost_end_in_any_file_of_any_kind_is_refused(world, tmp_path, kind):
     root, encoder = world
     build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
-    names = [path.name for path in (tmp_path / "index").iterdir() if path.name != "manifest.json"]
-    for name in names:
+    for name in [path.name for path in (tmp_path / "index").iterdir()]:
         path = tmp_path / "index" / name
         good = path.read_bytes()
         middle = len(good) // 2
         for bad in (good[:-3], b"", good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]):
             path.write_bytes(bad)
-            with pytest.raises(IndexMismatch, match=f"{name}: (\\d+ bytes;|sha256=)"):
+            with pytest.raises(
+                IndexMismatch, match=f"{name}:? (\\d+ bytes;|sha256=|manifest_sha256=|is not JSON)"
+            ):
                 SearchIndex.load(tmp_path / "index")
         path.write_bytes(good)
     assert len(SearchIndex.load(tmp_path / "index")) == 50
@@ -339,6 +382,7 @@ def test_a_format_1_manifest_is_read_as_flat_float32(world, tmp_path):
         del manifest[key]
     for key in ("normalize", "config_sha256"):
         del manifest["encoder"][key]
+    del manifest["manifest_sha256"]
     (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
     index = SearchIndex.load(tmp_path / "index")
     index.check_encoder(encoder)
