@@ -116,6 +116,111 @@ def test_weights_without_the_unused_pooler_load(world, tmp_path):
     np.testing.assert_array_equal(found_N_D, encoder.encode_queries(TEXTS))
 
 
+def _modules(*kinds):
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    return [
+        {
+            "idx": n,
+            "name": str(n),
+            "path": paths.get(kind, f"{n}_{kind}"),
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for n, kind in enumerate(kinds)
+    ]
+
+
+def _sentence_transformers(source, folder, files):
+    shutil.copytree(source, folder)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+CLS = {"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}}
+BGE = {"modules.json": _modules("Transformer", "Pooling", "Normalize"), **CLS}
+
+
+@pytest.mark.parametrize(
+    "files", [BGE, CLS, {"1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "cls"}}]
+)
+def test_the_pooling_that_the_folder_says_is_taken_and_another_refused(world, tmp_path, files):
+    root, encoder = world
+    folder = _sentence_transformers(root / "encoder", tmp_path / "bge", files)
+    found = SentenceEncoder(folder)
+    assert found.pooling == found.fingerprint()["pooling"] == "cls"
+    expected_N_D = SentenceEncoder(root / "encoder", pooling="cls").encode_queries(TEXTS)
+    np.testing.assert_array_equal(found.encode_queries(TEXTS), expected_N_D)
+    assert np.abs(expected_N_D - encoder.encode_queries(TEXTS)).max() > 1e-3
+    with pytest.raises(ValueError, match="pooling='mean'; the encoder in .*bge was trained with 'cls'"):
+        SentenceEncoder(folder, pooling="mean")
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        (
+            {**BGE, "modules.json": _modules("Transformer", "Pooling", "Dense")},
+            "modules.json: module 'Dense'",
+        ),
+        (
+            {**BGE, "modules.json": _modules("Transformer", "Pooling", "Pooling")},
+            "module 'Pooling'; .* once each",
+        ),
+        (
+            {**BGE, "modules.json": _modules("Pooling", "Normalize")},
+            "modules.json: modules Pooling, Normalize",
+        ),
+        (
+            {**BGE, "modules.json": [{"type": "x.Transformer", "path": "0_T"}, {"type": "Pooling"}]},
+            "in '0_T'",
+        ),
+        ({"modules.json": _modules("Transformer", "Pooling")}, "lists Pooling, but .*1_Pooling/config.json"),
+        ({"modules.json": "{"}, "modules.json is not JSON"),
+        ({"modules.json": {}}, "modules.json: '{}'; expected a JSON list"),
+        ({"1_Pooling/config.json": {"pooling_mode_lasttoken": True}}, "config.json: pooling .*lasttoken"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_mean_tokens": False}},
+            r"config.json: pooling \[\]; accepted",
+        ),
+        ({"1_Pooling/config.json": {"pooling_mode": "max"}}, "config.json: pooling .'max'.; accepted"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},
+            "pooling .'cls', 'mean'.; accepted: one of",
+        ),
+        (
+            {"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}},
+            "include_prompt=False",
+        ),
+    ],
+)
+def test_modules_that_would_give_other_vectors_are_refused(world, tmp_path, files, message):
+    folder = _sentence_transformers(world[0] / "encoder", tmp_path / "encoder", files)
+    with pytest.raises(ValueError, match=message):
+        SentenceEncoder(folder)
+
+
+def test_options_of_the_folder_that_are_not_followed_are_told(world, tmp_path, capsys):
+    root, _ = world
+    told = {
+        "modules.json": _modules("Transformer", "Pooling"),
+        "sentence_bert_config.json": {"max_seq_length": 512, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {"query": "Represent: "}},
+    }
+    folder = _sentence_transformers(root / "encoder", tmp_path / "encoder", {**CLS, **told})
+    arguments = ["--corpus", root / "corpus.jsonl", "--encoder", folder, "--out", tmp_path / "out"]
+    assert main(["index", *map(str, arguments)]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert ["no Normalize" in notes[0], "max_seq_length=512" in notes[1], "Represent: " in notes[2]] == [
+        True
+    ] * 3
+    assert len(notes) == 3
+    assert SearchIndex.load(tmp_path / "out").manifest["encoder"]["pooling"] == "cls"
+    folder = _sentence_transformers(root / "encoder", tmp_path / "normalized", BGE)
+    with pytest.raises(ValueError, match="normalize=False; .*modules.json lists Normalize"):
+        SentenceEncoder(folder, normalize=False)
+
+
 def test_search_equals_the_full_matrix_product(world):
     root, encoder = world
     index = SearchIndex.load(root / "index")
