@@ -1,13 +1,11 @@
 """The command `verl-credit-retriever serve`: its options, which are the fields of `Limits` and of the process."""
 
 import argparse
-import os
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 from .limits import Limits
-from .serve import run_server
 from .settings import TOKEN_VARIABLE, ServeSettings, read_token
 from .sockets import check_host
 
@@ -81,6 +79,6 @@ def _serve(options: argparse.Namespace) -> int:
         limits=Limits(default_topk=options.topk, **limits),
         token=token,
     )
-    if settings.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    from .serve import run_server
+
     return run_server(settings)
