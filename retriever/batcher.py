@@ -56,8 +56,9 @@ class Batcher:
         """The k best hits of every query (all rows when there are fewer than k).
 
         `deadline` is a time of the event loop's clock: when it passes, and when the caller is cancelled, what
-        still waits is dropped before it is encoded. A canary is searched at the next turn, whatever the cache
-        holds and however many wait. Errors: QueueFull, DeadlineExceeded, or what the engine raised.
+        still waits is dropped before it is encoded. A canary is searched at the next turn and by itself, whatever
+        the cache holds and however many wait: it takes as long as what runs already. Errors: QueueFull,
+        DeadlineExceeded, or what the engine raised.
         """
         loop = asyncio.get_running_loop()
         if deadline is not None and loop.time() >= deadline:
@@ -71,7 +72,7 @@ class Batcher:
             self._metrics.cache_misses.inc(len(missing))
         if not missing:
             return hits
-        request = Request(loop.create_future(), hits, len(missing), deadline)
+        request = Request(loop.create_future(), hits, len(missing), deadline, alone=canary)
         items = [Item(request, row, queries[row], k) for row in missing]
         (self._waiting.put_first if canary else self._waiting.append)(items)
         self._open.add(request)

@@ -1,10 +1,7 @@
 """Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place."""
 
-import fcntl
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +10,17 @@ import numpy as np
 from .corpus import Documents, copy_corpus
 from .kinds import resolve
 from .manifest import DTYPES, KINDS, files_of, write_manifest
-from .memory import gigabytes, require_memory
+from .memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
+from .place import check_out, lock, move_into_place, restore
 from .progress import Meter, Progress
-from .shards import BuildRefused, Shards, open_work
+from .shards import Shards, may_take_up, size_of_shards, start_anew
 from .vectors import write_vectors
 
 if TYPE_CHECKING:
     from .encoder import SentenceEncoder
 
 BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
+STAGE = "index"  # the folder in the work folder in which the index is put together
 SHARD_ROWS = 20_000  # at most this much is encoded again after a kill
 
 
@@ -46,7 +45,8 @@ def build_index(
     stored in. The whole corpus is checked first, then encoded shard by shard in the folder
     `.<out>.building` beside `out`; a build that ended early is taken up there by the same command, and ends
     with the same bytes as one that did not. Another kind may take it up too: it needs the same vectors. At the
-    end one rename makes `out`, which either does not exist or is complete. Returns the manifest.
+    end one rename makes `out`, which either does not exist or is complete. `overwrite` deletes nothing before
+    corpus, parameters, memory and disk have been found right. Returns the manifest.
 
     Needs on disk: the corpus once, the vectors twice, thrice for ivf and hnsw.
 
@@ -71,28 +71,37 @@ def build_index(
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     work = out.with_name(f".{out.name}.building")
-    with _lock(out):
-        _check_out(out, overwrite)  # another build may have ended since
-        open_work(work, settings, overwrite=overwrite)
-        stage = work / "index"
+    with lock(out):
+        restore(out)
+        check_out(out, overwrite)  # another build may have ended since
+        take_up = may_take_up(work, settings, overwrite=overwrite)
+        stage = work / STAGE
         try:
             shutil.rmtree(stage, ignore_errors=True)
-            stage.mkdir()
+            stage.mkdir(parents=True)
             _require_disk(work, corpus.stat().st_size, "the copy of the corpus")
             offsets = copy_corpus(corpus, stage / "corpus.jsonl")
             np.save(stage / "offsets.npy", offsets, allow_pickle=False)
             documents = Documents(stage / "corpus.jsonl", offsets)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
             built_with, searched_with = resolve(kind, shape["rows"], parameters)
-            # k-means keeps its sample twice: as it was read, and ordered.
-            sample = 8 * shape["dim"] * built_with.get("train_rows", 0)
+            # k-means keeps its sample twice: as it was read, and ordered. Later each row's list is kept.
+            sample = (
+                max(8 * shape["dim"] * built_with["train_rows"], 8 * shape["rows"]) if kind == "ivf" else 0
+            )
+            spec = {"kind": kind, "parameters": built_with, **shape}
             require_memory(
-                {"kind": kind, "parameters": built_with, **shape},
+                spec,
                 mmap=kind == "exact",
                 also={"training": sample} if sample else None,
             )
             shards = Shards(work, documents, shard_rows=shard_rows, dim=shape["dim"], dtype=shape["dtype"])
-            _encode(shards, encoder, batch_size * BATCHES_PER_CHUNK, kind, shape, overwrite, on_progress)
+            done = shards.find_done(overwrite=overwrite) if take_up else 0
+            freed = 0 if take_up else size_of_shards(work)
+            _require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
+            if not take_up:  # nothing that was encoded goes before all of the above was found right
+                start_anew(work, settings, keep=stage)
+            _encode(shards, encoder, batch_size * BATCHES_PER_CHUNK, done, on_progress)
             if faiss_kinds:
                 index = faiss_kinds.create(
                     kind, shards.blocks, shards.take, **shape, parameters=built_with, gpu=gpu
@@ -109,7 +118,7 @@ def build_index(
                 parameters=built_with,
                 search=searched_with,
             )
-            _move_into_place(stage, out, files_of(kind))
+            move_into_place(stage, out, files_of(kind))
         except BaseException:
             # What has been encoded is kept for the next try.
             if not list(work.glob("shard-*.json")):
@@ -126,15 +135,9 @@ def _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite
         raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
     if batch_size < 1 or shard_rows < 1:
         raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
-    _check_out(out, overwrite)
+    check_out(out, overwrite)
     if not corpus.is_file():
         raise FileNotFoundError(f"corpus={str(corpus)!r} does not exist; expected a JSONL file")
-
-
-def _check_out(out: Path, overwrite: bool) -> None:
-    if out.exists() and not (overwrite and (out / "manifest.json").is_file()):
-        hint = "pass overwrite to replace it" if (out / "manifest.json").is_file() else "it is not an index"
-        raise FileExistsError(f"out={str(out)!r} exists: {hint}")
 
 
 def _faiss(kind: str, dtype: str, gpu: bool):
@@ -154,11 +157,7 @@ def _faiss(kind: str, dtype: str, gpu: bool):
     return faiss_kinds
 
 
-def _encode(shards: Shards, encoder, chunk_rows: int, kind, shape: dict, overwrite: bool, report) -> None:
-    done = shards.find_done(overwrite=overwrite)
-    row_bytes = shape["dim"] * np.dtype(shape["dtype"]).itemsize
-    copies = 2 if kind in ("ivf", "hnsw") else 1
-    _require_disk(shards.work, (shards.rows * (1 + copies) - done) * row_bytes, "vectors and index")
+def _encode(shards: Shards, encoder, chunk_rows: int, done: int, report) -> None:
     meter = Meter(shards.rows, done, report)
     meter.at(done)
 
@@ -170,55 +169,15 @@ def _encode(shards: Shards, encoder, chunk_rows: int, kind, shape: dict, overwri
     shards.encode_missing(encoder.encode_passages, chunk_rows, on_rows)
 
 
+def _vector_bytes(spec: dict, done: int) -> int:
+    """What encoding and building will write: shards, vectors.npy and index.faiss, whichever the kind has."""
+    row_bytes = spec["dim"] * np.dtype(spec["dtype"]).itemsize
+    shards, files = (spec["rows"] - done) * row_bytes, files_of(spec["kind"])
+    vectors = spec["rows"] * row_bytes if "vectors.npy" in files else 0
+    return shards + vectors + (plan_memory(spec).total - SEARCH_BUFFERS if "index.faiss" in files else 0)
+
+
 def _require_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")
-
-
-@contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    """One build of `out` at a time. The lock ends with the process, whatever ends it."""
-    path = out.with_name(f".{out.name}.lock")
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 20, 0).decode() or "unknown"
-            os.close(descriptor)
-            raise BuildRefused(
-                f"out={str(out)!r}: process {owner} is building it; wait for its end"
-            ) from None
-        # The file may have been removed by its last owner between opening and locking it.
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
-            break
-        os.close(descriptor)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _move_into_place(stage: Path, out: Path, files: tuple[str, ...]) -> None:
-    # Without this a power cut after the rename could leave a complete-looking folder of empty files.
-    for path in [*(stage / name for name in (*files, "manifest.json")), stage]:
-        _flush(path)
-    old = out.with_name(f".{out.name}.old")
-    if out.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(out, old)
-    os.rename(stage, out)
-    _flush(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from .check_load import Load, send_all
-from .check_recall import exact_answers, recall_at, score_error, wrong_text
+from .check_recall import exact_answers, recall_at, score_error, wrong_score, wrong_text
 
 EXACT_KINDS = ("flat", "exact")
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
@@ -18,6 +18,13 @@ BUSY_S = 120.0
 def default_min_recall(kind: str) -> float:
     """0.99 for kinds that search exactly (rounding of near ties apart), 0.95 for approximate ones."""
     return 0.99 if kind in EXACT_KINDS else 0.95
+
+
+def has_exact_scores(manifest: dict) -> bool:
+    """Whether every score is the inner product with the stored vector: all kinds but sq8, and ivf in float16,
+    which rounds what is left of a vector in its list."""
+    kind = manifest["kind"]
+    return kind != "sq8" and (kind != "ivf" or manifest["dtype"] == "float32")
 
 
 def read_queries(path: Path) -> list[str]:
@@ -63,8 +70,9 @@ def check_servers(
     Every query is sent to every server alone, 8 at a time (busy servers are asked again for up to two minutes),
     for recall@k; then `requests` distinct single queries from `concurrency` clients, the servers in turn (a
     number is appended to each, so that no cache answers). Returns a JSON report; `problems` is empty when all is
-    well: recall at every k >= `min_recall` (default by kind), /info shows the folder's fingerprint, no malformed
-    answer, no status other than 200, 429, 503, 504. Errors: ValueError for bad numbers.
+    well: recall at every k >= `min_recall` (default by kind), the scores are the exact ones where the kind computes
+    them (`has_exact_scores`), /info shows the folder's fingerprint, no malformed answer, no status other than 200,
+    429, 503, 504. Errors: ValueError for bad numbers.
     """
     if not ks or any(k < 1 for k in ks):
         raise ValueError(f"k={','.join(map(str, ks))!r}; expected integers of at least 1")
@@ -76,6 +84,7 @@ def check_servers(
     top = max(ks)
     exact = exact_answers(index, encoder.encode_queries(list(queries)), top)
     problems, servers = [], {}
+    exact_scores = has_exact_scores(index.manifest)
     for url in urls:
         served = asyncio.run(
             send_all(
@@ -84,6 +93,8 @@ def check_servers(
         )
         servers[url] = _server_report(url, served, exact, ks, token)
         problems += _server_problems(url, servers[url], served, index.fingerprint, min_recall, len(queries))
+        if exact_scores:
+            problems += _score_problems(url, served, exact)
     report = {
         "fingerprint": index.fingerprint,
         "kind": index.manifest["kind"],
@@ -141,6 +152,11 @@ def _server_problems(
         if recall < min_recall:
             problems.append(f"{url}: recall@{k}={recall:.4f}; expected at least {min_recall}")
     return problems
+
+
+def _score_problems(url: str, served: Load, exact: list[dict]) -> list[str]:
+    wrong = [found for place, hits in served.answers.items() if (found := wrong_score(hits, exact[place]))]
+    return [f"{url}: {len(wrong)} answers with wrong scores, the first: {wrong[0]}"] if wrong else []
 
 
 def _faults(load: Load) -> list[str]:

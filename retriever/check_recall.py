@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 TIE = 1e-5  # scores this close (relative above 1) are the same: a vector depends on its batch by less
+SCORE_ERROR = 1e-4  # an exact kind's score may differ from the exact one by this much, relative above 1
 ORACLE_CHUNK = 64  # queries of one exact search
 
 
@@ -93,6 +94,15 @@ def wrong_text(served: list[Served], exact: dict[str, Served]) -> str | None:
 def score_error(served: list[Served], exact: dict[str, Served]) -> float:
     """The largest |served score - exact score| over the hits that the exact answer knows; 0 for none."""
     return max((abs(hit.score - exact[hit.id].score) for hit in served if hit.id in exact), default=0.0)
+
+
+def wrong_score(served: list[Served], exact: dict[str, Served]) -> str | None:
+    """The first hit whose score is further than SCORE_ERROR from the exact one, with both."""
+    for hit in served:
+        right = exact[hit.id].score if hit.id in exact else hit.score
+        if not abs(hit.score - right) <= SCORE_ERROR * max(1.0, abs(right)):
+            return f"document {hit.id!r} has score {hit.score:.6g}; exact: {right:.6g}"
+    return None
 
 
 def _just_below(score: float) -> float:

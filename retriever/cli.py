@@ -1,6 +1,7 @@
 """Command line: `verl-credit-retriever index`, `serve` and `check`."""
 
 import argparse
+import os
 import sys
 
 from .cli_check import add_check
@@ -13,6 +14,9 @@ def main(arguments: list[str] | None = None) -> int:
     is in use.
     """
     options = _parser().parse_args(arguments)
+    if options.threads is not None and options.threads > 0:
+        # Before NumPy is imported: its matrix products, the exact backend, read this then and never again.
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
         return options.run(options)
     except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+from .encoder_settings import POOLINGS
 from .manifest import DTYPES, KINDS
 from .progress import Progress
 
@@ -41,7 +42,12 @@ def add_index(commands, formatter_class) -> argparse.ArgumentParser:
     index.add_argument("--max-length", type=int, default=256, help="tokens kept of a text")
     index.add_argument("--query-prefix", default="query: ")
     index.add_argument("--passage-prefix", default="passage: ")
-    index.add_argument("--pooling", default="mean", choices=["mean", "cls"], help="e5: mean")
+    index.add_argument(
+        "--pooling",
+        default=argparse.SUPPRESS,
+        choices=POOLINGS,
+        help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)",
+    )
     index.add_argument("--no-normalize", action="store_true", help="keep the vectors' lengths")
     index.add_argument("--overwrite", action="store_true", help="replace an index or an interrupted build")
     return index
@@ -66,11 +72,13 @@ def run_index(options: argparse.Namespace) -> int:
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,
         max_length=options.max_length,
-        pooling=options.pooling,
+        pooling=getattr(options, "pooling", None),
         normalize=not options.no_normalize,
         device=options.device,
         batch_size=options.batch_size,
     )
+    for note in encoder.notes:
+        print(f"note: {note}", file=sys.stderr)
     line = ProgressLine(sys.stderr)
     manifest = build_index(
         options.corpus,

@@ -1,13 +1,11 @@
 """The command `verl-credit-retriever serve`: its options, which are the fields of `Limits` and of the process."""
 
 import argparse
-import os
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 from .limits import Limits
-from .serve import run_server
 from .settings import TOKEN_VARIABLE, ServeSettings, read_token
 from .sockets import check_host
 
@@ -35,7 +33,7 @@ def add_serve(commands, defaults: type) -> argparse.ArgumentParser:
     serve.add_argument("--encoder", type=Path, required=True, help="the encoder that built the index")
     serve.add_argument("--backend", default="faiss", choices=["faiss", "exact"])
     serve.add_argument("--mmap", action="store_true", help="leave vectors in the file; implied by --workers")
-    serve.add_argument("--gpu", action="store_true", help="search with faiss-gpu")
+    serve.add_argument("--gpu", action="store_true", help="search with faiss-gpu-cu12")
     serve.add_argument("--nprobe", type=int, help="lists that are searched (ivf); default: the index's")
     serve.add_argument("--ef-search", type=int, help="candidates (hnsw); default: the index's")
     serve.add_argument("--host", default="127.0.0.1")
@@ -81,6 +79,6 @@ def _serve(options: argparse.Namespace) -> int:
         limits=Limits(default_topk=options.topk, **limits),
         token=token,
     )
-    if settings.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    from .serve import run_server
+
     return run_server(settings)

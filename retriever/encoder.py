@@ -8,9 +8,11 @@ from typing import Self
 
 import numpy as np
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer
 
-POOLINGS = ("mean", "cls")
+from .encoder_settings import read_settings
+from .encoder_weights import load_model
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,14 +32,16 @@ class SentenceEncoder:
     """v(text) = normalise( pool over real tokens of last_hidden_state(prefix + text) ).
 
     Queries and passages differ by their prefix alone ("query: " and "passage: " for e5). `pooling` is the
-    mean over real tokens (e5) or the first token ("cls", as bge); `normalize=False` leaves the length that
-    the encoder gives. Texts longer than `max_length` tokens are cut; `self.max_length` is the smaller of the
+    mean over real tokens (e5) or the first token ("cls", as bge): by default what sentence-transformers' files in
+    the folder say, else the mean; `notes` says which of their options are not followed. `normalize=False` leaves
+    the length that the encoder gives. Texts longer than `max_length` tokens are cut; `self.max_length` is the smaller of the
     argument, the tokenizer's limit and the number of positions the encoder has. A text's vector does not
     depend on the batch it came in, up to float32 rounding (1e-6).
 
     `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and code shipped
     with a model are never loaded. Errors: FileNotFoundError when the folder or its weights are missing,
-    ValueError for a pooled vector that is not finite or zero.
+    ValueError for weights that are not all there, for arguments or modules that the folder contradicts, and for a
+    pooled vector that is not finite or zero.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class SentenceEncoder:
         query_prefix: str = "query: ",
         passage_prefix: str = "passage: ",
         max_length: int = 256,
-        pooling: str = "mean",
+        pooling: str | None = None,
         normalize: bool = True,
         device: str = "cpu",
         batch_size: int = 64,
@@ -63,18 +67,18 @@ class SentenceEncoder:
             )
         if max_length < 3 or batch_size < 1:
             raise ValueError(f"max_length={max_length}, batch_size={batch_size}: need at least 3 and 1")
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
+        settings = read_settings(self.path)
+        self.notes = settings.notes
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
-        self.pooling, self.normalize = pooling, bool(normalize)
+        self.pooling = settings.resolve(self.path, pooling, normalize)
+        self.normalize = bool(normalize)
         self.device, self.batch_size = torch.device(device), batch_size
-        local = {"local_files_only": True, "trust_remote_code": False}
-        self._tokenizer = AutoTokenizer.from_pretrained(str(self.path), **local)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            str(self.path), local_files_only=True, trust_remote_code=False
+        )
         # The first token is found at position 0, and no position may come from padding.
         self._tokenizer.padding_side = "right"
-        self._model = AutoModel.from_pretrained(
-            str(self.path), use_safetensors=True, dtype=torch.float32, **local
-        )
+        self._model = load_model(self.path)
         self._model.to(self.device).eval()
         self.dim = int(self._model.config.hidden_size)
         self.max_length = min(max_length, self._tokenizer.model_max_length, self._positions())

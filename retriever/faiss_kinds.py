@@ -1,11 +1,13 @@
-"""The only file that knows FAISS: builds, reads, checks and searches its indexes. Imported when one is needed."""
+"""Builds, reads, checks and searches FAISS indexes. With `faiss_fill` all that knows FAISS; imported when needed."""
 
 from collections.abc import Callable, Iterable
+from importlib.metadata import distributions
 from pathlib import Path
 
 import faiss
 import numpy as np
 
+from .faiss_fill import fill
 from .manifest import IndexMismatch
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
@@ -50,9 +52,12 @@ def create(
         index.hnsw.rng = faiss.RandomGenerator(parameters["seed"])
     if not index.is_trained:
         index.train(np.zeros((1, dim), dtype=np.float32))  # float16 storage learns nothing from it
-    for block in blocks():
-        index.add(np.ascontiguousarray(block, dtype=np.float32))
-    return faiss.index_gpu_to_cpu(index) if gpu and kind == "ivf" else index
+    if gpu and kind == "ivf":
+        for block in blocks():
+            index.add(np.ascontiguousarray(block, dtype=np.float32))
+        return faiss.index_gpu_to_cpu(index)
+    fill(index, blocks, rows)
+    return index
 
 
 def write(index, path: Path) -> None:
@@ -105,7 +110,7 @@ def require_gpu(kind: str, dtype: str) -> None:
         raise ValueError(f"gpu: FAISS has no GPU index for kind={kind!r} in {dtype}; use flat fp32 or ivf")
     if not hasattr(faiss, "StandardGpuResources"):
         raise ValueError(
-            f"gpu: the installed FAISS {faiss.__version__} was built without GPU support; install faiss-gpu-cu12"
+            f"gpu: the installed FAISS {faiss.__version__} was built without GPU support; {_install_gpu()}"
         )
     try:
         devices = faiss.get_num_gpus()
@@ -113,6 +118,18 @@ def require_gpu(kind: str, dtype: str) -> None:
         raise ValueError(f"gpu: FAISS finds no working GPU ({str(error).splitlines()[0]})") from None
     if devices < 1:
         raise ValueError("gpu: FAISS finds 0 GPUs; look at CUDA_VISIBLE_DEVICES and the driver")
+
+
+def _install_gpu() -> str:
+    """What makes FAISS for GPUs the one that is imported: both wheels own the package faiss."""
+    here = {name for name in ("faiss-cpu", "faiss-gpu-cu12") if any(distributions(name=name))}
+    if "faiss-cpu" not in here:
+        return "install faiss-gpu-cu12"
+    again = "--force-reinstall --no-deps " if len(here) == 2 else ""
+    return (
+        f"{' and '.join(sorted(here))} {'are' if len(here) == 2 else 'is'} installed, and both wheels own the "
+        f"package faiss: pip uninstall faiss-cpu, then pip install {again}faiss-gpu-cu12"
+    )
 
 
 def to_gpu(index, kind: str, dtype: str):

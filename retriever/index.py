@@ -12,6 +12,8 @@ from .exact import ExactSearch
 from .kinds import resolve_search
 from .manifest import APPROXIMATE, IndexMismatch, check_encoder, check_files, fingerprint, read_manifest
 from .memory import MemoryPlan, plan_memory, require_memory
+from .replaced import unreplaced
+from .seal import warn_if_unsealed
 from .vectors import open_vectors
 
 if TYPE_CHECKING:
@@ -67,11 +69,18 @@ class SearchIndex:
         `ef_search` (hnsw) override the manifest's. `verify=False` skips the hashes (they read every byte
         once), never the row and dimension counts. The memory plan is logged at INFO.
 
-        Errors: IndexMismatch names the file, its value and the right one; MemoryRefused says what would fit;
-        ValueError for a parameter without effect, and for `gpu` without a GPU that FAISS can use.
+        Errors: IndexMismatch names the file, its value and the right one, or says that the folder was replaced
+        meanwhile; MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu`
+        without a GPU that FAISS can use.
         """
         folder = Path(folder)
+        with unreplaced(folder):
+            return cls._load(folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search)
+
+    @classmethod
+    def _load(cls, folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search) -> "SearchIndex":
         manifest = read_manifest(folder)
+        warn_if_unsealed(folder, manifest)
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
         kind = manifest["kind"]

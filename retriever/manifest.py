@@ -3,14 +3,17 @@
 import hashlib
 import json
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-FORMAT = 2
+from .seal import SEAL, broken_seal, sealed
+
+FORMAT = 3
 KINDS = ("flat", "sq8", "ivf", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
-NOT_ANSWERS = ("versions", "format")  # manifest keys that no answer depends on
+NOT_ANSWERS = ("versions", "format", SEAL)  # manifest keys that no answer depends on
 
 
 class IndexMismatch(ValueError):
@@ -44,7 +47,7 @@ def write_manifest(
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
         for name in files_of(kind)
     }
-    manifest = {
+    content = {
         "format": FORMAT,
         "kind": kind,
         "parameters": parameters or {},
@@ -58,6 +61,7 @@ def write_manifest(
         "files": files,
         "versions": _versions(),
     }
+    manifest = sealed(content)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
 
@@ -65,29 +69,26 @@ def write_manifest(
 def read_manifest(folder: Path) -> dict:
     """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted.
 
-    Format 1, which knew only flat float32 indexes of normalised vectors, is read as such.
+    Format 1, which knew only flat float32 indexes of normalised vectors, is read as such; formats 1 and 2 had no
+    hash of the manifest itself.
     """
     path = folder / "manifest.json"
     if not path.is_file():
-        raise IndexMismatch(f"{path} does not exist; build the index with `verl-credit-retriever index`")
+        raise IndexMismatch(f"{path} does not exist; {_where_it_may_be(folder)}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise IndexMismatch(f"{path} is not JSON ({error}); rebuild the index") from None
     if not isinstance(manifest, dict):
         raise IndexMismatch(f"{path}: {str(manifest)[:80]!r} is not an object; rebuild the index")
-    if manifest.get("format") == 1:
+    _require_one_of(path, manifest, "format", range(1, FORMAT + 1))
+    if broken := broken_seal(manifest):
+        raise IndexMismatch(f"{path}: {broken}; restore the file or rebuild the index")
+    if manifest["format"] == 1:
         manifest = {"parameters": {}, "search": {}, **manifest}
-    accepted = {
-        "format": (1, FORMAT),
-        "kind": KINDS,
-        "metric": ("inner_product",),
-        "dtype": tuple(DTYPES.values()),
-    }
-    for key, values in accepted.items():
-        if manifest.get(key) not in values:
-            choices = " or ".join(map(repr, values))
-            raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; this version reads {choices}")
+    _require_one_of(path, manifest, "kind", KINDS)
+    _require_one_of(path, manifest, "metric", ("inner_product",))
+    _require_one_of(path, manifest, "dtype", DTYPES.values())
     typed = {"encoder": dict, "files": dict, "parameters": dict, "search": dict, "corpus_sha256": str}
     for key, kind in typed.items():
         if not isinstance(manifest.get(key), kind):
@@ -96,6 +97,28 @@ def read_manifest(folder: Path) -> dict:
         if type(manifest.get(key)) is not int or manifest[key] < 1:
             raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; expected an integer of at least 1")
     return manifest
+
+
+def _require_one_of(path: Path, manifest: dict, key: str, accepted: Iterable) -> None:
+    choices = list(accepted)
+    if manifest.get(key) not in choices:
+        said = " or ".join(map(repr, choices))
+        raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; this version reads {said}")
+
+
+def previous_of(folder: Path) -> Path:
+    """Where an index is while `index --overwrite` puts another one into its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _where_it_may_be(folder: Path) -> str:
+    old = previous_of(folder)
+    if not folder.exists() and (old / "manifest.json").is_file():
+        return (
+            f"an interrupted `index --overwrite` left the index before in {old}: "
+            f"`mv {old} {folder}`, or repeat that command"
+        )
+    return "build the index with `verl-credit-retriever index`"
 
 
 def check_files(folder: Path, manifest: dict) -> None:

@@ -74,18 +74,23 @@ def require_memory(
     mmap: bool = False,
     available: int | None = None,
     also: dict[str, int] | None = None,
+    workers: int = 1,
 ) -> MemoryPlan:
     """The plan if it fits into `available` bytes (default: what this process may still take).
 
-    `also` names what else is needed at the same time, such as the rows that a build learns from. Errors:
-    MemoryRefused with the plan, what there is, and which choices would fit.
+    `also` names what else is needed at the same time, such as the rows that a build learns from; of `workers`
+    processes each takes what is resident. Errors: MemoryRefused with the plan, what there is, and which choices
+    would fit.
     """
     plan = plan_memory(spec, backend=backend, mmap=mmap)
-    plan = replace(plan, resident=plan.resident | (also or {}))
+    more = {f"{workers - 1} more workers": (workers - 1) * plan.total} if workers > 1 else {}
+    plan = replace(plan, resident=plan.resident | more | (also or {}))
     available = available_memory() if available is None else available
     if plan.total <= available:
         return plan
-    fitting = [name for name, total in _alternatives(spec) if total <= available]
+    fitting = [name for name, total in _alternatives(spec) if workers * total <= available]
+    if workers > 1 and plan_memory(spec, backend=backend, mmap=mmap).total <= available:
+        fitting.append("fewer --workers")
     raise MemoryRefused(
         f"{plan.text()}; available: {gigabytes(available)}. "
         f"Would fit: {'; '.join(fitting) or 'nothing here: use a machine with more memory'}"

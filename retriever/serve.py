@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from .manifest import IndexMismatch, fingerprint, read_manifest
-from .memory import plan_memory
+from .memory import plan_memory, require_memory
 from .parent import end_by_force_after, end_with
 from .settings import ServeSettings
 from .sockets import announce, bind
@@ -73,9 +73,13 @@ def serve_in_this_process(
 
 
 def _memory_of(settings: ServeSettings) -> str:
+    """The plan as text. One process checks it when it loads; of several, all load at the same time."""
     manifest = read_manifest(settings.index)
+    plan, more = (
+        (plan_memory, {}) if settings.workers == 1 else (require_memory, {"workers": settings.workers})
+    )
     try:
-        return plan_memory(manifest, backend=settings.backend, mmap=settings.mmap).text()
+        return plan(manifest, backend=settings.backend, mmap=settings.mmap, **more).text()
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise IndexMismatch(
             f"{settings.index / 'manifest.json'}: parameters={manifest.get('parameters')!r} ({error!r}); "

@@ -31,8 +31,16 @@ from .waiting import DeadlineExceeded
 
 CANARY = "who founded the town by the river"
 CANARY_SECONDS = 10.0
+INDEX_HEADER = "X-Index-Fingerprint"
 CLIENT_GONE = 499  # nobody reads it; it stands in the metrics
 log = logging.getLogger("verl_credit_retriever")
+
+SEARCH_ANSWERS = {
+    200: {
+        "headers": {INDEX_HEADER: {"description": "The index's fingerprint", "schema": {"type": "string"}}}
+    },
+    **problems(401, 413, 422, 429, 500, 503, 504),
+}
 
 # Not "int | None": the document would allow the text "null". Absent it is None all the same.
 DeadlineMs = Annotated[
@@ -48,7 +56,8 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
     {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. No query
     gives an empty result, as Search-R1's server does (its client sends such requests); "" is searched like
     any text. POST /v1/search {"queries", "k"} -> {"fingerprint", "results": [[{"id", "contents", "score"}]]}
-    refuses unknown fields, no queries and blank ones. In both a k above the rows gives all rows.
+    refuses unknown fields, no queries and blank ones. In both a k above the rows gives all rows, and every 200
+    names the index in X-Index-Fingerprint: a client sees when the server behind an address was changed.
 
     422 for a malformed body or one over `limits`, 413 for one of too many bytes, 429 when too many queries
     wait, 504 when X-Deadline-Ms passes, 500 when encoding or searching fails, 503 while `app.state.draining`
@@ -59,6 +68,7 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
     limits = limits or Limits()
     index.check_encoder(encoder)
     metrics = ServerMetrics()
+    named = {INDEX_HEADER: index.fingerprint}
     batcher = Batcher(Engine(index, encoder, metrics), limits, metrics)
 
     @asynccontextmanager
@@ -93,7 +103,7 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
     @app.post(
         "/retrieve",
         response_model=RetrieveAnswer,
-        responses=problems(401, 413, 422, 429, 500, 503, 504),
+        responses=SEARCH_ANSWERS,
     )
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.topk, "topk"):
@@ -101,15 +111,14 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
         found = await search(request, body.queries, body.topk or limits.default_topk, x_deadline_ms)
         with metrics.stage("serialize"):
             if body.return_scores:
-                return JSONResponse(
-                    {"result": [[{"document": d, "score": s} for d, s in hits] for hits in found]}
-                )
-            return JSONResponse({"result": [[document for document, _ in hits] for hits in found]})
+                scored = [[{"document": d, "score": s} for d, s in hits] for hits in found]
+                return JSONResponse({"result": scored}, headers=named)
+            return JSONResponse({"result": [[d for d, _ in hits] for hits in found]}, headers=named)
 
     @app.post(
         "/v1/search",
         response_model=SearchAnswer,
-        responses=problems(401, 413, 422, 429, 500, 503, 504),
+        responses=SEARCH_ANSWERS,
     )
     async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.k, "k"):
@@ -119,7 +128,7 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
             results = [
                 [{"id": d["id"], "contents": d["contents"], "score": s} for d, s in hits] for hits in found
             ]
-            return JSONResponse({"fingerprint": index.fingerprint, "results": results})
+            return JSONResponse({"fingerprint": named[INDEX_HEADER], "results": results}, headers=named)
 
     _add_state_routes(app, batcher, metrics, lambda: _describe(index, limits))
     return app

@@ -12,32 +12,48 @@ import numpy as np
 from .corpus import Documents
 from .manifest import sha256
 
+PLAN = "settings.json"
+
 
 class BuildRefused(ValueError):
     """A build that may not go on: another one runs, or what is there belongs to other settings."""
 
 
-def open_work(work: Path, settings: dict, *, overwrite: bool) -> None:
-    """Make the work folder of a build with these settings, or take up the one an interrupted build left.
+def may_take_up(work: Path, settings: dict, *, overwrite: bool) -> bool:
+    """Was an interrupted build in `work` made with these settings, so that its vectors count? Changes nothing.
 
-    `settings` is what the bits of the vectors depend on. Errors: BuildRefused names the settings that
-    differ; `overwrite` starts anew instead.
+    `settings` is what the bits of the vectors depend on. Errors: BuildRefused names the settings that differ,
+    unless `overwrite` will start anew.
     """
-    plan = work / "settings.json"
-    if plan.is_file():
-        before = _read_json(plan)
-        differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        if differing and not overwrite:
-            found = ", ".join(f"{key}={settings.get(key)!r} (was {before.get(key)!r})" for key in differing)
-            raise BuildRefused(
-                f"{work} holds an interrupted build with other settings: {found}; "
-                "repeat its command to finish it, or pass overwrite to start anew"
-            )
-        if not differing:
-            return
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    _write_whole(plan, json.dumps(settings, indent=2).encode())
+    plan = work / PLAN
+    if not plan.is_file():
+        return False
+    before = _read_json(plan)
+    differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+    if differing and not overwrite:
+        found = ", ".join(f"{key}={settings.get(key)!r} (was {before.get(key)!r})" for key in differing)
+        raise BuildRefused(
+            f"{work} holds an interrupted build with other settings: {found}; "
+            "repeat its command to finish it, or pass overwrite to start anew"
+        )
+    return not differing
+
+
+def start_anew(work: Path, settings: dict, *, keep: Path) -> None:
+    """Empty the work folder, `keep` in it excepted, for a build with these settings."""
+    for path in work.glob("shard-*"):
+        path.unlink()
+    for path in work.iterdir():
+        if path.name not in (PLAN, keep.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _write_whole(
+        work / PLAN, json.dumps(settings, indent=2).encode()
+    )  # after: shards never meet others' settings
+
+
+def size_of_shards(work: Path) -> int:
+    """Bytes of the vectors that an interrupted build left."""
+    return sum(path.stat().st_size for path in work.glob("shard-*.vectors"))
 
 
 class Shards:

@@ -26,7 +26,7 @@ class Request:
     hits: list[Hits | None]
     left: int
     deadline: float | None
-    alone: bool = False  # a batch with it failed: it runs again without others
+    alone: bool = False  # runs without others: a canary, or one of a batch that failed
 
     def take_hits(self, row: int, hits: Hits) -> None:
         """Fill in one query, and answer when it was the last."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from .manifest import check_files, fingerprint, read_manifest
 from .parent import end_with
+from .replaced import unreplaced
 from .serve import END_SECONDS
 from .settings import ServeSettings
 from .sockets import announce
@@ -125,8 +126,9 @@ def run_workers(
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.workers)
     index_pin = None
     if settings.verify:  # once for all workers, however large it is
-        manifest = read_manifest(settings.index)
-        check_files(settings.index, manifest)
+        with unreplaced(settings.index):
+            manifest = read_manifest(settings.index)
+            check_files(settings.index, manifest)
         index_pin = fingerprint(manifest)
     verified = True
     each = replace(

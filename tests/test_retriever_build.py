@@ -13,10 +13,13 @@ import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever import build
+from verl_credit_retriever import build, memory
+from verl_credit_retriever import index as index_module
 from verl_credit_retriever.corpus import CorpusError
+from verl_credit_retriever.faiss_fill import fill
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.kinds import resolve
+from verl_credit_retriever.manifest import IndexMismatch
 from verl_credit_retriever.progress import Meter, Progress
 from verl_credit_retriever.shards import BuildRefused
 
@@ -118,6 +121,22 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(corpus, enco
 
 
 @pytest.mark.parametrize(
+    "factory", ["Flat", "SQfp16", "SQ8", "IVF7,Flat", "IVF7,SQfp16", "HNSW4,Flat", "HNSW4,SQfp16"]
+)
+def test_room_made_beforehand_changes_no_byte(factory):
+    table_M_D = clustered(500, DIM, seed=1)
+    indexes = [faiss.index_factory(DIM, factory, faiss.METRIC_INNER_PRODUCT) for _ in range(2)]
+    for index in indexes:
+        index.train(table_M_D)
+    blocks = np.array_split(table_M_D, 6)
+    fill(indexes[0], lambda: blocks, 500)
+    for block in blocks:
+        indexes[1].add(block)
+    assert indexes[0].ntotal == 500
+    np.testing.assert_array_equal(*map(faiss.serialize_index, indexes))
+
+
+@pytest.mark.parametrize(
     "change, named",
     [({"batch_size": 2}, "batch_size=2 .was 1"), ({"dtype": "fp16"}, "dtype='fp16' .was 'fp32'")],
 )
@@ -133,6 +152,100 @@ def test_other_settings_refuse_an_interrupted_build_or_start_anew(corpus, encode
     straight = tmp_path / "straight"
     build_index(corpus, encoder, straight, **{**SMALL, **change})
     assert _hashes(out) == _hashes(straight)
+
+
+def _bad_line(corpus, patch):
+    corpus.write_text(corpus.read_text() + "{\n")
+
+
+def _little(name):
+    def change(corpus, patch):
+        if name == "disk":
+            usage = build.shutil.disk_usage(corpus.parent)._replace(free=10_000)
+            patch.setattr(build.shutil, "disk_usage", lambda _: usage)
+        else:
+            patch.setattr(memory, "available_memory", lambda: 0)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, more, error",
+    [
+        (lambda *_: None, {"kind": "ivf", "nlist": 101}, "nlist=101"),
+        (_bad_line, {}, ":101: not JSON"),
+        (_little("memory"), {}, "available: 0.0 MB"),
+        (_little("disk"), {"shard_rows": 4, "kind": "hnsw"}, "disk has 0.0 MB free"),
+    ],
+)
+def test_overwrite_deletes_nothing_before_all_was_found_right(
+    corpus, encoder, tmp_path, monkeypatch, change, more, error
+):
+    out, work = tmp_path / "out", tmp_path / ".out.building"
+    build_index(corpus, encoder, out)
+    before = _hashes(out)
+    _interrupt(corpus, encoder, out, after=5, overwrite=True)
+    shards = {path.name: path.read_bytes() for path in work.glob("shard-*")}
+    good = corpus.read_text()
+    with monkeypatch.context() as patch:
+        change(corpus, patch)
+        with pytest.raises((ValueError, OSError), match=error):
+            build_index(corpus, encoder, out, overwrite=True, **{**SMALL, "batch_size": 2, **more})
+    assert {path.name: path.read_bytes() for path in work.glob("shard-*")} == shards and len(shards) == 10
+    assert _hashes(out) == before
+    corpus.write_text(good)
+    calls = encoder.calls
+    build_index(corpus, encoder, out, overwrite=True, **SMALL)
+    assert encoder.calls - calls == 2 and _hashes(out) == before
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_the_disk_that_is_asked_for_is_what_a_build_writes(tmp_path, monkeypatch, kind, dtype):
+    asked, written = {}, []
+    real = build.move_into_place
+
+    def move(stage, out, files):
+        names = [stage / name for name in files if name in ("vectors.npy", "index.faiss")]
+        written.append(sum(path.stat().st_size for path in [*names, *stage.parent.glob("*.vectors")]))
+        real(stage, out, files)
+
+    monkeypatch.setattr(build, "move_into_place", move)
+    monkeypatch.setattr(build, "_require_disk", lambda folder, size, what: asked.update({what: size}))
+    corpus, encoder = write_rows(tmp_path / "c.jsonl", 2000), TableEncoder(clustered(2000, 64, seed=1))
+    build_index(corpus, encoder, tmp_path / "out", kind=kind, dtype=dtype)
+    assert asked["vectors and index"] == pytest.approx(written[0], rel=0.02)
+
+
+def test_a_kill_between_the_two_renames_loses_no_index(corpus, encoder, tmp_path):
+    out, old = tmp_path / "out", tmp_path / ".out.old"
+    build_index(corpus, encoder, out)
+    before = _hashes(out)
+    out.rename(old)  # as `--overwrite` does just before the new one comes
+    with pytest.raises(IndexMismatch, match=f"left the index before in {old}: `mv {old} {out}`"):
+        SearchIndex.load(out)
+    with pytest.raises(FileExistsError, match="pass overwrite"):
+        build_index(corpus, encoder, out)
+    assert _hashes(out) == before and not old.exists()
+    out.rename(old)
+    build_index(write_rows(tmp_path / "new.jsonl", 40), encoder, out, overwrite=True)
+    assert len(SearchIndex.load(out)) == 40 and not old.exists()
+
+
+def test_a_rename_that_fails_puts_the_old_index_back(corpus, encoder, tmp_path, monkeypatch):
+    out, real = tmp_path / "out", os.rename
+    build_index(corpus, encoder, out)
+    before = _hashes(out)
+
+    def rename(source, target):
+        if Path(source).name == "index":
+            raise OSError("no")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="no"):
+        build_index(corpus, encoder, out, overwrite=True)
+    assert _hashes(out) == before
 
 
 def test_another_kind_takes_up_the_same_vectors(corpus, encoder, tmp_path):
@@ -241,6 +354,33 @@ def test_a_full_disk_is_found_before_anything_is_encoded(corpus, encoder, tmp_pa
     with pytest.raises(OSError, match="disk has"):
         build_index(corpus, encoder, tmp_path / "out")
     assert encoder.calls == 0
+
+
+@pytest.mark.parametrize("moment", ["read_manifest", "check_files", "open_vectors", "_open_documents"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("backend", ["faiss", "exact"])
+def test_an_index_replaced_while_it_loads_is_never_mixed_with_the_old(
+    corpus, encoder, tmp_path, monkeypatch, moment, when, backend
+):
+    out, turned = tmp_path / "out", tmp_path / "turned.jsonl"
+    turned.write_text("".join(corpus.read_text().splitlines(keepends=True)[::-1]))  # same rows, other order
+    build_index(corpus, encoder, out)
+    real = getattr(index_module, moment)
+
+    def replaced(*arguments):
+        if when == "before":
+            build_index(turned, encoder, out, overwrite=True)
+        found = real(*arguments)
+        if when == "after":
+            build_index(turned, encoder, out, overwrite=True)
+        return found
+
+    monkeypatch.setattr(index_module, moment, replaced)
+    with pytest.raises(IndexMismatch, match="out: replaced while loading"):
+        SearchIndex.load(out, backend=backend)
+    monkeypatch.setattr(index_module, moment, real)
+    index = SearchIndex.load(out, backend=backend)
+    assert index.search(encoder.table_M_D[:1], 1)[0][0][0]["id"] == "d0"
 
 
 def test_the_manifest_says_how_the_index_was_made(corpus, encoder, tmp_path):

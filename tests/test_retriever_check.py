@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
-from verl_credit_retriever.check import check_servers, read_queries
+from verl_credit_retriever.check import check_servers, has_exact_scores, read_queries
 from verl_credit_retriever.check_load import Load
 from verl_credit_retriever.check_recall import (
     MalformedAnswer,
@@ -22,6 +22,7 @@ from verl_credit_retriever.check_recall import (
     parse_served,
     recall_at,
     score_error,
+    wrong_score,
     wrong_text,
 )
 from verl_credit_retriever.cli import main
@@ -170,6 +171,10 @@ def _swap_texts(hits, k):
     return hits[:k]
 
 
+def _rescored(change):
+    return lambda hits, k: [{**hit, "score": change(hit["score"])} for hit in hits[:k]]
+
+
 @pytest.mark.parametrize(
     "spoil, problems",
     [
@@ -182,6 +187,10 @@ def _swap_texts(hits, k):
         (lambda hits, k: [{**hit, "score": None} for hit in hits[:k]], ["score=None; expected a number"]),
         (lambda hits, k: [hit["document"] for hit in hits[:k]], ["not one list of hits"]),
         (_swap_texts, ["has other contents than the corpus"]),
+        (_rescored(lambda s: s - 7), ["20 answers with wrong scores, the first: document 'doc-"]),
+        (_rescored(lambda s: 1000 * s), ["20 answers with wrong scores"]),
+        (_rescored(lambda s: s + 5e-4), ["20 answers with wrong scores"]),
+        (_rescored(lambda s: s + 5e-5), []),
         (lambda hits, k: 500, ["20 requests ended with 500", "no request was answered"]),
     ],
 )
@@ -192,6 +201,24 @@ def test_what_a_wrong_server_does_is_named(exact, spoil, problems):
     assert bool(report["problems"]) == bool(problems)
     for problem in problems:
         assert any(problem in found for found in report["problems"]), report["problems"]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_scores_of_every_kind_are_as_exact_as_check_expects(folders, tmp_path, kind, dtype):
+    encoder = SentenceEncoder(folders / "encoder")
+    build_index(folders / "corpus.jsonl", encoder, tmp_path / "index", kind=kind, dtype=dtype)
+    served = SearchIndex.load(tmp_path / "index")
+    oracle = SearchIndex.load(tmp_path / "index", backend="exact")
+    vectors_N_D = encoder.encode_queries(QUERIES)
+    answers = [
+        [Served(document["id"], document["contents"], score) for document, score in hits]
+        for hits in served.search(vectors_N_D, 10)
+    ]
+    exact = exact_answers(oracle, vectors_N_D, 10)
+    wrong = [found for hits, right in zip(answers, exact, strict=True) if (found := wrong_score(hits, right))]
+    assert has_exact_scores(served.manifest) == (kind != "sq8" and (kind, dtype) != ("ivf", "fp16"))
+    assert not wrong or not has_exact_scores(served.manifest)
 
 
 def test_overload_is_counted_and_is_no_problem_as_long_as_something_is_answered(exact):

@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever import exact
+from verl_credit_retriever import exact, faiss_kinds
 from verl_credit_retriever.exact import ExactSearch
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.manifest import files_of
@@ -166,6 +166,24 @@ def test_a_gpu_is_refused_where_faiss_has_none(folder, tmp_path):
     with pytest.raises(ValueError, match="without GPU support"):
         build_index(folder / "corpus.jsonl", TableEncoder(np.eye(4)), tmp_path / "out", kind="ivf", gpu=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "installed, advice",
+    [
+        ({"faiss-cpu"}, "pip uninstall faiss-cpu, then pip install faiss-gpu-cu12$"),
+        (
+            {"faiss-cpu", "faiss-gpu-cu12"},
+            "faiss-cpu and faiss-gpu-cu12 are .* uninstall faiss-cpu, .* --force-reinstall .*faiss-gpu-cu12$",
+        ),
+        (set(), "support; install faiss-gpu-cu12$"),
+    ],
+)
+def test_two_wheels_of_one_faiss_are_told_apart(monkeypatch, installed, advice):
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
+    monkeypatch.setattr(faiss_kinds, "distributions", lambda name: [name] if name in installed else [])
+    with pytest.raises(ValueError, match=advice):
+        faiss_kinds.require_gpu("ivf", "float32")
 
 
 def test_vectors_are_kept_once(folder):

@@ -288,6 +288,25 @@ def test_a_draining_server_refuses_and_finishes_what_is_queued():
     assert encoder.encoded == ["first", "queued"]
 
 
+def test_a_probe_of_a_busy_server_waits_for_no_batch_but_the_one_that_runs():
+    app, encoder, gate = _busy()
+
+    async def run():
+        async with client_of(app) as client:
+            first = await _occupy(client, encoder)
+            bodies = [{"queries": [f"q{n}"], "k": 1} for n in range(20)]
+            tasks = [asyncio.create_task(client.post("/v1/search", json=body)) for body in bodies]
+            await _until_waiting(client, 20)
+            ready = asyncio.create_task(client.get("/readyz"))
+            await _until_waiting(client, 21)
+            gate.set()
+            return await first, await ready, await asyncio.gather(*tasks)
+
+    first, ready, answers = asyncio.run(run())
+    assert {answer.status_code for answer in (first, ready, *answers)} == {200}
+    assert encoder.calls == [1, 1, 20]  # what ran, the probe by itself, all others together
+
+
 def test_readyz_tells_whether_a_query_can_be_answered():
     app, encoder = _app()
 

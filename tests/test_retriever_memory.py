@@ -1,12 +1,15 @@
 """Memory of an index: the numbers, what the machine has, and refusal with what would fit."""
 
+import json
 import os
+import subprocess
+import sys
 
 import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever import memory
+from verl_credit_retriever import memory, workers
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.memory import (
     SEARCH_BUFFERS,
@@ -15,6 +18,8 @@ from verl_credit_retriever.memory import (
     plan_memory,
     require_memory,
 )
+from verl_credit_retriever.serve import run_server
+from verl_credit_retriever.settings import ServeSettings
 
 GB = 10**9
 WIKI = {"kind": "flat", "rows": 21_015_324, "dim": 768, "dtype": "float32"}
@@ -55,6 +60,44 @@ def test_the_plan_agrees_with_what_faiss_holds(tmp_path, kind, dtype):
     )
     held = len(faiss.serialize_index(faiss.read_index(str(tmp_path / "out" / "index.faiss"))))
     assert plan_memory(manifest).total - SEARCH_BUFFERS == pytest.approx(held, rel=0.02)
+
+
+# Prints by how much the peak of a process grows while an index is built from blocks of 1,000 rows.
+PEAK = """
+import json, sys, faiss, numpy as np
+from verl_credit_retriever.faiss_kinds import create
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+kind, dtype, parameters = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+faiss.omp_set_num_threads(1)
+block = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
+blocks, take = lambda: (block for _ in range(70)), lambda rows: block[: len(rows)]
+create(kind, lambda: [block], take, rows=1000, dim=512, dtype=dtype, parameters=parameters)
+before = peak()
+index = create(kind, blocks, take, rows=70_000, dim=512, dtype=dtype, parameters=parameters)
+print(peak() - before, len(faiss.serialize_index(index)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak of a process from /proc")
+@pytest.mark.parametrize(
+    "kind, dtype, parameters",
+    [
+        ("flat", "float32", {}),
+        ("flat", "float16", {}),
+        ("sq8", "float32", {}),
+        ("ivf", "float32", {"nlist": 8, "train_rows": 100, "seed": 0}),
+        ("hnsw", "float32", {"m": 2, "ef_construction": 2, "seed": 0}),
+    ],
+)
+def test_building_takes_no_more_than_the_index(kind, dtype, parameters):
+    command = [sys.executable, "-c", PEAK, kind, dtype, json.dumps(parameters)]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    grown, size = map(int, ran.stdout.split())
+    assert 0.5 * size < grown < 1.1 * size + (8 << 20)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +169,54 @@ def test_cgroup_v1_limits_count(tmp_path):
 
 def test_this_machine_has_some_memory():
     assert 0 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):
+    corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 50), TableEncoder(np.eye(50, dtype=np.float32))
+    total = plan_memory(build_index(corpus, encoder, tmp_path / "out")).total
+    started = []
+    monkeypatch.setattr(workers, "run_workers", lambda *_: started.append(True) or 0)
+    settings = ServeSettings(tmp_path / "out", tmp_path, workers=3, gpu=True)
+    monkeypatch.setattr(memory, "available_memory", lambda: 3 * total - 1)
+    with pytest.raises(MemoryRefused, match="2 more workers .*Would fit: .*fewer --workers"):
+        run_server(settings)
+    monkeypatch.setattr(memory, "available_memory", lambda: 3 * total)
+    assert not started and run_server(settings) == 0 and started
+
+
+THREADS = """
+import os, sys
+from verl_credit_retriever.cli import main
+
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            print(os.environ.get("OMP_NUM_THREADS"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, AtImport())
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "index"])
+def test_threads_are_set_before_numpy_reads_them(command, tmp_path):
+    needed = {
+        "serve": [],
+        "check": ["--url", "http://a", "--queries", "q"],
+        "index": ["--corpus", "c", "--out", "o"],
+    }
+    arguments = [command, "--encoder", "e", *needed[command], "--threads", "3"]
+    arguments += ["--index", "i"] if command != "index" else []
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", THREADS, *arguments],
+        env={**environment, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ran.stdout == "3\n", ran.stderr
 
 
 def test_load_and_build_refuse_before_they_read_or_encode(tmp_path, monkeypatch):

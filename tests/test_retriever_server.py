@@ -58,6 +58,18 @@ def _local_search(folders, queries, k):
     return SearchIndex.load(folders / "index").search(encoder.encode_queries(queries), k)
 
 
+def test_every_search_answer_names_the_index(server, folders):
+    named = SearchIndex.load(folders / "index").fingerprint
+    strict = httpx.post(f"{server.url}/v1/search", json={"queries": ["river"], "k": 1})
+    scored = [_post(server.url, {"queries": ["river"], "return_scores": flag}) for flag in (True, False)]
+    for answer in (strict, *scored):
+        assert (answer.status_code, answer.headers["X-Index-Fingerprint"]) == (200, named)
+    client = SearchClient(server.url, index_fingerprint=named)
+    assert len(asyncio.run(client.search("river")).pages) == 3
+    with pytest.raises(SearchFault, match="bad_answer.*another"):
+        asyncio.run(SearchClient(server.url, index_fingerprint="another").search("river"))
+
+
 @pytest.mark.parametrize(
     "fields", [{}, {"topk": None}, {"return_scores": False}, {"topk": 3, "return_scores": False}]
 )

@@ -286,3 +286,38 @@ def test_a_client_works_on_whenever_a_search_was_cancelled(server):
         await client.aclose()
 
     asyncio.run(run())
+
+
+def _from(index):
+    return (200, {"result": [hits(1.0, 0.9, 0.8)]}, {} if index is None else {"X-Index-Fingerprint": index})
+
+
+def test_an_answer_from_another_index_is_a_fault_and_no_page(server):
+    client = SearchClient(server.url, index_fingerprint="ab12")
+    server.script = [_from("ab12"), _from("cd34"), _from("ab12")]
+    assert len(search(client).pages) == 3
+    caught = fault(client)
+    assert (caught.code, caught.attempts) == ("bad_answer", 1)
+    assert "index 'cd34'; search.index_fingerprint=ab12" in caught.detail
+    assert len(search(client).pages) == 3
+
+
+def test_a_server_that_named_its_index_must_go_on_naming_it(server):
+    server.script = [_from(None), _from("ab12"), _from(None), _from("")]
+    client = SearchClient(server.url, index_fingerprint="ab12")
+    search(client)  # Search-R1's servers never name one
+    search(client)
+    assert "no longer says from which index" in fault(client).detail
+    assert fault(client).code == "bad_answer"
+
+
+def test_without_an_expected_index_any_is_right(server):
+    server.script = [_from("ab12"), _from("cd34"), _from(None)]
+    client = SearchClient(server.url)
+    assert [len(search(client).pages) for _ in range(3)] == [3, 3, 3]
+
+
+def test_a_pickled_client_still_expects_its_index(server):
+    client = pickle.loads(pickle.dumps(SearchClient(server.url, index_fingerprint="ab12")))
+    server.script = [_from("cd34")]
+    assert fault(client).code == "bad_answer"

@@ -7,6 +7,7 @@ from omegaconf import OmegaConf, open_dict
 from scripted_server import scripted_server
 
 from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.host.search_faults import SearchFault
 from verl_credit.host.search_settings import KEYS, client_for, token_of
 from verl_credit.host.validate import validate
 
@@ -121,6 +122,14 @@ def test_every_setting_reaches_the_client():
             return codes
 
         assert asyncio.run(run()) == ["http_5xx", "http_5xx", "breaker_open"]
+
+
+def test_the_index_of_the_run_reaches_the_client():
+    with scripted_server() as server:
+        server.script = [(200, {"result": []}, {"X-Index-Fingerprint": "cd34"})]
+        settings = section(f"search.url={server.url}", "search.index_fingerprint=ab12")
+        with pytest.raises(SearchFault, match="bad_answer: .*'cd34'; search.index_fingerprint=ab12"):
+            asyncio.run(client_for(settings).search("river"))
 
 
 def test_the_tool_shows_pages_cut_as_the_recipe_says_and_counts_retries():

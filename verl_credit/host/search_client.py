@@ -16,6 +16,8 @@ from .retry_pause import asked_pause, backoff
 from .search_faults import FAULT_CODES, FailedAttempt, SearchFault
 from .search_servers import Server, ServerList, endpoint
 
+INDEX_HEADER = "X-Index-Fingerprint"
+
 __all__ = ["FAULT_CODES", "Page", "SearchClient", "SearchFault", "SearchResult", "format_pages"]
 
 
@@ -38,7 +40,9 @@ class SearchClient:
     after the other, is left alone for `breaker_pause_s`, then probed by one search (see CircuitBreaker); when all
     servers are left alone a search fails at once. With `token` requests are authorised as its bearer. With
     `shuffle_seed` the pages come in an order drawn from (seed, query): a control for policies that trust the rank
-    instead of reading. The environment's proxies are not used.
+    instead of reading. With `index_fingerprint` an answer from another index is no answer: a server that names
+    its index in X-Index-Fingerprint must name this one, and go on naming it; one that never does is believed,
+    as Search-R1's servers know no such header. The environment's proxies are not used.
 
     One client serves any number of concurrent searches and several event loops, each with connections of its own;
     it can be pickled, without connections, breakers' states and jitter. `clock`, `sleep` and `jitter` are for tests.
@@ -55,6 +59,7 @@ class SearchClient:
         max_page_chars: int = 1000,
         shuffle_seed: int | None = None,
         token: str | None = None,
+        index_fingerprint: str | None = None,
         breaker_failures: int = 5,
         breaker_pause_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
@@ -73,6 +78,7 @@ class SearchClient:
         _check_token(token, self.urls)
         self.topk, self.timeout_s, self.max_retries = topk, timeout_s, max_retries
         self.max_page_chars, self.shuffle_seed = max_page_chars, shuffle_seed
+        self._index_fingerprint = index_fingerprint
         self._breaker = {"failures": breaker_failures, "pause_s": breaker_pause_s}
         self._token, self._clock, self._sleep = token, clock, sleep
         self._reset(jitter)
@@ -136,10 +142,11 @@ class SearchClient:
         # of one generator would make all workers come back at the same time.
         self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
         self._jitter = jitter or random.Random()
+        self._naming: set[str] = set()  # servers that have named their index
         self._servers = ServerList(self.urls, clock=self._clock, **self._breaker)
 
     def __getstate__(self) -> dict:
-        dropped = ("_connections", "_jitter", "_servers")
+        dropped = ("_connections", "_jitter", "_naming", "_servers")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
     def __setstate__(self, state: dict) -> None:
@@ -187,11 +194,25 @@ class SearchClient:
         if answer.status_code != 200:
             detail, asked = f"{answer.text[:200]} from {url}", answer.headers.get("Retry-After")
             raise FailedAttempt.of_status(answer.status_code, detail, asked)
+        self._check_index(url, answer.headers.get(INDEX_HEADER))
         try:
             return parse_answer(answer.json(), self.topk)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             what = f"{type(error).__name__} {error}"[:200]
             raise FailedAttempt("bad_answer", f"{url}: {what} in {answer.text[:200]!r}") from error
+
+    def _check_index(self, url: str, served: str | None) -> None:
+        expected = self._index_fingerprint
+        if expected is None or (served is None and url not in self._naming):
+            return
+        self._naming.add(url)
+        if served != expected:
+            said = (
+                f"answers from index {served[:80]!r}"
+                if served
+                else "no longer says from which index it answers"
+            )
+            raise FailedAttempt("bad_answer", f"{url}: {said}; search.index_fingerprint={expected}")
 
     def _order(self, pages: list[Page], query: str) -> list[Page]:
         if self.shuffle_seed is None:

@@ -109,6 +109,7 @@ def client_for(settings) -> SearchClient:
         max_page_chars=settings.max_page_chars,
         shuffle_seed=settings.shuffle_seed,
         token=token_of(settings),
+        index_fingerprint=settings.index_fingerprint,
         breaker_failures=settings.breaker_failures,
         breaker_pause_s=settings.breaker_pause_s,
     )

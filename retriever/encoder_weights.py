@@ -1,0 +1,52 @@
+"""Loads an encoder's weights so that every tensor it computes with comes from the folder."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModel
+
+UNUSED = "pooler."  # the classification head of BERT's family: sentence vectors are made without it
+NAMED = 3
+
+
+def load_model(path: Path) -> torch.nn.Module:
+    """The float32 model in `path`, from `*.safetensors` alone.
+
+    Errors: ValueError names tensors that the files lack or hold in another shape. transformers would fill them
+    with random numbers and say so in a log: every start of the server would then give other answers.
+    """
+    model, report = AutoModel.from_pretrained(
+        str(path),
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, with both shapes
+    )
+    mismatched = {key: f"{key} {list(found)}, not {list(right)}" for key, found, right in _mismatched(report)}
+    missing = [key for key in report["missing_keys"] if key not in mismatched]
+    _refuse(path, "miss", missing, report["unexpected_keys"])
+    _refuse(path, "hold in another shape", mismatched.values(), ())
+    if report.get("error_msgs"):
+        raise ValueError(f"encoder={str(path)!r}: {report['error_msgs'][0]}")
+    return model
+
+
+def _mismatched(report: dict):
+    return [entry for entry in report["mismatched_keys"] if not entry[0].startswith(UNUSED)]
+
+
+def _refuse(path: Path, what: str, keys, instead) -> None:
+    bad = sorted(key for key in keys if not key.startswith(UNUSED))
+    if not bad:
+        return
+    extra = f" They hold instead: {_some(sorted(instead))}." if instead else ""
+    raise ValueError(
+        f"encoder={str(path)!r}: its *.safetensors {what} {len(bad)} tensors of config.json's model: {_some(bad)}."
+        f"{extra} Save the encoder itself with save_pretrained, not a wrapper around it"
+    )
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:NAMED]) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")
