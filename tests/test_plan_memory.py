@@ -258,7 +258,9 @@ def test_wrong_hardware_is_named(name, block, says):
         find_hardware(name, block)
 
 
-@pytest.mark.parametrize("block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}])
+@pytest.mark.parametrize(
+    "block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}, {"index": 5}]
+)
 def test_a_wrong_index_is_named(block):
     with pytest.raises(PlanError, match=r"hardware\.index"):
         index_bytes(block)

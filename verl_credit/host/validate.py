@@ -17,6 +17,7 @@ from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.host.search_settings import validate_search
+from verl_credit.host.validate_host import HOST_NUMBERS, OR_NULL
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.host.validate_pipeline import validate_pipeline
@@ -56,8 +57,11 @@ def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     for key, accepted in (CHOICES | PIPELINE_CHOICES).items():
         _one_of(config, key, accepted)
-    for key, (low, high, whole) in (NUMBERS | SEARCH_NUMBERS | PIPELINE_NUMBERS).items():
+    for key, (low, high, whole) in (NUMBERS | HOST_NUMBERS | SEARCH_NUMBERS | PIPELINE_NUMBERS).items():
         _number(config, key, low, high, whole)
+    for key, (low, high, whole) in OR_NULL.items():
+        if _get(config, key) is not None:
+            _number(config, key, low, high, whole, " or null")
     for key in FLAGS:
         _flag(config, key)
     validate_search(config)
@@ -195,7 +199,7 @@ def _one_of(config: DictConfig, key: str, accepted) -> None:
         raise ConfigError(f"{key}={value!r}{hint}: accepted are {', '.join(accepted)}")
 
 
-def _number(config: DictConfig, key: str, low, high, whole: bool) -> None:
+def _number(config: DictConfig, key: str, low, high, whole: bool, others: str = "") -> None:
     value = _get(config, key)
     kind = int if whole else (int, float)
     if (
@@ -205,7 +209,7 @@ def _number(config: DictConfig, key: str, low, high, whole: bool) -> None:
     ):
         name = "a whole number" if whole else "a number"
         range_ = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
-        raise ConfigError(f"{key}={value!r}: expected {name} {range_}")
+        raise ConfigError(f"{key}={value!r}: expected {name} {range_}{others}")
 
 
 def _flag(config: DictConfig, key: str) -> None:

@@ -133,7 +133,7 @@ def index_bytes(block: Mapping | None) -> float:
     block = block or {}
     if "index_bytes" in block:
         return _positive("index_bytes", block["index_bytes"])
-    index = block.get("index")
+    index = _index(block)
     if not index:
         return 0.0
     kind = index.get("kind", "flat")
@@ -147,10 +147,17 @@ def index_bytes(block: Mapping | None) -> float:
 
 
 def index_place(block: Mapping | None) -> str:
-    place = ((block or {}).get("index") or {}).get("place", "host")
+    place = _index(block or {}).get("place", "host")
     if place not in ("host", "device", "elsewhere"):
         raise PlanError(f"hardware.index.place={place!r}: accepted are host, device, elsewhere")
     return place
+
+
+def _index(block: Mapping) -> Mapping:
+    index = block.get("index") or {}
+    if not isinstance(index, Mapping):
+        raise PlanError(f"hardware.index={index!r}: expected {{rows: N, dim: N, kind: flat, place: host}}")
+    return index
 
 
 def _positive(key: str, value) -> float:

@@ -165,12 +165,11 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     parallel = get.count(f"{_A}.ulysses_sequence_parallel_size", 1)
     if devices % parallel:
         raise PlanError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
-    fsdp_size = int(get(f"{_A}.fsdp_config.fsdp_size", -1))
+    fsdp_size = get.whole(f"{_A}.fsdp_config.fsdp_size", -1)
     prompt, response = get.count("data.max_prompt_length", 512), get.count("data.max_response_length", 512)
-    searches = int(get("search.max_searches", 0) or 0) if get(f"{_R}.multi_turn.enable", False) else 0
+    searches = get.whole("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
     attention = str(get(f"{_M}.override_config.attn_implementation", "flash_attention_2"))
     on_cpu = get("trainer.device", "cuda") == "cpu"
-    kept = get("trainer.max_actor_ckpt_to_keep", None)
     job = Job(
         nodes=nodes,
         per_node=per_node,
@@ -187,9 +186,9 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         softmax_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.param_dtype", "bf16") if on_cpu else 4,
         fused_loss=bool(get(f"{_M}.use_fused_kernels", False)),
         entropy=_entropy(get),
-        entropy_chunk=int(get(f"{_A}.entropy_from_logits_chunk_size", 2048)),
+        entropy_chunk=get.whole(f"{_A}.entropy_from_logits_chunk_size", 2048),
         update_entropy=bool(get(f"{_A}.calculate_entropy", False)) or get(f"{_A}.entropy_coeff", 0) != 0,
-        unit_temperature=float(get(f"{_R}.temperature", 1.0)) == 1.0,
+        unit_temperature=get.number(f"{_R}.temperature", 1.0) == 1.0,
         branches=get("algorithm.info_gain_norm_mode", "none") != "none"
         and get("algorithm.info_gain_scorer", "branch") == "branch"
         and searches > 0,
@@ -198,7 +197,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         reduce_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.reduce_dtype", "fp32"),
         reference_bytes=get.bytes("actor_rollout_ref.ref.fsdp_config.model_dtype", "bf16"),
         reference=bool(get(f"{_A}.use_kl_loss", False) or get("algorithm.use_kl_in_reward", False)),
-        lora_rank=int(get(f"{_M}.lora_rank", 0) or get(f"{_M}.lora.rank", 0) or 0),
+        lora_rank=get.whole(f"{_M}.lora_rank", 0) or get.whole(f"{_M}.lora.rank", 0),
         shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
         sequence_parallel=parallel,
         reshard=bool(get(f"{_A}.fsdp_config.reshard_after_forward", True)),
@@ -210,14 +209,14 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         engine=str(get(f"{_R}.name", "vllm")),
         engine_bytes=get.bytes(f"{_R}.dtype", "bfloat16"),
         tensor_parallel=get.count(f"{_R}.tensor_model_parallel_size", 1),
-        utilization=float(get(f"{_R}.gpu_memory_utilization", 0.5)),
+        utilization=get.number(f"{_R}.gpu_memory_utilization", 0.5),
         sleeps=bool(get(f"{_R}.free_cache_engine", True)),
         max_seqs=get.count(f"{_R}.max_num_seqs", 256),
-        bucket_bytes=int(get(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20,
-        steps=get("trainer.total_training_steps", None),
+        bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
+        steps=get.whole("trainer.total_training_steps", None),
         passes=get.count("trainer.total_epochs", 1),
-        save_every=int(get("trainer.save_freq", -1)),
-        keep=None if kept is None else int(kept),
+        save_every=get.whole("trainer.save_freq", -1),
+        keep=get.whole("trainer.max_actor_ckpt_to_keep", None),
     )
     if job.engine != "hf" and devices % job.tensor_parallel:
         raise PlanError(
@@ -246,10 +245,10 @@ def _tokens(get: _Reader, section: str, prefix: str, job: Job) -> int:
             get.count(f"{section}.{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row
         )  # fmt: skip
     key = f"{section}.{prefix}_micro_batch_size_per_gpu"
-    micro = get(key, None)
+    micro = get.whole(key, None)
     if micro is None:
         raise PlanError(f"{key} is not set; set it, or {section}.{switch}=true")
-    return min(int(micro), rows) * job.longest_row // job.sequence_parallel
+    return min(micro, rows) * job.longest_row // job.sequence_parallel
 
 
 class _Reader:
@@ -271,6 +270,18 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PlanError(f"{key}={value!r}: expected a whole number above 0")
         return value
+
+    def number(self, key: str, default: float | None) -> float | None:
+        value = self(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise PlanError(f"{key}={value!r}: expected a number")
+        return value
+
+    def whole(self, key: str, default: int | None) -> int | None:
+        value = self.number(key, default)
+        if value is not None and value != int(value):
+            raise PlanError(f"{key}={value!r}: expected a whole number")
+        return None if value is None else int(value)
 
     def bytes(self, key: str, default: str) -> int:
         value = self(key, default)
