@@ -132,6 +132,20 @@ def test_a_number_that_verl_lets_be_absent_may_be():
         check("trainer.save_freq=null")
 
 
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("run_dir=7", "run_dir=7: expected a folder's name"),
+        ("trainer.default_local_dir=null", "trainer.default_local_dir=None"),
+        ("evaluation.modes=1", "evaluation.modes=1"),
+        ("hardware=null", "hardware=null"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(override, said):
+    with pytest.raises(ConfigError, match=said):
+        check(override)
+
+
 def test_the_banner_says_whose_advantages_they_are():
     assert "advantage=turn-group-v1d" in CreditSettings.from_config(check()).banner()
     grpo = check("algorithm.adv_estimator=grpo", f"{LOSS}.dynamic_clip=false")

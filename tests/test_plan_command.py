@@ -71,6 +71,8 @@ def test_the_configuration_is_read():
         ("actor_rollout_ref.rollout.gpu_memory_utilization", [], "gpu_memory_utilization="),
         ("trainer.save_freq", 1.5, "trainer.save_freq=1.5: expected a whole number"),
         ("hardware.index", 5, "hardware.index=5"),
+        ("hardware.index", {"kind": []}, "hardware.index.kind="),
+        ("actor_rollout_ref.model.path", 7, "actor_rollout_ref.model.path=7"),
         ("plan.speed", 3, "plan.speed is unknown"),
         ("plan.mfu", "high", "plan.mfu='high'"),
         ("hardware.devices", 4, "hardware.devices=4"),

@@ -44,7 +44,7 @@ def check_names(config: DictConfig) -> None:
 
 def check_model(path: str | None) -> None:
     """A local path must hold a model; anything else is left to the hub."""
-    if not path:
+    if not path or not isinstance(path, str):
         raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()

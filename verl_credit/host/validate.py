@@ -17,7 +17,7 @@ from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.host.search_settings import validate_search
-from verl_credit.host.validate_host import HOST_NUMBERS, OR_NULL
+from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.host.validate_pipeline import validate_pipeline
@@ -64,6 +64,8 @@ def validate(config: DictConfig) -> None:
             _number(config, key, low, high, whole, " or null")
     for key in FLAGS:
         _flag(config, key)
+    for key in FOLDERS:
+        _text(config, key)
     validate_search(config)
     if "lab" in config:
         _one_of(config, "lab.size", ("full", "tiny"))
@@ -129,7 +131,7 @@ def _combinations(config: DictConfig) -> None:
 
 def _evaluation_modes(config: DictConfig) -> None:
     modes = _get(config, "evaluation.modes")
-    if not modes or any(mode not in EVALUATION_MODES for mode in modes):
+    if not OmegaConf.is_list(modes) or not modes or any(mode not in EVALUATION_MODES for mode in modes):
         raise ConfigError(f"evaluation.modes={modes}: expected a list of {list(EVALUATION_MODES)}, not empty")
 
 
@@ -216,6 +218,12 @@ def _flag(config: DictConfig, key: str) -> None:
     value = _get(config, key)
     if not isinstance(value, bool):
         raise ConfigError(f"{key}={value!r}: expected true or false")
+
+
+def _text(config: DictConfig, key: str) -> None:
+    value = _get(config, key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}={value!r}: expected a folder's name (put digits in quotes)")
 
 
 def _get(config: DictConfig, key: str):

@@ -1,4 +1,4 @@
-"""Numbers of verl's own keys that our code divides by or compares, checked before anything does."""
+"""Values of verl's own keys that our code divides by, compares or opens, checked before anything does."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ HOST_NUMBERS = {  # key: (smallest, largest, whole number?)
     "trainer.test_freq": (-1, math.inf, True),
     "trainer.total_epochs": (1, math.inf, True),
 }
+FOLDERS = ("run_dir", "trainer.default_local_dir")
 OR_NULL = {  # the same, or null
     f"{ACTOR}.ulysses_sequence_parallel_size": (1, math.inf, True),
     "actor_rollout_ref.model.lora_rank": (0, math.inf, True),

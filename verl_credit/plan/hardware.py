@@ -137,7 +137,7 @@ def index_bytes(block: Mapping | None) -> float:
     if not index:
         return 0.0
     kind = index.get("kind", "flat")
-    if kind not in BYTES_PER_NUMBER:
+    if str(kind) not in BYTES_PER_NUMBER:
         raise PlanError(f"hardware.index.kind={kind!r}: accepted are {', '.join(BYTES_PER_NUMBER)}")
     return (
         _positive("index.rows", index.get("rows"))

@@ -114,7 +114,7 @@ def _notes(job: Job, hw: Hardware) -> list[str]:
 
 def _model(config: Mapping) -> str:
     model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
-    if not model:
+    if not model or not isinstance(model, str):
         raise PlanError(f"actor_rollout_ref.model.path={model}: give a model folder or name, or plan.model")
     return model
 
