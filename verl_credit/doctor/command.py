@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from omegaconf import DictConfig
 
 from verl_credit.doctor.device import check_cuda, check_flash, check_flex, check_ptxas
+from verl_credit.doctor.disk import check_disk
 from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.gather import gather
-from verl_credit.doctor.machine import check_disk, check_memory, check_ports, check_shm
+from verl_credit.doctor.machine import check_memory, check_ports, check_shm
 from verl_credit.doctor.orphans import check_processes
 from verl_credit.doctor.ray_checks import check_cluster, check_ray
 from verl_credit.doctor.recipe import check_data_files, check_model_files, check_retriever, parameters_of
