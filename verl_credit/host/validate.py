@@ -15,6 +15,7 @@ from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
+from verl_credit.host.row_room import SCORED_ANSWER, least_update_tokens
 from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.host.search_settings import validate_search
 from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
@@ -24,8 +25,6 @@ from verl_credit.host.validate_pipeline import validate_pipeline
 from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-
-SCORED_ANSWER = 32  # tokens kept free for the pseudo-answer behind the longest context
 
 CHOICES = {
     "algorithm.info_gain_norm_mode": tuple(MODES),
@@ -109,7 +108,9 @@ def _combinations(config: DictConfig) -> None:
             f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
         )
     actor = "actor_rollout_ref.actor"
-    row = _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length") + SCORED_ANSWER
+    row = least_update_tokens(
+        _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length")
+    )
     if _get(config, f"{actor}.use_dynamic_bsz") and _get(config, f"{actor}.ppo_max_token_len_per_gpu") < row:
         raise ConfigError(
             f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "

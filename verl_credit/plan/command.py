@@ -44,7 +44,7 @@ def plan_command(
     return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
 
 
-def _load(name: str, overrides: Sequence[str], config_dir: str | None) -> dict:
+def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
     """Compose; our own blocks may be set without being in the recipe."""
     from omegaconf import OmegaConf
 

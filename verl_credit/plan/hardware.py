@@ -71,7 +71,16 @@ TABLE = {
     )
 }  # fmt: skip
 ALIASES = {"spark": "gb10", "laptop": "cpu"}
-BYTES_PER_NUMBER = {"flat": 4.0, "flat_fp16": 2.0, "sq8": 1.0, "sq4": 0.5}
+BYTES_PER_NUMBER = {
+    "flat": 4.0,
+    "exact": 4.0,
+    "flat_fp16": 2.0,
+    "sq8": 1.0,
+    "sq4": 0.5,
+    "ivf": 4.0,
+    "hnsw": 4.0,
+}
+BESIDE_A_VECTOR = {"ivf": 8, "hnsw": 280}  # bytes: its number in a list; the links of a graph with m = 32
 _FACTORS = {
     "memory_gib": ("memory", GIB),
     "host_memory_gib": ("host_memory", GIB),
@@ -136,14 +145,20 @@ def index_bytes(block: Mapping | None) -> float:
     index = _index(block)
     if not index:
         return 0.0
+    kind = index_kind(block)
+    rows, dim = (_positive(f"index.{key}", index.get(key)) for key in ("rows", "dim"))
+    return rows * (dim * BYTES_PER_NUMBER[kind] + BESIDE_A_VECTOR.get(kind, 0))
+
+
+def index_kind(block: Mapping | None) -> str | None:
+    """None when the block gives no index, or its size alone."""
+    index = _index(block or {})
+    if not index or "index_bytes" in (block or {}):
+        return None
     kind = index.get("kind", "flat")
     if str(kind) not in BYTES_PER_NUMBER:
         raise PlanError(f"hardware.index.kind={kind!r}: accepted are {', '.join(BYTES_PER_NUMBER)}")
-    return (
-        _positive("index.rows", index.get("rows"))
-        * _positive("index.dim", index.get("dim"))
-        * BYTES_PER_NUMBER[kind]
-    )
+    return kind
 
 
 def index_place(block: Mapping | None) -> str:

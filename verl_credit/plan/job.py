@@ -28,6 +28,8 @@ class Job:
     max_response: int = 0
     max_turns: int = 1
     # what a forward holds
+    dynamic: bool = True
+    """Micro-batches are counted in tokens (use_dynamic_bsz), not in rows."""
     update_tokens: int = 0
     log_prob_tokens: int = 0
     checkpointing: bool = True
@@ -180,6 +182,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         max_prompt=prompt,
         max_response=response,
         max_turns=searches + 1,
+        dynamic=bool(get(f"{_A}.use_dynamic_bsz", False)),
         checkpointing=bool(get(f"{_M}.enable_gradient_checkpointing", True)),
         attention="sdpa" if attention in ("credit_sdpa", "sdpa") or on_cpu else "flash",
         flash_loss=flash_attn and not on_cpu,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl_credit.plan.compute import Step, disk_bytes, run_steps, step
-from verl_credit.plan.hardware import Hardware, find_hardware, index_bytes, index_place
+from verl_credit.plan.hardware import Hardware, find_hardware, index_bytes, index_kind, index_place
 from verl_credit.plan.job import Assumptions, Job, PlanError, assumptions, read_job
 from verl_credit.plan.memory import Engine, Phase, engine, phases
 from verl_credit.plan.model_shape import ModelShape, shape_of
@@ -96,7 +96,7 @@ def make_plan(
         step=step(shape, job, hw, assumed, runner),
         steps=steps,
         disk=disk_bytes(shape, job, steps),
-        remedies=remedies(shape, job, hw, assumed, index, measure),
+        remedies=remedies(shape, job, hw, assumed, index, measure, index_kind(block)),
         notes=tuple(notes),
     )
 
