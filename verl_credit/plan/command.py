@@ -53,7 +53,7 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
     config = load_config(name, [item for item in overrides if item not in ours], config_dir)
     values = {}
-    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search"):
+    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation"):
         if block in config:
             values[block] = _resolved(config, block)
     values["actor_rollout_ref"] = {

@@ -45,6 +45,8 @@ class Hardware:
     """Host and device share the memory: offloading saves nothing, the index counts."""
     host_memory: float = 0.0
     """Per node; assumed for the rows below. Of a unified device: the device's."""
+    cores: int = 64
+    """Of a node's processors; assumed for the GPU rows."""
     source: str = ""
 
 
@@ -66,7 +68,7 @@ TABLE = {
         _gpu(
             "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30,
             "NVIDIA DGX Spark: 121 GB visible, 273 GB/s; 1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
-            flash_attn=False, unified=True, host_memory=0.0,
+            flash_attn=False, unified=True, host_memory=0.0, cores=20,
         ),
     )
 }  # fmt: skip
@@ -125,7 +127,7 @@ def this_cpu() -> Hardware:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     peak = cores * CPU_FLOPS_PER_CORE
     return Hardware(
-        "cpu", "cpu", float(_memory_here()), CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True,
+        "cpu", "cpu", float(_memory_here()), CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=cores,
         source=f"this machine: {cores} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
         f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
     )  # fmt: skip
@@ -148,6 +150,14 @@ def index_bytes(block: Mapping | None) -> float:
     kind = index_kind(block)
     rows, dim = (_positive(f"index.{key}", index.get(key)) for key in ("rows", "dim"))
     return rows * (dim * BYTES_PER_NUMBER[kind] + BESIDE_A_VECTOR.get(kind, 0))
+
+
+def index_numbers(block: Mapping | None) -> float:
+    """rows x dim; of an index whose size alone is given, as if it were flat."""
+    index = _index(block or {})
+    if index_kind(block) is None:
+        return index_bytes(block) / BYTES_PER_NUMBER["flat"]
+    return _positive("index.rows", index.get("rows")) * _positive("index.dim", index.get("dim"))
 
 
 def index_kind(block: Mapping | None) -> str | None:

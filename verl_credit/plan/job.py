@@ -75,6 +75,13 @@ class Job:
     steps: int | None = None
     passes: int = 1
     save_every: int = -1
+    test_every: int = -1
+    val_first: bool = True
+    val_rows: int = 0
+    """Held-out questions; 0 when not known."""
+    val_modes: int = 1
+    val_samples: int = 1
+    search_timeout_s: float = 20.0
     keep: int | None = None
 
     @property
@@ -117,7 +124,17 @@ class Assumptions:
     longest_over_mean: float = 2.0
     """A batch waits for its longest row."""
     search_seconds: float = 0.5
-    """Per tool call; rows wait at the same time."""
+    """Per tool call, beside what is computed; rows wait at the same time."""
+    search_core_seconds: float = 0
+    """Of the index, per query. Default: by hardware.index (plan/search.py); 0 on a device or elsewhere."""
+    encoder_core_seconds: float = 0
+    """Of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
+    host_cores: float = 0
+    """Of the node that has the index. Default: the hardware row's."""
+    val_rows: int = 0
+    """Held-out questions, where data.val_max_samples does not say."""
+    disk_gb_s: float = 1.0
+    """At which checkpoints are written."""
     step_overhead_seconds: float = 10.0
     """Per training step: weight sync, waking the engine, data, metrics."""
     context_gib: float = 0.8
@@ -134,7 +151,16 @@ class Assumptions:
     """Rows of the training data, for the number of steps when trainer.total_training_steps is not set."""
 
 
-def assumptions(given: Mapping | None, job: Job, *, device: str, mfu: float) -> Assumptions:
+def assumptions(
+    given: Mapping | None,
+    job: Job,
+    *,
+    device: str,
+    mfu: float,
+    cores: float = 1,
+    search: float = 0.0,
+    encoder: float = 0.0,
+) -> Assumptions:
     """``plan.*`` of a recipe over the defaults. Raises `PlanError` for unknown or negative values."""
     given = {key: value for key, value in dict(given or {}).items() if key != "model"}
     known = {field.name for field in fields(Assumptions)}
@@ -151,12 +177,19 @@ def assumptions(given: Mapping | None, job: Job, *, device: str, mfu: float) -> 
         "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
         "mean_turns": max(1.0, job.max_turns / 2),
         "mfu": mfu,
+        "host_cores": cores,
+        "search_core_seconds": search,
+        "encoder_core_seconds": encoder,
         "host_gib": 3.5 if on_cpu else 8 + 3 * job.per_node,
     }
     if on_cpu:
         defaults |= {"context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
     result = replace(Assumptions(), **defaults, **{k: v for k, v in given.items() if k not in defaults})
-    return replace(result, **{k: v for k, v in given.items() if k in defaults})
+    result = replace(result, **{k: v for k, v in given.items() if k in defaults})
+    for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
+        if not getattr(result, key):
+            raise PlanError(f"plan.{key}=0: expected a number above 0")
+    return result
 
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
@@ -219,6 +252,12 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         steps=get.whole("trainer.total_training_steps", None),
         passes=get.count("trainer.total_epochs", 1),
         save_every=get.whole("trainer.save_freq", -1),
+        test_every=get.whole("trainer.test_freq", -1),
+        val_first=bool(get("trainer.val_before_train", True)),
+        val_rows=max(0, get.whole("data.val_max_samples", -1)),
+        val_modes=len(get("evaluation.modes", ["greedy"])),
+        val_samples=get.count(f"{_R}.val_kwargs.n", 1),
+        search_timeout_s=get.number("search.timeout_s", 20.0),
         keep=get.whole("trainer.max_actor_ckpt_to_keep", None),
     )
     if job.engine != "hf" and devices % job.tensor_parallel:
