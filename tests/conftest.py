@@ -2,9 +2,12 @@
 
 import os
 import re
+import shutil
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -18,3 +21,21 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of the hub, without a network. Called with (name, folder): puts the folder's files there."""
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def put(name, folder):
+        home = cache / f"models--{name.replace('/', '--')}"
+        (home / "refs").mkdir(parents=True)
+        (home / "refs" / "main").write_text("c0ffee")
+        return Path(shutil.copytree(folder, home / "snapshots" / "c0ffee"))
+
+    return put

@@ -100,6 +100,52 @@ def test_mistakes_are_named(override, said):
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "actor_rollout_ref.actor.ppo_epochs",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+        "actor_rollout_ref.rollout.temperature",
+        "actor_rollout_ref.rollout.top_p",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "data.max_prompt_length",
+        "data.max_response_length",
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        "trainer.total_training_steps",
+        "trainer.max_actor_ckpt_to_keep",
+    ],
+)
+def test_what_we_divide_by_or_compare_is_a_number_in_its_range(key):
+    """verl's own keys; a traceback of ours would name neither key nor value."""
+    for value in ("0", "-1", "abc", "true", "[]"):
+        with pytest.raises(ConfigError, match=f"^{key}="):
+            check(f"{key}={value}")
+
+
+def test_a_number_that_verl_lets_be_absent_may_be():
+    check("trainer.total_training_steps=null", "trainer.max_actor_ckpt_to_keep=null")
+    with pytest.raises(ConfigError, match="trainer.total_training_steps=0: expected .* or null"):
+        check("trainer.total_training_steps=0")
+    with pytest.raises(ConfigError, match="trainer.save_freq=None: expected a whole number of at least -1"):
+        check("trainer.save_freq=null")
+
+
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("run_dir=7", "run_dir=7: expected a folder's name"),
+        ("trainer.default_local_dir=null", "trainer.default_local_dir=None"),
+        ("evaluation.modes=1", "evaluation.modes=1"),
+        ("hardware=null", "hardware=null"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(override, said):
+    with pytest.raises(ConfigError, match=said):
+        check(override)
+
+
 def test_the_banner_says_whose_advantages_they_are():
     assert "advantage=turn-group-v1d" in CreditSettings.from_config(check()).banner()
     grpo = check("algorithm.adv_estimator=grpo", f"{LOSS}.dynamic_clip=false")

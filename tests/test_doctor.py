@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from verl_credit.cli import main
-from verl_credit.doctor import command, device, gather, machine, orphans, ray_checks, recipe, software
+from verl_credit.doctor import command, device, disk, gather, machine, orphans, ray_checks, recipe, software
 from verl_credit.doctor.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size
 from verl_credit.doctor.result import Status, failed, passed
 from verl_credit.doctor.room import check_room
@@ -384,10 +384,12 @@ def test_disk(cuda, tmp_path):
         config = cuda.copy()
         for key, value in changes.items():
             OmegaConf.update(config, key.replace("__", "."), value)
-        return machine.check_disk(MACHINE, config, parameters, usage)
+        return disk.check_disk(MACHINE, config, parameters, usage)
 
     assert says(check(11 * GIB), FAIL, "12.0 GiB a checkpoint", str(tmp_path))
     assert says(check(35 * GIB), WARN, "36.0 GiB with 2 kept")
+    every = {"trainer__max_actor_ckpt_to_keep": None, "trainer__total_training_steps": 50}
+    assert says(check(131 * GIB, **every), WARN, "132.0 GiB with 10 kept")
     assert says(check(36 * GIB), PASS)
     assert says(check(5 * GIB, actor_rollout_ref__model__lora_rank=32), WARN, "4.0 GiB a checkpoint")
     assert says(check(GIB // 2, trainer__save_freq=-1), PASS, "no checkpoints")
@@ -530,15 +532,31 @@ def test_a_model_that_cannot_be_read(lab, model, harm, text):
     assert says(recipe.check_model_files(MACHINE, config), FAIL, text)
 
 
-def test_a_model_on_the_hub(tmp_path):
-    assert says(
-        recipe._on_the_hub("model", "Qwen/Qwen3-4B", lambda *_: str(tmp_path / "config.json")),
-        PASS,
-        "in the cache",
-    )
-    assert says(
-        recipe._on_the_hub("model", "Qwen/Qwen3-4B", lambda *_: None), WARN, "hf download Qwen/Qwen3-4B"
-    )
+def test_a_model_on_the_hub(lab, model, hub):
+    config = lab.copy()
+    config.actor_rollout_ref.model.path = "Qwen/Qwen3-4B-Instruct-9999"
+    assert says(recipe.check_model_files(MACHINE, config), FAIL, "HF_HUB_OFFLINE", "hf download")
+    folder = hub("Qwen/Qwen3-4B-Instruct-9999", model)
+    assert says(recipe.check_model_files(MACHINE, config), PASS, "in the hub's cache")
+    assert recipe.parameters_of(config) == recipe.count_parameters(model)
+    (folder / "tokenizer.json").unlink()
+    assert says(recipe.check_model_files(MACHINE, config), WARN, "no tokenizer", "hf download")
+
+
+def test_the_size_of_a_model_that_is_not_here_is_known_by_its_name(lab, hub):
+    config = lab.copy()
+    for path, parameters in (("Qwen/Qwen3-4B", 4_022_468_096), ("someone/something", None)):
+        config.actor_rollout_ref.model.path = path
+        assert recipe.parameters_of(config) == parameters
+
+
+def test_a_recipe_by_name_needs_room_for_its_checkpoints(tmp_path, hub):
+    """With the model's size unknown a GiB was enough for any."""
+    Usage = namedtuple("Usage", "free")
+    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
+    config = load_config("multihop_qwen3_4b", given)
+    found = disk.check_disk(MACHINE, config, recipe.parameters_of(config), lambda path: Usage(40 * GIB))
+    assert says(found, FAIL, "45.0 GiB a checkpoint")
 
 
 def test_a_lab_that_is_not_built_is_no_fault(lab, tmp_path):

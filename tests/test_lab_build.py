@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_credit_retriever.index import SearchIndex
 
+from verl_credit.cli import main
 from verl_credit.lab import protocol
 from verl_credit.lab.build import build_lab
 from verl_credit.lab.cache import is_valid, lab_directory, why_invalid
@@ -23,6 +24,13 @@ from verl_credit.lab.world import make_world
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     return build_lab(tmp_path_factory.mktemp("lab") / "tiny", world_seed=5, size="tiny")
+
+
+def test_the_command_says_in_one_line_where_it_cannot_write(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["lab", "--dir", str(tmp_path / "file"), "--size", "tiny"]) == 4
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith(f"verl-credit lab --dir {tmp_path}/file: ") and "is a file" in said[-1]
 
 
 @pytest.fixture

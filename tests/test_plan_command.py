@@ -67,6 +67,13 @@ def test_the_configuration_is_read():
         ("actor_rollout_ref.actor.use_dynamic_bsz", False, "ppo_micro_batch_size_per_gpu is not set"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size", 3, "tensor_model_parallel_size=3"),
         ("actor_rollout_ref.model.path", None, "actor_rollout_ref.model.path"),
+        ("actor_rollout_ref.rollout.temperature", "warm", "rollout.temperature='warm'"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", [], "gpu_memory_utilization="),
+        ("trainer.save_freq", 1.5, "trainer.save_freq=1.5: expected a whole number"),
+        ("hardware.index", 5, "hardware.index=5"),
+        ("hardware.index", {"kind": []}, "hardware.index.kind="),
+        ("actor_rollout_ref.model.path", 7, "actor_rollout_ref.model.path=7"),
+        ("plan", {"host_cores": 0}, "plan.host_cores=0"),
         ("plan.speed", 3, "plan.speed is unknown"),
         ("plan.mfu", "high", "plan.mfu='high'"),
         ("hardware.devices", 4, "hardware.devices=4"),
@@ -115,6 +122,71 @@ def test_a_step_by_hand():
     assert found.seconds["log-prob"] == pytest.approx(found.flops["log-prob"] / (8 * 989e12 * 0.35))
     assert "reference" not in found.flops
     assert 0 < found.flops["branches"] < found.flops["log-prob"] / 10
+
+
+def indexed(prompts=64, **index):
+    config = changed("data.train_batch_size", prompts)
+    config["hardware"]["index"] = {"rows": 21015324, "dim": 768, "kind": "flat", **index}
+    return config
+
+
+@pytest.mark.parametrize("prompts", [16, 64, 512])
+def test_searching_takes_as_long_as_all_queries_take_on_the_cores(prompts):
+    """16 rollouts a prompt, 2.5 searches each: 2,560 queries for 64 prompts, 0.45 core-seconds each, 64 cores."""
+    found = make_plan(indexed(prompts)).step.seconds["search"]
+    assert found == pytest.approx(2.5 * 0.5 + prompts * 16 * 2.5 * 0.45 / 64)
+
+
+def test_searching_depends_on_the_index_and_on_the_cores():
+    def seconds(config):
+        return make_plan(config).step.seconds["search"] - 2.5 * 0.5
+
+    flat = seconds(indexed())
+    assert seconds(indexed(kind="sq8")) == pytest.approx(flat * 1.55 / 0.45)
+    assert seconds(indexed(kind="hnsw")) == pytest.approx(flat * 0.055 / 0.45)
+    assert seconds(indexed(rows=21015324 // 2)) == pytest.approx(flat * 0.25 / 0.45, rel=1e-6)
+    assert seconds({**indexed(), "plan": {"host_cores": 32}}) == pytest.approx(flat * 2)
+    assert seconds({**indexed(), "plan": {"search_core_seconds": 0.85}}) == pytest.approx(flat * 2)
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "device"])
+def test_searching_that_is_not_counted_is_said(place):
+    plan = make_plan(indexed(place=place))
+    assert plan.step.seconds["search"] == 2.5 * 0.5
+    assert any("what a search computes is not counted" in note for note in plan.notes)
+
+
+def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
+    def said(config):
+        return [note for note in make_plan(config).notes if "search.timeout_s" in note]
+
+    assert not said(indexed())
+    (note,) = said(indexed(kind="sq8"))
+    assert "1024 queries of 1.55 core-seconds take 25 s on 64 cores" in note and "search.timeout_s=20" in note
+    slow = indexed(kind="sq8")
+    slow["search"]["timeout_s"] = 60.0
+    assert not said(slow)
+
+
+def test_a_run_is_its_steps_evaluations_and_checkpoints():
+    config = indexed()
+    config["trainer"] |= {"test_freq": 20, "val_before_train": True}
+    unknown = make_plan(config)
+    assert unknown.run.evaluations == 6 and unknown.run.evaluation is None
+    config["data"]["val_max_samples"], config["evaluation"] = 1024, {"modes": ["greedy", "sampled"]}
+    run, step_ = make_plan(config).run, unknown.step
+    once = sum(step_.seconds[name] for name in ("prefill", "decode", "search"))
+    assert run.evaluation == pytest.approx(2 * once)  # as many rows as a step has, in each mode
+    assert (run.saves, run.save) == (10, pytest.approx(48.27, rel=1e-3))
+    assert run.total == pytest.approx(100 * step_.total_seconds + 6 * run.evaluation + 10 * run.save)
+
+
+def test_what_the_run_s_time_leaves_out_is_said(capsys):
+    arguments = [MODEL, "hardware.memory_gib=500"]
+    _, out = run(capsys, *SEARCH_CPU, *arguments)
+    assert "5 evaluations LEFT OUT (data.val_max_samples or plan.val_rows" in out
+    _, out = run(capsys, *SEARCH_CPU, *arguments, "plan.val_rows=100")
+    assert "5 evaluations" in out and "LEFT OUT" not in out and "4 checkpoints" in out
 
 
 def test_runs_and_disk():

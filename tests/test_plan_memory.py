@@ -182,11 +182,11 @@ def test_the_reference_is_counted_only_when_it_is_asked_for():
 # Remedies
 
 
-def cure(job, hw, index=0.0):
+def cure(job, hw, index=0.0, kind=None):
     def measure(changed, size):
         return phases(SHAPE, changed, hw, ASSUMED, index=size)
 
-    return missing(measure(job, index)), remedies(SHAPE, job, hw, ASSUMED, index, measure)
+    return missing(measure(job, index)), remedies(SHAPE, job, hw, ASSUMED, index, measure, kind)
 
 
 def test_remedies_are_ordered_and_each_helps():
@@ -224,11 +224,13 @@ def test_an_index_too_large_for_a_spark_is_quantised():
         update_tokens=8192,
         log_prob_tokens=8192,
     )
-    short, found = cure(job, SPARK, index=64.6e9)
+    short, found = cure(job, SPARK, index=64.6e9, kind="flat")
     assert short > 0
     assert found[-1].missing <= 0
     assert "hardware.index.kind=sq8" in found[-1].overrides
     assert not [r for r in found if "offload" in r.what]
+    for kind in ("sq8", None):  # it is that already; nobody said what it is
+        assert not [r for r in cure(job, SPARK, index=64.6e9, kind=kind)[1] if "index" in r.what]
 
 
 def test_a_share_that_holds_no_row_is_raised():
@@ -258,7 +260,9 @@ def test_wrong_hardware_is_named(name, block, says):
         find_hardware(name, block)
 
 
-@pytest.mark.parametrize("block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}])
+@pytest.mark.parametrize(
+    "block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}, {"index": 5}]
+)
 def test_a_wrong_index_is_named(block):
     with pytest.raises(PlanError, match=r"hardware\.index"):
         index_bytes(block)

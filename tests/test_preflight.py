@@ -3,10 +3,12 @@
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from huggingface_hub import constants, errors
 from omegaconf import OmegaConf
 from scripted_server import dead_port, scripted_server
 
 from verl_credit.cli import main
+from verl_credit.host.hub import HubError, fetch_config
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
 
 GOOD = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}
@@ -58,7 +60,42 @@ def test_model_folder_without_a_model(tmp_path):
         check_model(str(tmp_path))
     with pytest.raises(PreflightError, match="give a model folder or a hub name"):
         check_model(None)
-    check_model("Qwen/Qwen3-4B")  # a hub name is left to the hub
+    check_model("hdfs://here/or/there")  # verl's own
+
+
+def test_a_model_that_is_not_on_the_hub_is_refused_before_the_start(tmp_path, hub):
+    name = "Qwen/Qwen3-4B-Instruct-9999"
+    with pytest.raises(PreflightError, match=f"path={name}: HF_HUB_OFFLINE is set.*hf download {name}"):
+        check_model(name)
+    with pytest.raises(PreflightError, match="path=models/mine/best: .*OWNER/NAME"):
+        check_model("models/mine/best")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    folder = hub(name, tmp_path / "model")
+    with pytest.raises(PreflightError, match="the cache has no weights of it"):
+        check_model(name)
+    (folder / "model.safetensors").write_text("")
+    check_model(name)
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (errors.RepositoryNotFoundError, "no such model on the hub"),
+        (errors.GatedRepoError, "accept its terms at https://huggingface.co/a/b"),
+        (errors.LocalEntryNotFoundError, "the hub does not answer"),
+        (errors.EntryNotFoundError, "without a config.json"),
+        (TimeoutError, "cannot be asked"),
+    ],
+)
+def test_what_the_hub_answers_is_said(hub, monkeypatch, error, said):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def download(name, file, **_):
+        raise error.__new__(error)
+
+    with pytest.raises(HubError, match=said):
+        fetch_config("a/b", download)
 
 
 @pytest.fixture
@@ -180,7 +217,12 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
     seen = []
     monkeypatch.setattr("verl_credit.host.launch.check_with_verl", seen.append)
     monkeypatch.setattr("verl_credit.host.launch.launch", seen.append)
-    arguments = [f"data.train_files={row}", f"data.val_files={row}", "actor_rollout_ref.model.path=hub/name"]
+    (tmp_path / "config.json").write_text("{}")
+    arguments = [
+        f"data.train_files={row}",
+        f"data.val_files={row}",
+        f"actor_rollout_ref.model.path={tmp_path}",
+    ]
     arguments += [f"search.url={server.url}", f"run_dir={tmp_path}/run"]
     assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
+from verl_credit.cli import main
+from verl_credit.exit_codes import ExitCode
 from verl_credit.report import write_report
 from verl_credit.report.choose import RECENT_STEPS, choose
 from verl_credit.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit
@@ -265,6 +267,15 @@ def test_missing_or_empty_metrics_name_the_file(tmp_path):
     with pytest.raises(ValueError, match=r"metrics\.jsonl.*step=None"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("damage", [None, "", "{\n", '{"step": "x"}\n'])
+def test_the_command_says_in_one_line_what_it_cannot_read(tmp_path, capsys, damage):
+    if damage is not None:
+        (tmp_path / "metrics.jsonl").write_text(damage)
+    assert main(["report", str(tmp_path)]) == ExitCode.PREFLIGHT
+    said = capsys.readouterr().out
+    assert said.startswith(f"verl-credit report {tmp_path}: ") and said.count("\n") == 1
 
 
 def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):

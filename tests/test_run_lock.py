@@ -115,6 +115,37 @@ def test_train_refuses_a_folder_in_use_in_one_line(tmp_path, capsys, holder, not
     assert len(lines) == 1 and f"process {holder.pid}" in lines[0]
 
 
+def test_train_refuses_checkpoints_that_another_run_writes(tmp_path, capsys, holder, nothing_heavy):
+    """Another run_dir, the same trainer.default_local_dir."""
+    code, lines = run(capsys, tmp_path / "mine", f"trainer.default_local_dir={tmp_path}")
+    assert code == 4 and len(lines) == 1
+    assert f"trainer.default_local_dir={tmp_path}: process {holder.pid}" in lines[0]
+    assert "another trainer.default_local_dir" in lines[0]
+
+
+def test_a_run_holds_the_default_folder_of_its_checkpoints_too(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    def started(config, *_):
+        folder = train_module.Path(config.trainer.default_local_dir)
+        with pytest.raises(PreflightError, match="is running there"), run_lock(folder):
+            pass
+        seen.append(folder.name)
+        raise PreflightError("far enough")
+
+    monkeypatch.setattr(train_module, "_prepare_lab", started)
+    assert run(capsys, tmp_path)[0] == 4 and seen == ["checkpoints"]
+    with run_lock(tmp_path / "checkpoints"):
+        pass
+
+
+def test_checkpoints_in_the_run_s_own_folder_are_no_second_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_module, "_prepare_lab", lambda *_: None)
+    monkeypatch.setattr(train_module, "_preflight", lambda *_: None)
+    monkeypatch.setattr(train_module, "_launch", lambda *_: ExitCode.DONE)
+    assert run(capsys, tmp_path, f"trainer.default_local_dir={tmp_path}")[0] == 0
+
+
 @pytest.mark.skipif(bool(os.environ.get("RAY_ADDRESS")), reason="a cluster may bring the devices")
 def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, nothing_heavy):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

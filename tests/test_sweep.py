@@ -5,10 +5,13 @@ import signal
 import sys
 import threading
 import time
+from collections import namedtuple
 
 import pytest
 
 from verl_credit import sweep as module
+from verl_credit.doctor import disk
+from verl_credit.doctor.facts import GIB
 from verl_credit.host.compose import ConfigError
 from verl_credit.sweep import expand, sweep
 
@@ -143,3 +146,28 @@ def test_runs_that_would_share_their_checkpoints_are_refused(started, capsys, tm
     assert commands == []
     assert "seed=1 and seed=2 would share their checkpoints" in capsys.readouterr().out
     assert sweep("lab", [*own, "trainer.default_local_dir=${run_dir}/elsewhere"]) == 0 and len(commands) == 2
+
+
+def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, tmp_path, monkeypatch, hub):
+    """12 runs keep two checkpoints of 4 B parameters each: 24 x 45 GiB, and one being written."""
+    commands, _ = started
+    Usage = namedtuple("Usage", "free")
+    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
+    given += [MODES, "actor_rollout_ref.actor.policy_loss.dynamic_clip=auto", "seed=1,2,3"]
+    configs = []
+    monkeypatch.setattr(module, "sweep_warnings", lambda all: configs.extend(all) or ["warning: disk"])
+    assert sweep("multihop_qwen3_4b", given) == 0 and len(commands) == 12
+    out = capsys.readouterr().out
+    assert out.index("warning: disk") < out.index("run 1 of 12")
+
+    def said(free):
+        return disk.sweep_warnings(configs, lambda path: Usage(free * GIB))
+
+    (line,) = said(1120)
+    assert "1123.9 GiB more" in line and "max_actor_ckpt_to_keep=1" in line
+    assert not said(1130)
+    held = tmp_path / "info_gain_norm_mode=joint,seed=1" / "checkpoints"
+    held.mkdir(parents=True)
+    with (held / "optim.pt").open("wb") as file:
+        file.truncate(90 * GIB)  # sparse: nothing is written
+    assert not said(1040)  # what a run wrote before needs no room again

@@ -113,14 +113,21 @@ def _train(arguments) -> int:
 
 
 def _lab(arguments) -> int:
+    from verl_credit.exit_codes import ExitCode
     from verl_credit.host.progress import Throttled, say_at_once
     from verl_credit.lab.build import build_lab
+    from verl_credit.lab.warm_start import LabGateError
 
-    paths = build_lab(
-        arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=Throttled(say_at_once)
-    )
+    progress = Throttled(say_at_once)
+    try:
+        paths = build_lab(
+            arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=progress
+        )
+    except (LabGateError, OSError) as error:
+        print(f"verl-credit lab --dir {arguments.dir}: {error}")
+        return ExitCode.PREFLIGHT
     print(f"lab ready: {paths.root}")
-    return 0
+    return ExitCode.DONE
 
 
 def _prepare(arguments) -> int:
@@ -130,10 +137,15 @@ def _prepare(arguments) -> int:
 
 
 def _report(arguments) -> int:
+    from verl_credit.exit_codes import ExitCode
     from verl_credit.report import write_report
 
-    print(write_report(arguments.run_dir))
-    return 0
+    try:
+        print(write_report(arguments.run_dir))
+    except (OSError, ValueError) as error:
+        print(f"verl-credit report {arguments.run_dir}: {error}")
+        return ExitCode.PREFLIGHT
+    return ExitCode.DONE
 
 
 def _explain(arguments) -> int:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 
+from verl_credit.doctor.disk import sweep_warnings
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.validate import validate
@@ -56,10 +58,16 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
     try:
         runs = expand(overrides)
         run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
-        _refuse_shared(runs, run_dirs, name, config_dir)
+        configs = [
+            load_config(name, _in_folder(chosen, run_dir), config_dir)
+            for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
+        ]
+        _refuse_shared(runs, configs)
     except ConfigError as error:
         print(f"verl-credit train: {error}", flush=True)
         return ExitCode.PREFLIGHT
+    for line in sweep_warnings(configs):
+        print(line, flush=True)
     codes = []
     for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
         print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
@@ -103,11 +111,10 @@ def _in_folder(overrides: Sequence[str], run_dir: Path) -> list[str]:
     return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir='{run_dir}'"]
 
 
-def _refuse_shared(runs, run_dirs: list[Path], name: str, config_dir: str | None) -> None:
+def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
     """A run that found the checkpoint of another would go on from it. Errors: ConfigError names both runs."""
     taken: dict[Path, str] = {}
-    for (label, chosen), run_dir in zip(runs, run_dirs, strict=True):
-        config = load_config(name, _in_folder(chosen, run_dir), config_dir)
+    for (label, _), config in zip(runs, configs, strict=True):
         folder = Path(config.trainer.default_local_dir).expanduser().resolve()
         if folder in taken:
             raise ConfigError(

@@ -54,6 +54,7 @@ def _train(config: DictConfig) -> int:
     _environment(cpu=config.trainer.device == "cpu")
     with _terminate_as_interrupt(), ExitStack() as stack:
         stack.enter_context(run_lock(run_dir, say_at_once))
+        _lock_checkpoints(config, stack)
         progress = _progress(run_dir, config)
         if reason := nothing_left(config):
             progress.say(reason)
@@ -69,6 +70,13 @@ def _train(config: DictConfig) -> int:
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
         return _launch(config, progress)
+
+
+def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
+    """Two runs that wrote one folder of checkpoints would go on from each other's."""
+    folder = Path(config.trainer.default_local_dir).resolve()
+    if folder != Path(config.run_dir):  # that one is held already
+        stack.enter_context(run_lock(folder, say_at_once, "trainer.default_local_dir"))
 
 
 def _progress(run_dir: Path, config: DictConfig) -> Progress:

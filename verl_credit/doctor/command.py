@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from omegaconf import DictConfig
 
 from verl_credit.doctor.device import check_cuda, check_flash, check_flex, check_ptxas
+from verl_credit.doctor.disk import check_disk
 from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.gather import gather
-from verl_credit.doctor.machine import check_disk, check_memory, check_ports, check_shm
+from verl_credit.doctor.machine import check_memory, check_ports, check_shm
 from verl_credit.doctor.orphans import check_processes
-from verl_credit.doctor.ray_checks import check_ray
+from verl_credit.doctor.ray_checks import check_cluster, check_ray
 from verl_credit.doctor.recipe import check_data_files, check_model_files, check_retriever, parameters_of
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.doctor.room import check_room
@@ -58,7 +59,7 @@ CHECKS: tuple[Check, ...] = (
     check_flex,
 )
 # Those that `verl-credit train` makes before anything heavy; their failures are refusals.
-BEFORE_TRAINING: tuple[Check, ...] = (check_vllm, check_memory, _disk, check_ports)
+BEFORE_TRAINING: tuple[Check, ...] = (check_vllm, check_memory, _disk, check_ports, check_cluster)
 BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (check_torch, check_cuda, *BEFORE_TRAINING, check_room)
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}

@@ -1,11 +1,9 @@
-"""Memory, shared memory, disk, ports."""
+"""Memory, shared memory, ports."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
@@ -93,46 +91,6 @@ def check_shm(facts: Facts, config: DictConfig | None) -> Result:
         f"{size(wanted)} for Ray's object store; without it Ray uses the disk, which is slow",
         "docker run --shm-size, or ray_kwargs.ray_init.object_store_memory (bytes) smaller",
     )
-
-
-def check_disk(
-    facts: Facts, config: DictConfig | None, parameters: int | None = None, usage=shutil.disk_usage
-) -> Result:
-    """Space for the checkpoints that are kept and the one that is being written."""
-    name = "disk"
-    if config is None:
-        return skipped(name, "no recipe was given")
-    folder = Path(str(config.trainer.default_local_dir)).expanduser().absolute()
-    there = next(p for p in (folder, *folder.parents) if p.exists())
-    free = usage(there).free
-    found = f"{size(free)} free at {there}"
-    if parameters is None:
-        if free < GIB:
-            return warned(
-                name,
-                found,
-                "1 GiB at least; the model's size is not known",
-                "trainer.default_local_dir=ELSEWHERE",
-            )
-        return passed(name, f"{found}; the model's size is not known")
-    one, kept = checkpoint_bytes(config, parameters), config.trainer.get("max_actor_ckpt_to_keep")
-    all_of_them = one * ((kept or 1) + 1)
-    right = f"{size(one)} a checkpoint, {size(all_of_them)} with {kept or 1} kept and one being written"
-    if config.trainer.save_freq is None or config.trainer.save_freq <= 0:
-        return passed(
-            name, f"{found}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})"
-        )
-    if free < one:
-        return failed(name, found, right, "make space, or trainer.default_local_dir=ELSEWHERE")
-    if free < all_of_them:
-        return warned(name, found, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
-    return passed(name, f"{found}; {right}")
-
-
-def checkpoint_bytes(config: DictConfig, parameters: int) -> int:
-    """fp32 weights and, for full training, the two moments of Adam: 12 bytes a parameter; with LoRA 4."""
-    lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
-    return parameters * (4 if lora > 0 else 12)
 
 
 def check_ports(

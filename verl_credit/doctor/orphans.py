@@ -111,7 +111,7 @@ def _is_init(process: Process) -> bool:
 def cluster_address(environment: Mapping[str, str], file: str = "/tmp/ray/ray_current_cluster") -> str:
     """HOST:PORT of the Ray cluster a run would join, "" without one: RAY_ADDRESS, else what ``ray start`` noted."""
     named = environment.get("RAY_ADDRESS", "")
-    if named:
+    if named and named != "auto":
         return "" if named == "local" else named
     try:
         with open(file, encoding="utf-8") as noted:

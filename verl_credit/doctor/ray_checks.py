@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.gather import in_a_process
 from verl_credit.doctor.orphans import cluster_address
-from verl_credit.doctor.result import Result, failed, passed, skipped
+from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.doctor.software import wants_cuda
 
 PROBES = "verl_credit.host.doctor_probes"
@@ -32,34 +32,11 @@ def check_ray(
     facts: Facts, config: DictConfig | None, ask: Ask = ask_host, reach: Callable[[str], str] | None = None
 ) -> list[Result]:
     """A cluster: reachable, resources, plugin on every node. None: what a local one would have, plugin here."""
-    if "ray" not in facts.packages:
-        return [failed("ray", "ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")]
-    named = given_address(config)
-    address = named or cluster_address(facts.environment)
+    first, address = check_cluster(facts, config, reach), run_address(facts.environment, config)
     if not address:
-        return [_local(facts, config), _plugin_here(ask)]
-    why = (reach or unreachable)(address)
-    if why:
-        where = "RAY_ADDRESS" if facts.environment.get("RAY_ADDRESS") else "/tmp/ray/ray_current_cluster"
-        where = ADDRESS if named else where
-        return [
-            failed(
-                "ray",
-                f"{where} says {address}, and nobody answers there ({why})",
-                "a cluster that runs",
-                "ray start --head on the first machine, ray start --address=HOST:6379 on the others; or "
-                "`ray stop` and unset RAY_ADDRESS for a local one",
-            )
-        ]
-    if config is not None and (refused := _refused_keys(config)):
-        return [
-            failed(
-                "ray",
-                f"a cluster at {address}, and {', '.join(refused)}",
-                "ray.init refuses these beside a cluster",
-                " ".join(f"{key.partition('=')[0]}=null" for key in refused),
-            )
-        ]
+        return [first] if "ray" not in facts.packages else [first, _plugin_here(ask)]
+    if first.status is Status.FAIL:
+        return [first]
     code, said = ask("cluster", address)
     found = _answer(code, said)
     if isinstance(found, str):
@@ -69,10 +46,46 @@ def check_ray(
     return [_resources(address, nodes, config), _plugin_everywhere(nodes)]
 
 
+def check_cluster(
+    facts: Facts, config: DictConfig | None, reach: Callable[[str], str] | None = None
+) -> Result:
+    """What can be told without starting a process: an address that answers and the keys beside it, or local resources."""
+    name = "ray"
+    if "ray" not in facts.packages:
+        return failed(name, "ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")
+    address = run_address(facts.environment, config)
+    if not address:
+        return _local(facts, config)
+    if why := (reach or unreachable)(address):
+        where = "RAY_ADDRESS" if facts.environment.get("RAY_ADDRESS") else "/tmp/ray/ray_current_cluster"
+        return failed(
+            name,
+            f"{ADDRESS if given_address(config) == address else where} says {address}, and nobody answers there ({why})",
+            "a cluster that runs",
+            "ray start --head on the first machine, ray start --address=HOST:6379 on the others; or "
+            "`ray stop` and unset RAY_ADDRESS for a local one",
+        )
+    if config is not None and (refused := _refused_keys(config)):
+        return failed(
+            name,
+            f"a cluster at {address}, and {', '.join(refused)}",
+            "ray.init refuses these beside a cluster",
+            " ".join(f"{key.partition('=')[0]}=null" for key in refused),
+        )
+    return passed(name, f"a cluster answers at {address}")
+
+
+def run_address(environment: Mapping[str, str], config: DictConfig | None) -> str:
+    """HOST:PORT of the cluster that a run would join; "" when it would start one of its own."""
+    given = given_address(config)
+    if given in ("", "auto"):
+        return cluster_address(environment)
+    return "" if given == "local" else given
+
+
 def given_address(config: DictConfig | None) -> str:
-    """HOST:PORT that the recipe itself names; "" when it leaves that to Ray."""
-    address = str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
-    return address if ":" in address else ""  # auto, local
+    """What the recipe itself says: HOST:PORT, auto, local; "" when it leaves that to Ray."""
+    return str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
 
 
 def unreachable(address: str) -> str:
@@ -99,6 +112,9 @@ def _local(facts: Facts, config: DictConfig | None) -> Result:
     if config is None:
         return passed("ray", found)
     trainer = config.trainer
+    if given_address(config) == "auto" and not any(p.title.endswith("gcs_server") for p in facts.processes):
+        return failed("ray", f"{ADDRESS}=auto, and no cluster runs here", "a cluster that runs",
+                      f"ray start --head, or {ADDRESS}=null for a local one")  # fmt: skip
     if trainer.nnodes > 1:
         return failed("ray", f"no cluster, and trainer.nnodes={trainer.nnodes}", f"a cluster of {trainer.nnodes} nodes",
                       "ray start --head here, ray start --address=HOST:6379 on the others")  # fmt: skip

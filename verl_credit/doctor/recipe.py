@@ -13,8 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.host.hub import cached_config
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
 from verl_credit.host.redact import redact
+from verl_credit.plan.errors import PlanError
+from verl_credit.plan.model_shape import shape_of
 
 MODEL = "actor_rollout_ref.model.path"
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
@@ -47,13 +50,16 @@ def check_model_files(facts: Facts, config: DictConfig | None) -> Result:
         return failed(name, str(error), right, "fetch it again: a download may have been cut short")
 
 
-def _on_the_hub(name: str, path: str, cached: Callable | None = None) -> Result:
-    if cached is None:
-        from huggingface_hub import try_to_load_from_cache as cached
-    found = cached(path, "config.json")
-    if isinstance(found, str):
-        return passed(name, f"{path} on the hub, its config.json in the cache ({Path(found).parent})")
-    return warned(name, f"{path} on the hub, not in the cache: the run fetches it when it starts",
+def _on_the_hub(name: str, path: str) -> Result:
+    """Called when the hub has it."""
+    found = cached_config(path)
+    try:
+        if found:
+            return passed(name, f"{path} in the hub's cache: {read_model(Path(found).parent)}")
+        why = "not in the cache"
+    except Unreadable as error:
+        why = str(error)
+    return warned(name, f"{path} on the hub: the run fetches it when it starts ({why})",
                   "fetched before", f"hf download {path}")  # fmt: skip
 
 
@@ -124,14 +130,27 @@ def read_json(path: Path) -> dict:
 
 
 def parameters_of(config: DictConfig | None) -> int | None:
-    """Of the recipe's model, None when it cannot be told without the network."""
+    """Of the recipe's model: counted in its files, else by its name or its config.json in the hub's cache; None: unknown."""
     path = None if config is None else _value(config, MODEL)
-    if not path or not Path(path).expanduser().is_dir():
+    if not path or not isinstance(path, str):
         return None
-    try:
-        return count_parameters(Path(path).expanduser())
-    except Unreadable:
-        return None
+    for folder in (Path(path).expanduser(), _cached_folder(path)):
+        try:
+            if folder is not None and folder.is_dir():
+                return count_parameters(folder)
+        except Unreadable:
+            continue
+    for model in (path, _cached_folder(path)):
+        try:
+            return shape_of(model).parameters if model else None
+        except PlanError:
+            continue
+    return None
+
+
+def _cached_folder(path: str) -> Path | None:
+    found = cached_config(path)
+    return Path(found).parent if found else None
 
 
 def check_data_files(facts: Facts, config: DictConfig | None) -> list[Result]:

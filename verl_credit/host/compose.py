@@ -39,6 +39,10 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(name, overrides, config_dir, error)) from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # Hydra's for a group that is given a number or null
+        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
 
 
 def _decide_auto(config: DictConfig) -> DictConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -11,9 +12,10 @@ from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from verl_credit.doctor.ray_checks import run_address, unreachable
 from verl_credit.host.checks import IntegrityError
 from verl_credit.host.compose import ConfigError
-from verl_credit.host.preflight import check_names
+from verl_credit.host.preflight import PreflightError, check_names
 from verl_credit.host.register import register_all, registered_names, require_registered
 from verl_credit.host.task_runner import CreditTaskRunner
 
@@ -44,14 +46,53 @@ def _tell_all_nodes(config: DictConfig) -> None:
 
 
 def launch(config: DictConfig) -> None:
-    """Returns when the run is done. Raises IntegrityError or RunFailed; Ray is shut down in any case."""
+    """Returns when the run is done. Raises IntegrityError, RunFailed, or PreflightError where Ray did not start; Ray is
+    shut down in any case."""
     _tell_all_nodes(config)
     try:
         run_ppo(config, task_runner_class=CreditTaskRunner)
-    except RayError as error:
+    except RayError as error:  # before ValueError: what a worker raised is both
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
             raise cause from error
         raise RunFailed(f"{cause or error}\nworker logs: /tmp/ray/session_latest/logs") from error
+    except SystemExit as error:
+        raise _ended(error, config) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        if ray.is_initialized():
+            raise
+        raise PreflightError(f"Ray does not start: {_one_line(error)}; {_asked(config)}") from error
     finally:
         ray.shutdown()
+
+
+def _ended(error: SystemExit, config: DictConfig) -> BaseException:
+    """ray.init puts a handler of its own on SIGTERM, which exits with 15; Ray sends us one when it gives up a cluster."""
+    if not ray.is_initialized() and (why := _nobody_there(config)):
+        return PreflightError(f"Ray does not start: {why}; {_asked(config)}")
+    if error.code == signal.SIGTERM:
+        return KeyboardInterrupt()
+    return RunFailed(
+        f"Ray ended this process with exit code {error.code}\nworker logs: /tmp/ray/session_latest/logs"
+    )
+
+
+def _nobody_there(config: DictConfig) -> str:
+    address = run_address(os.environ, config)
+    why = unreachable(address) if address else ""
+    return why and f"nobody answers at {address} ({why})"
+
+
+def _asked(config: DictConfig) -> str:
+    init = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
+    told = [
+        f"ray_kwargs.ray_init.{key}={init[key]}"
+        for key in init
+        if key != "runtime_env" and init[key] is not None
+    ]
+    told += [f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
+    return f"asked for with {', '.join(told) or 'its defaults'}; `verl-credit doctor` looks closer"
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
+from verl_credit.host.hub import HubError, refuse_absent
 from verl_credit.host.redact import redact
 from verl_credit.host.reward import answer_form, gold_answers
 from verl_credit.host.search_client import SearchFault
@@ -43,8 +44,8 @@ def check_names(config: DictConfig) -> None:
 
 
 def check_model(path: str | None) -> None:
-    """A local path must hold a model; anything else is left to the hub."""
-    if not path:
+    """A local path must hold a model; a name must be one that the hub has, or its cache."""
+    if not path or not isinstance(path, str):
         raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or folder.exists()
@@ -52,6 +53,12 @@ def check_model(path: str | None) -> None:
         raise PreflightError(
             f"actor_rollout_ref.model.path={path}: no config.json there; expected a model folder"
         )
+    if looks_local or "://" in path:  # verl fetches hdfs:// itself
+        return
+    try:
+        refuse_absent(path)
+    except HubError as error:
+        raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 
 
 def check_data(files, key: str, *, at_least: int = 1) -> int:

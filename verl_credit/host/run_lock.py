@@ -1,4 +1,4 @@
-"""One run per folder: a lock that the launching process holds, and that the kernel frees however it ends."""
+"""One run per folder, and per folder of checkpoints: a lock that the kernel frees however the process ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def run_lock(run_dir: Path, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Hold ``run_dir`` for this process; the folder is made when it is not there.
+def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_dir") -> Iterator[None]:
+    """Hold ``run_dir``, the value of ``key``, for this process; the folder is made when it is not there.
 
     The file stays when the run ends: it is the lock on it that counts, so a killed run blocks nobody.
     Errors: PreflightError when another process holds it (with its pid), or when the folder cannot be written.
@@ -31,13 +31,13 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = print) -> Iterator[None
         file = (run_dir / LOCK).open("a+")
     except OSError as error:
         raise PreflightError(
-            f"run_dir={run_dir}: {error.strerror or error}; expected a folder that can be written"
+            f"{key}={run_dir}: {error.strerror or error}; expected a folder that can be written"
         ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PreflightError(_held(run_dir)) from None
+            raise PreflightError(_held(run_dir, key)) from None
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
@@ -49,10 +49,10 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = print) -> Iterator[None
         yield
 
 
-def _held(run_dir: Path) -> str:
+def _held(run_dir: Path, key: str) -> str:
     try:
         holder = json.loads((run_dir / LOCK).read_text())
         who = f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
-    return f"run_dir={run_dir}: {who} is running there; wait for it, or give this run another run_dir"
+    return f"{key}={run_dir}: {who} is running there; wait for it, or give this run another {key}"

@@ -15,16 +15,16 @@ from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
+from verl_credit.host.row_room import SCORED_ANSWER, least_update_tokens
 from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.host.search_settings import validate_search
+from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.host.validate_pipeline import validate_pipeline
 from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-
-SCORED_ANSWER = 32  # tokens kept free for the pseudo-answer behind the longest context
 
 CHOICES = {
     "algorithm.info_gain_norm_mode": tuple(MODES),
@@ -56,10 +56,15 @@ def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     for key, accepted in (CHOICES | PIPELINE_CHOICES).items():
         _one_of(config, key, accepted)
-    for key, (low, high, whole) in (NUMBERS | SEARCH_NUMBERS | PIPELINE_NUMBERS).items():
+    for key, (low, high, whole) in (NUMBERS | HOST_NUMBERS | SEARCH_NUMBERS | PIPELINE_NUMBERS).items():
         _number(config, key, low, high, whole)
+    for key, (low, high, whole) in OR_NULL.items():
+        if _get(config, key) is not None:
+            _number(config, key, low, high, whole, " or null")
     for key in FLAGS:
         _flag(config, key)
+    for key in FOLDERS:
+        _text(config, key)
     validate_search(config)
     if "lab" in config:
         _one_of(config, "lab.size", ("full", "tiny"))
@@ -103,7 +108,9 @@ def _combinations(config: DictConfig) -> None:
             f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
         )
     actor = "actor_rollout_ref.actor"
-    row = _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length") + SCORED_ANSWER
+    row = least_update_tokens(
+        _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length")
+    )
     if _get(config, f"{actor}.use_dynamic_bsz") and _get(config, f"{actor}.ppo_max_token_len_per_gpu") < row:
         raise ConfigError(
             f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "
@@ -125,7 +132,7 @@ def _combinations(config: DictConfig) -> None:
 
 def _evaluation_modes(config: DictConfig) -> None:
     modes = _get(config, "evaluation.modes")
-    if not modes or any(mode not in EVALUATION_MODES for mode in modes):
+    if not OmegaConf.is_list(modes) or not modes or any(mode not in EVALUATION_MODES for mode in modes):
         raise ConfigError(f"evaluation.modes={modes}: expected a list of {list(EVALUATION_MODES)}, not empty")
 
 
@@ -195,7 +202,7 @@ def _one_of(config: DictConfig, key: str, accepted) -> None:
         raise ConfigError(f"{key}={value!r}{hint}: accepted are {', '.join(accepted)}")
 
 
-def _number(config: DictConfig, key: str, low, high, whole: bool) -> None:
+def _number(config: DictConfig, key: str, low, high, whole: bool, others: str = "") -> None:
     value = _get(config, key)
     kind = int if whole else (int, float)
     if (
@@ -205,13 +212,19 @@ def _number(config: DictConfig, key: str, low, high, whole: bool) -> None:
     ):
         name = "a whole number" if whole else "a number"
         range_ = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
-        raise ConfigError(f"{key}={value!r}: expected {name} {range_}")
+        raise ConfigError(f"{key}={value!r}: expected {name} {range_}{others}")
 
 
 def _flag(config: DictConfig, key: str) -> None:
     value = _get(config, key)
     if not isinstance(value, bool):
         raise ConfigError(f"{key}={value!r}: expected true or false")
+
+
+def _text(config: DictConfig, key: str) -> None:
+    value = _get(config, key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}={value!r}: expected a folder's name (put digits in quotes)")
 
 
 def _get(config: DictConfig, key: str):

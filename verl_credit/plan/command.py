@@ -44,7 +44,7 @@ def plan_command(
     return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
 
 
-def _load(name: str, overrides: Sequence[str], config_dir: str | None) -> dict:
+def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
     """Compose; our own blocks may be set without being in the recipe."""
     from omegaconf import OmegaConf
 
@@ -53,7 +53,7 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None) -> dict:
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
     config = load_config(name, [item for item in overrides if item not in ours], config_dir)
     values = {}
-    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search"):
+    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation"):
         if block in config:
             values[block] = _resolved(config, block)
     values["actor_rollout_ref"] = {

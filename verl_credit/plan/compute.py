@@ -59,12 +59,11 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
         flops["reference"] = job.rows * forward
     flops["update"] = job.rows * job.epochs * update_flops(shape, job, row)
 
-    peak = hw.peak_fp32 if job.compute_bytes == 4 else hw.peak_bf16
-    devices = 1 if hw.device == "cpu" else job.devices  # the ranks of a CPU share its cores
-    speed = peak * assumed.mfu * devices
-    seconds = {name: value / speed for name, value in flops.items() if name != "decode"}
-    seconds["decode"] = decode_seconds(shape, job, hw, assumed, runner)
-    seconds["search"] = (assumed.mean_turns - 1) * assumed.search_seconds if job.max_turns > 1 else 0.0
+    rolled_out = rollout_seconds(shape, job, hw, assumed, runner)
+    seconds = {
+        name: value / _speed(job, hw, assumed) for name, value in flops.items() if name not in rolled_out
+    }
+    seconds = {"prefill": rolled_out.pop("prefill"), **seconds, **rolled_out}
     seconds["overhead"] = assumed.step_overhead_seconds
     tokens = {
         "rows": float(job.rows),
@@ -76,6 +75,44 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
     return Step(tokens, flops, {name: value for name, value in seconds.items() if value})
 
 
+def rollout_seconds(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
+) -> dict[str, float]:
+    """prefill, decode, search of ``job.rows`` rows.
+
+    Searching: queries x core-seconds of index and encoder / the cores of the node that has the index, and what each turn
+    waits beside that.
+    """
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
+    prefill = job.rows * forward_flops(shape, row - generated, head=False)
+    found = {
+        "prefill": prefill / _speed(job, hw, assumed),
+        "decode": decode_seconds(shape, job, hw, assumed, runner),
+    }
+    if job.max_turns > 1:
+        turns = assumed.mean_turns - 1
+        computing = assumed.search_core_seconds + (
+            assumed.encoder_core_seconds if assumed.search_core_seconds else 0
+        )
+        found["search"] = turns * (assumed.search_seconds + job.rows * computing / assumed.host_cores)
+    return found
+
+
+def _speed(job: Job, hw: Hardware, assumed: Assumptions) -> float:
+    """FLOP per second of all devices in training."""
+    peak = hw.peak_fp32 if job.compute_bytes == 4 else hw.peak_bf16
+    devices = 1 if hw.device == "cpu" else job.devices  # the ranks of a CPU share its cores
+    return peak * assumed.mfu * devices
+
+
+def at_once(job: Job, assumed: Assumptions, runner: Engine) -> float:
+    """Rows that one engine generates at a time: as many as its cache holds, ``max_num_seqs`` at most."""
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
+    return max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
+
+
 def decode_seconds(
     shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
 ) -> float:  # fmt: skip
@@ -84,13 +121,12 @@ def decode_seconds(
     As many rows at a time as the cache holds, ``max_num_seqs`` at most; a wave lasts as long as its longest row.
     """
     row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
-    replicas = max(1, job.devices // job.tensor_parallel)
-    rows = max(1.0, job.rows / replicas)
-    at_once = max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
-    waves = rows / at_once
-    reading = runner.weights + at_once * row / 2 * runner.kv_per_token
+    rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
+    together = at_once(job, assumed, runner)
+    waves = rows / together
+    reading = runner.weights + together * row / 2 * runner.kv_per_token
     peak = hw.peak_fp32 if job.engine_bytes == 4 else hw.peak_bf16
-    computing = at_once * 2.0 * shape.matmul_per_token / (job.tensor_parallel * peak * assumed.mfu)
+    computing = together * 2.0 * shape.matmul_per_token / (job.tensor_parallel * peak * assumed.mfu)
     one = max(reading / (hw.bandwidth * assumed.decode_efficiency), computing)
     steps = assumed.mean_generated_tokens * max(1.0, waves - 1 + assumed.longest_over_mean)
     return steps * (one + assumed.decode_overhead_ms / 1000)

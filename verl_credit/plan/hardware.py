@@ -45,6 +45,8 @@ class Hardware:
     """Host and device share the memory: offloading saves nothing, the index counts."""
     host_memory: float = 0.0
     """Per node; assumed for the rows below. Of a unified device: the device's."""
+    cores: int = 64
+    """Of a node's processors; assumed for the GPU rows."""
     source: str = ""
 
 
@@ -66,12 +68,21 @@ TABLE = {
         _gpu(
             "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30,
             "NVIDIA DGX Spark: 121 GB visible, 273 GB/s; 1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
-            flash_attn=False, unified=True, host_memory=0.0,
+            flash_attn=False, unified=True, host_memory=0.0, cores=20,
         ),
     )
 }  # fmt: skip
 ALIASES = {"spark": "gb10", "laptop": "cpu"}
-BYTES_PER_NUMBER = {"flat": 4.0, "flat_fp16": 2.0, "sq8": 1.0, "sq4": 0.5}
+BYTES_PER_NUMBER = {
+    "flat": 4.0,
+    "exact": 4.0,
+    "flat_fp16": 2.0,
+    "sq8": 1.0,
+    "sq4": 0.5,
+    "ivf": 4.0,
+    "hnsw": 4.0,
+}
+BESIDE_A_VECTOR = {"ivf": 8, "hnsw": 280}  # bytes: its number in a list; the links of a graph with m = 32
 _FACTORS = {
     "memory_gib": ("memory", GIB),
     "host_memory_gib": ("host_memory", GIB),
@@ -116,7 +127,7 @@ def this_cpu() -> Hardware:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     peak = cores * CPU_FLOPS_PER_CORE
     return Hardware(
-        "cpu", "cpu", float(_memory_here()), CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True,
+        "cpu", "cpu", float(_memory_here()), CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=cores,
         source=f"this machine: {cores} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
         f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
     )  # fmt: skip
@@ -133,24 +144,45 @@ def index_bytes(block: Mapping | None) -> float:
     block = block or {}
     if "index_bytes" in block:
         return _positive("index_bytes", block["index_bytes"])
-    index = block.get("index")
+    index = _index(block)
     if not index:
         return 0.0
+    kind = index_kind(block)
+    rows, dim = (_positive(f"index.{key}", index.get(key)) for key in ("rows", "dim"))
+    return rows * (dim * BYTES_PER_NUMBER[kind] + BESIDE_A_VECTOR.get(kind, 0))
+
+
+def index_numbers(block: Mapping | None) -> float:
+    """rows x dim; of an index whose size alone is given, as if it were flat."""
+    index = _index(block or {})
+    if index_kind(block) is None:
+        return index_bytes(block) / BYTES_PER_NUMBER["flat"]
+    return _positive("index.rows", index.get("rows")) * _positive("index.dim", index.get("dim"))
+
+
+def index_kind(block: Mapping | None) -> str | None:
+    """None when the block gives no index, or its size alone."""
+    index = _index(block or {})
+    if not index or "index_bytes" in (block or {}):
+        return None
     kind = index.get("kind", "flat")
-    if kind not in BYTES_PER_NUMBER:
+    if str(kind) not in BYTES_PER_NUMBER:
         raise PlanError(f"hardware.index.kind={kind!r}: accepted are {', '.join(BYTES_PER_NUMBER)}")
-    return (
-        _positive("index.rows", index.get("rows"))
-        * _positive("index.dim", index.get("dim"))
-        * BYTES_PER_NUMBER[kind]
-    )
+    return kind
 
 
 def index_place(block: Mapping | None) -> str:
-    place = ((block or {}).get("index") or {}).get("place", "host")
+    place = _index(block or {}).get("place", "host")
     if place not in ("host", "device", "elsewhere"):
         raise PlanError(f"hardware.index.place={place!r}: accepted are host, device, elsewhere")
     return place
+
+
+def _index(block: Mapping) -> Mapping:
+    index = block.get("index") or {}
+    if not isinstance(index, Mapping):
+        raise PlanError(f"hardware.index={index!r}: expected {{rows: N, dim: N, kind: flat, place: host}}")
+    return index
 
 
 def _positive(key: str, value) -> float:

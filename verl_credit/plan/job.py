@@ -28,6 +28,8 @@ class Job:
     max_response: int = 0
     max_turns: int = 1
     # what a forward holds
+    dynamic: bool = True
+    """Micro-batches are counted in tokens (use_dynamic_bsz), not in rows."""
     update_tokens: int = 0
     log_prob_tokens: int = 0
     checkpointing: bool = True
@@ -73,6 +75,13 @@ class Job:
     steps: int | None = None
     passes: int = 1
     save_every: int = -1
+    test_every: int = -1
+    val_first: bool = True
+    val_rows: int = 0
+    """Held-out questions; 0 when not known."""
+    val_modes: int = 1
+    val_samples: int = 1
+    search_timeout_s: float = 20.0
     keep: int | None = None
 
     @property
@@ -115,7 +124,17 @@ class Assumptions:
     longest_over_mean: float = 2.0
     """A batch waits for its longest row."""
     search_seconds: float = 0.5
-    """Per tool call; rows wait at the same time."""
+    """Per tool call, beside what is computed; rows wait at the same time."""
+    search_core_seconds: float = 0
+    """Of the index, per query. Default: by hardware.index (plan/search.py); 0 on a device or elsewhere."""
+    encoder_core_seconds: float = 0
+    """Of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
+    host_cores: float = 0
+    """Of the node that has the index. Default: the hardware row's."""
+    val_rows: int = 0
+    """Held-out questions, where data.val_max_samples does not say."""
+    disk_gb_s: float = 1.0
+    """At which checkpoints are written."""
     step_overhead_seconds: float = 10.0
     """Per training step: weight sync, waking the engine, data, metrics."""
     context_gib: float = 0.8
@@ -132,7 +151,16 @@ class Assumptions:
     """Rows of the training data, for the number of steps when trainer.total_training_steps is not set."""
 
 
-def assumptions(given: Mapping | None, job: Job, *, device: str, mfu: float) -> Assumptions:
+def assumptions(
+    given: Mapping | None,
+    job: Job,
+    *,
+    device: str,
+    mfu: float,
+    cores: float = 1,
+    search: float = 0.0,
+    encoder: float = 0.0,
+) -> Assumptions:
     """``plan.*`` of a recipe over the defaults. Raises `PlanError` for unknown or negative values."""
     given = {key: value for key, value in dict(given or {}).items() if key != "model"}
     known = {field.name for field in fields(Assumptions)}
@@ -149,12 +177,19 @@ def assumptions(given: Mapping | None, job: Job, *, device: str, mfu: float) -> 
         "mean_generated_tokens": response * (0.35 if job.max_turns > 1 else 1.0),
         "mean_turns": max(1.0, job.max_turns / 2),
         "mfu": mfu,
+        "host_cores": cores,
+        "search_core_seconds": search,
+        "encoder_core_seconds": encoder,
         "host_gib": 3.5 if on_cpu else 8 + 3 * job.per_node,
     }
     if on_cpu:
         defaults |= {"context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
     result = replace(Assumptions(), **defaults, **{k: v for k, v in given.items() if k not in defaults})
-    return replace(result, **{k: v for k, v in given.items() if k in defaults})
+    result = replace(result, **{k: v for k, v in given.items() if k in defaults})
+    for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
+        if not getattr(result, key):
+            raise PlanError(f"plan.{key}=0: expected a number above 0")
+    return result
 
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
@@ -165,12 +200,11 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     parallel = get.count(f"{_A}.ulysses_sequence_parallel_size", 1)
     if devices % parallel:
         raise PlanError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
-    fsdp_size = int(get(f"{_A}.fsdp_config.fsdp_size", -1))
+    fsdp_size = get.whole(f"{_A}.fsdp_config.fsdp_size", -1)
     prompt, response = get.count("data.max_prompt_length", 512), get.count("data.max_response_length", 512)
-    searches = int(get("search.max_searches", 0) or 0) if get(f"{_R}.multi_turn.enable", False) else 0
+    searches = get.whole("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
     attention = str(get(f"{_M}.override_config.attn_implementation", "flash_attention_2"))
     on_cpu = get("trainer.device", "cuda") == "cpu"
-    kept = get("trainer.max_actor_ckpt_to_keep", None)
     job = Job(
         nodes=nodes,
         per_node=per_node,
@@ -181,15 +215,16 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         max_prompt=prompt,
         max_response=response,
         max_turns=searches + 1,
+        dynamic=bool(get(f"{_A}.use_dynamic_bsz", False)),
         checkpointing=bool(get(f"{_M}.enable_gradient_checkpointing", True)),
         attention="sdpa" if attention in ("credit_sdpa", "sdpa") or on_cpu else "flash",
         flash_loss=flash_attn and not on_cpu,
         softmax_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.param_dtype", "bf16") if on_cpu else 4,
         fused_loss=bool(get(f"{_M}.use_fused_kernels", False)),
         entropy=_entropy(get),
-        entropy_chunk=int(get(f"{_A}.entropy_from_logits_chunk_size", 2048)),
+        entropy_chunk=get.whole(f"{_A}.entropy_from_logits_chunk_size", 2048),
         update_entropy=bool(get(f"{_A}.calculate_entropy", False)) or get(f"{_A}.entropy_coeff", 0) != 0,
-        unit_temperature=float(get(f"{_R}.temperature", 1.0)) == 1.0,
+        unit_temperature=get.number(f"{_R}.temperature", 1.0) == 1.0,
         branches=get("algorithm.info_gain_norm_mode", "none") != "none"
         and get("algorithm.info_gain_scorer", "branch") == "branch"
         and searches > 0,
@@ -198,7 +233,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         reduce_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.reduce_dtype", "fp32"),
         reference_bytes=get.bytes("actor_rollout_ref.ref.fsdp_config.model_dtype", "bf16"),
         reference=bool(get(f"{_A}.use_kl_loss", False) or get("algorithm.use_kl_in_reward", False)),
-        lora_rank=int(get(f"{_M}.lora_rank", 0) or get(f"{_M}.lora.rank", 0) or 0),
+        lora_rank=get.whole(f"{_M}.lora_rank", 0) or get.whole(f"{_M}.lora.rank", 0),
         shards=devices if fsdp_size <= 0 or fsdp_size >= devices else fsdp_size,
         sequence_parallel=parallel,
         reshard=bool(get(f"{_A}.fsdp_config.reshard_after_forward", True)),
@@ -210,14 +245,20 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         engine=str(get(f"{_R}.name", "vllm")),
         engine_bytes=get.bytes(f"{_R}.dtype", "bfloat16"),
         tensor_parallel=get.count(f"{_R}.tensor_model_parallel_size", 1),
-        utilization=float(get(f"{_R}.gpu_memory_utilization", 0.5)),
+        utilization=get.number(f"{_R}.gpu_memory_utilization", 0.5),
         sleeps=bool(get(f"{_R}.free_cache_engine", True)),
         max_seqs=get.count(f"{_R}.max_num_seqs", 256),
-        bucket_bytes=int(get(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20,
-        steps=get("trainer.total_training_steps", None),
+        bucket_bytes=get.whole(f"{_R}.checkpoint_engine.update_weights_bucket_megabytes", 2048) * 2**20,
+        steps=get.whole("trainer.total_training_steps", None),
         passes=get.count("trainer.total_epochs", 1),
-        save_every=int(get("trainer.save_freq", -1)),
-        keep=None if kept is None else int(kept),
+        save_every=get.whole("trainer.save_freq", -1),
+        test_every=get.whole("trainer.test_freq", -1),
+        val_first=bool(get("trainer.val_before_train", True)),
+        val_rows=max(0, get.whole("data.val_max_samples", -1)),
+        val_modes=len(get("evaluation.modes", ["greedy"])),
+        val_samples=get.count(f"{_R}.val_kwargs.n", 1),
+        search_timeout_s=get.number("search.timeout_s", 20.0),
+        keep=get.whole("trainer.max_actor_ckpt_to_keep", None),
     )
     if job.engine != "hf" and devices % job.tensor_parallel:
         raise PlanError(
@@ -246,10 +287,10 @@ def _tokens(get: _Reader, section: str, prefix: str, job: Job) -> int:
             get.count(f"{section}.{prefix}_max_token_len_per_gpu", 16384), rows * job.longest_row
         )  # fmt: skip
     key = f"{section}.{prefix}_micro_batch_size_per_gpu"
-    micro = get(key, None)
+    micro = get.whole(key, None)
     if micro is None:
         raise PlanError(f"{key} is not set; set it, or {section}.{switch}=true")
-    return min(int(micro), rows) * job.longest_row // job.sequence_parallel
+    return min(micro, rows) * job.longest_row // job.sequence_parallel
 
 
 class _Reader:
@@ -271,6 +312,18 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PlanError(f"{key}={value!r}: expected a whole number above 0")
         return value
+
+    def number(self, key: str, default: float | None) -> float | None:
+        value = self(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise PlanError(f"{key}={value!r}: expected a number")
+        return value
+
+    def whole(self, key: str, default: int | None) -> int | None:
+        value = self.number(key, default)
+        if value is not None and value != int(value):
+            raise PlanError(f"{key}={value!r}: expected a whole number")
+        return None if value is None else int(value)
 
     def bytes(self, key: str, default: str) -> int:
         value = self(key, default)

@@ -6,11 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl_credit.plan.compute import Step, disk_bytes, run_steps, step
-from verl_credit.plan.hardware import Hardware, find_hardware, index_bytes, index_place
+from verl_credit.plan.hardware import (
+    Hardware,
+    find_hardware,
+    index_bytes,
+    index_kind,
+    index_numbers,
+    index_place,
+)
 from verl_credit.plan.job import Assumptions, Job, PlanError, assumptions, read_job
 from verl_credit.plan.memory import Engine, Phase, engine, phases
 from verl_credit.plan.model_shape import ModelShape, shape_of
 from verl_credit.plan.remedies import Remedy, remedies
+from verl_credit.plan.run_time import RunTime, run_time
+from verl_credit.plan.search import core_seconds, encoder_core_seconds
+from verl_credit.plan.search import note as search_note
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Plan:
     phases: list[Phase]
     step: Step
     steps: int | None
+    run: RunTime | None
     disk: float | None
     remedies: list[Remedy]
     notes: tuple[str, ...]
@@ -69,13 +80,18 @@ def make_plan(
         )
     given = dict(config.get("plan") or {})
     shape = shape_of(given.get("model") or _model(config))
-    assumed = assumptions(given, job, device=hw.device, mfu=hw.mfu)
     index, place = index_bytes(block), index_place(block)
+    searching = core_seconds(index_kind(block), index_numbers(block), place)
+    encoding = encoder_core_seconds(block, searching)
+    assumed = assumptions(
+        given, job, device=hw.device, mfu=hw.mfu, cores=hw.cores, search=searching, encoder=encoding
+    )
     if place == "elsewhere" or job.max_turns == 1:  # nothing is searched
         index = 0.0
     if not index and job.max_turns > 1 and place != "elsewhere":
         notes.append(
-            "the search index is not counted: hardware.index or hardware.index_bytes says how large it is"
+            "the search index is not counted, neither its memory nor its time: hardware.index or hardware.index_bytes "
+            "says how large it is"
         )
     notes += _notes(job, hw)
 
@@ -83,7 +99,9 @@ def make_plan(
         return phases(shape, changed, hw, assumed, index=bytes_of_index, place=place)
 
     runner = engine(shape, job, hw, assumed)
-    steps = run_steps(job, assumed)
+    if said := search_note(job, assumed, place):
+        notes.append(said)
+    steps, one = run_steps(job, assumed), step(shape, job, hw, assumed, runner)
     return Plan(
         recipe=recipe,
         shape=shape,
@@ -93,10 +111,11 @@ def make_plan(
         given=tuple(sorted(k for k in given if k != "model")),
         engine=runner,
         phases=measure(job, index),
-        step=step(shape, job, hw, assumed, runner),
+        step=one,
         steps=steps,
+        run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
-        remedies=remedies(shape, job, hw, assumed, index, measure),
+        remedies=remedies(shape, job, hw, assumed, index, measure, index_kind(block)),
         notes=tuple(notes),
     )
 
@@ -114,7 +133,7 @@ def _notes(job: Job, hw: Hardware) -> list[str]:
 
 def _model(config: Mapping) -> str:
     model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
-    if not model:
+    if not model or not isinstance(model, str):
         raise PlanError(f"actor_rollout_ref.model.path={model}: give a model folder or name, or plan.model")
     return model
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from verl_credit.plan.hardware import GIB, Hardware
+from verl_credit.host.row_room import least_log_prob_tokens, least_update_tokens
+from verl_credit.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import RESERVING, Phase, engine
 from verl_credit.plan.model_shape import ModelShape
 
 LORA_RANK = 32
 FSDP = "actor_rollout_ref.actor.fsdp_config"
-ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+SMALL = "sq8"
 Measure = Callable[[Job, float], list[Phase]]
 """(job, bytes of the index) -> phases"""
 
@@ -32,15 +34,24 @@ def missing(found: list[Phase]) -> float:
 
 
 def remedies(
-    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, index: float, measure: Measure
+    shape: ModelShape,
+    job: Job,
+    hw: Hardware,
+    assumed: Assumptions,
+    index: float,
+    measure: Measure,
+    kind: str | None = None,
 ) -> list[Remedy]:
-    """Taken one after the other, each on top of those before, until everything fits; those without effect are left out."""
+    """Taken one after the other, each on top of those before, until everything fits; those without effect are left out.
+
+    ``kind`` of the index, None when only its size is known. Every remedy is one that `validate` accepts.
+    """
     chosen: list[Remedy] = []
     short = missing(measure(job, index))
     for what in LADDER:
         if short <= 0:
             break
-        for name, overrides, changed, smaller in what(shape, job, hw, assumed, index):
+        for name, overrides, changed, smaller in what(Case(shape, job, hw, assumed, index, kind)):
             now = missing(measure(changed, smaller))
             if now < short:
                 job, index, short = changed, smaller, now
@@ -53,88 +64,134 @@ def remedies(
 Candidate = tuple[str, tuple[str, ...], Job, float]
 
 
-def _larger_share(shape, job, hw, assumed, index) -> Iterator[Candidate]:
+@dataclass(frozen=True)
+class Case:
+    """What a remedy is proposed for: the plan with the remedies before it."""
+
+    shape: ModelShape
+    job: Job
+    hw: Hardware
+    assumed: Assumptions
+    index: float
+    kind: str | None
+
+
+def _larger_share(case: Case) -> Iterator[Candidate]:
     """The engine cannot hold its weights and one row."""
-    share = job.utilization
-    while engine(shape, replace(job, utilization=share), hw, assumed).problems and share < 0.94:
+    share = case.job.utilization
+    while _too_small(case, share) and share < 0.94:
         share = round(share + 0.05, 2)
-    if share > job.utilization:
-        yield (
-            "give the engine a larger share",
-            (f"{ROLLOUT}.gpu_memory_utilization={share:g}",),
-            replace(job, utilization=share),
-            index,
-        )
+    if share > case.job.utilization:
+        yield _share("give the engine a larger share", case, share)
 
 
-def _checkpointing(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    if not job.checkpointing:
+def _checkpointing(case: Case) -> Iterator[Candidate]:
+    if not case.job.checkpointing:
         key = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
-        yield "gradient checkpointing", (key,), replace(job, checkpointing=True), index
+        yield "gradient checkpointing", (key,), replace(case.job, checkpointing=True), case.index
 
 
-def _chunked_entropy(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    if job.entropy == "eager" and not job.fused_loss:
-        key = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=true"
-        yield "entropy in chunks", (key,), replace(job, entropy="chunked"), index
+def _chunked_entropy(case: Case) -> Iterator[Candidate]:
+    if case.job.entropy == "eager" and not case.job.fused_loss:
+        key = f"{ACTOR}.entropy_from_logits_with_chunking=true"
+        yield "entropy in chunks", (key,), replace(case.job, entropy="chunked"), case.index
 
 
-def _micro_batch(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    """Halved down to the longest row, which has to fit."""
-    tokens = max(job.update_tokens, job.log_prob_tokens)
-    least = -(-job.longest_row // job.sequence_parallel)
-    while tokens > least:
-        tokens = max(least, tokens // 2)
+def _micro_batch(case: Case) -> Iterator[Candidate]:
+    """Halved down to the longest row, which has to fit, with its scored answers where log-probs are computed."""
+    job = case.job
+    if not job.dynamic:
+        yield from _fewer_rows(case)
+        return
+    update, log_prob = job.update_tokens, job.log_prob_tokens
+    least = least_update_tokens(job.longest_row), least_log_prob_tokens(job.longest_row, job.max_turns)
+    while update > least[0] or log_prob > least[1]:
+        half = max(update, log_prob) // 2
+        update, log_prob = min(update, max(least[0], half)), min(log_prob, max(least[1], half))
         yield (
             "a smaller micro-batch",
             (
-                f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}",
-                f"{ROLLOUT}.log_prob_max_token_len_per_gpu={tokens}",
+                f"{ACTOR}.ppo_max_token_len_per_gpu={max(update, least[0])}",
+                f"{ROLLOUT}.log_prob_max_token_len_per_gpu={max(log_prob, least[1])}",
+            ),
+            replace(job, update_tokens=update, log_prob_tokens=log_prob),
+            case.index,
+        )
+
+
+def _fewer_rows(case: Case) -> Iterator[Candidate]:
+    """The same where micro-batches are counted in rows."""
+    job = case.job
+    per_row = max(1, job.longest_row // job.sequence_parallel)
+    rows = max(job.update_tokens, job.log_prob_tokens) // per_row
+    while rows > 1:
+        rows //= 2
+        tokens = rows * per_row
+        yield (
+            "a smaller micro-batch",
+            (
+                f"{ACTOR}.ppo_micro_batch_size_per_gpu={rows}",
+                f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={rows}",
             ),
             replace(
                 job,
                 update_tokens=min(tokens, job.update_tokens),
                 log_prob_tokens=min(tokens, job.log_prob_tokens),
             ),
-            index,
+            case.index,
         )
 
 
-def _lora(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    if not job.lora_rank:
+def _lora(case: Case) -> Iterator[Candidate]:
+    if not case.job.lora_rank and case.job.engine in RESERVING:  # ours takes whole weights
         overrides = (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", f"{ROLLOUT}.load_format=safetensors")
-        yield "LoRA", overrides, replace(job, lora_rank=LORA_RANK), index
-        job = replace(job, lora_rank=LORA_RANK)
-    if job.weight_bytes == 4:
+        yield "LoRA", overrides, replace(case.job, lora_rank=LORA_RANK), case.index
+
+
+def _frozen_in_bf16(case: Case) -> Iterator[Candidate]:
+    if case.job.lora_rank and case.job.weight_bytes == 4:
         key = f"{FSDP}.model_dtype=bf16"
-        yield "LoRA on bf16 weights", (key,), replace(job, weight_bytes=2), index
+        yield "LoRA on bf16 weights", (key,), replace(case.job, weight_bytes=2), case.index
 
 
-def _offload(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    if hw.unified:
-        return  # the host's memory is the device's
-    if not job.offload_optimizer:
-        job = replace(job, offload_optimizer=True)
-        yield "optimizer offload", (f"{FSDP}.optimizer_offload=true",), job, index
-    if not job.offload_weights:
-        yield "weight offload", (f"{FSDP}.param_offload=true",), replace(job, offload_weights=True), index
+def _offload_optimizer(case: Case) -> Iterator[Candidate]:
+    if not case.hw.unified and not case.job.offload_optimizer:  # unified: the host's memory is the device's
+        job = replace(case.job, offload_optimizer=True)
+        yield "optimizer offload", (f"{FSDP}.optimizer_offload=true",), job, case.index
 
 
-def _smaller_share(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    share = job.utilization
-    while job.engine in RESERVING and share > 0.1:
+def _offload_weights(case: Case) -> Iterator[Candidate]:
+    if not case.hw.unified and not case.job.offload_weights:
+        job = replace(case.job, offload_weights=True)
+        yield "weight offload", (f"{FSDP}.param_offload=true",), job, case.index
+
+
+def _smaller_share(case: Case) -> Iterator[Candidate]:
+    share = case.job.utilization
+    while case.job.engine in RESERVING and share > 0.1:
         share = round(share - 0.05, 2)
-        smaller = replace(job, utilization=share)
-        if engine(shape, smaller, hw, assumed).problems:
+        if _too_small(case, share):
             return
-        yield "a smaller engine share", (f"{ROLLOUT}.gpu_memory_utilization={share:g}",), smaller, index
+        yield _share("a smaller engine share", case, share)
 
 
-def _quantised_index(shape, job, hw, assumed, index) -> Iterator[Candidate]:
-    if index:
-        yield "an 8-bit index", ("hardware.index.kind=sq8",), job, index / 4
+def _quantised_index(case: Case) -> Iterator[Candidate]:
+    """From the kinds that keep whole vectors; a size without a kind cannot be judged."""
+    if case.index and case.kind in BYTES_PER_NUMBER and BYTES_PER_NUMBER[case.kind] > BYTES_PER_NUMBER[SMALL]:
+        ratio = BYTES_PER_NUMBER[SMALL] / BYTES_PER_NUMBER[case.kind]
+        yield "an 8-bit index", (f"hardware.index.kind={SMALL}",), case.job, case.index * ratio
+
+
+def _too_small(case: Case, share: float) -> bool:
+    return bool(engine(case.shape, replace(case.job, utilization=share), case.hw, case.assumed).problems)
+
+
+def _share(what: str, case: Case, share: float) -> Candidate:
+    key = f"{ROLLOUT}.gpu_memory_utilization={share:g}"
+    return what, (key,), replace(case.job, utilization=share), case.index
 
 
 LADDER = (
-    _larger_share, _checkpointing, _chunked_entropy, _micro_batch, _lora, _offload, _smaller_share, _quantised_index,
+    _larger_share, _checkpointing, _chunked_entropy, _micro_batch, _lora, _frozen_in_bf16, _offload_optimizer,
+    _offload_weights, _smaller_share, _quantised_index,
 )  # fmt: skip

@@ -62,10 +62,24 @@ def _time_lines(plan: Plan) -> list[str]:
     if plan.steps is None:
         lines.append("run: length unknown; set trainer.total_training_steps or plan.train_rows")
     else:
-        lines.append(f"run: {plan.steps:,} steps, {duration(plan.steps * step.total_seconds)}")
+        lines.append(f"run: {duration(plan.run.total)}: {_run_parts(plan)}")
     disk = "unknown: every checkpoint is kept" if plan.disk is None else f"{plan.disk / 1e9:.1f} GB"
     lines.append(f"disk for checkpoints: {disk}")
     return lines
+
+
+def _run_parts(plan: Plan) -> str:
+    run = plan.run
+    parts = [f"{run.steps:,} steps {duration(run.training)}"]
+    if run.evaluations and run.evaluation is None:
+        parts.append(
+            f"{run.evaluations} evaluations LEFT OUT (data.val_max_samples or plan.val_rows says of how many questions)"
+        )
+    elif run.evaluations:
+        parts.append(f"{run.evaluations} evaluations {duration(run.evaluations * run.evaluation)}")
+    if run.saves:
+        parts.append(f"{run.saves} checkpoints {duration(run.saves * run.save)}")
+    return ", ".join(parts)
 
 
 def _assumption_lines(plan: Plan) -> list[str]:
@@ -89,7 +103,7 @@ def _verdict(plan: Plan) -> list[str]:
 
 def line(plan: Plan) -> tuple[str, ...]:
     """For the table of several recipes."""
-    run = "?" if plan.steps is None else duration(plan.steps * plan.step.total_seconds)
+    run = "?" if plan.run is None else duration(plan.run.total)
     remedy = "" if plan.fits else "; ".join(remedy.what for remedy in plan.remedies)
     return (
         plan.recipe,
@@ -124,7 +138,8 @@ def as_json(plan: Plan) -> dict:
         "step": {**asdict(plan.step), "total_seconds": plan.step.total_seconds},
         "run": {
             "steps": plan.steps,
-            "seconds": None if plan.steps is None else plan.steps * plan.step.total_seconds,
+            "seconds": None if plan.run is None else plan.run.total,
+            "parts": None if plan.run is None else asdict(plan.run),
             "checkpoint_disk_bytes": plan.disk,
         },
         "assumptions": asdict(plan.assumed),

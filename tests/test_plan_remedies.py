@@ -1,0 +1,73 @@
+"""Every remedy that a plan proposes is one that `train` accepts, and lessens what is missing as the plan says."""
+
+import pytest
+
+from verl_credit.host.compose import load_config
+from verl_credit.host.validate import validate
+from verl_credit.plan.command import OURS, _load
+from verl_credit.plan.plan import make_plan
+from verl_credit.plan.remedies import missing
+
+GIVEN = ["data.train_files=x", "data.val_files=x", "search.url=http://x"]
+STATIC = [
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+]
+CASES = [
+    ("multihop_qwen3_4b", ["hardware=h100x1", "hardware.memory_gib=40"]),
+    ("multihop_qwen3_4b", ["hardware=h100x1"]),
+    ("multihop_qwen3_4b", ["hardware.memory_gib=24", "hardware.host_memory_gib=60"]),
+    ("multihop_qwen3_4b", ["hardware=node4", "model=qwen3_8b", "hardware.memory_gib=40"]),
+    ("multihop_qwen3_4b", ["hardware=spark", "hardware.memory_gib=90"]),
+    ("multihop_qwen3_4b", ["hardware=spark", "hardware.index.kind=flat"]),
+    ("multihop_qwen3_4b", ["hardware.memory_gib=24", *STATIC]),
+    (
+        "multihop_qwen3_4b",
+        ["hardware.memory_gib=40", "actor_rollout_ref.model.enable_gradient_checkpointing=false"],
+    ),
+    (
+        "multihop_qwen3_4b",
+        [
+            "hardware.memory_gib=30",
+            "actor_rollout_ref.actor.entropy_from_logits_with_chunking=false",
+            "actor_rollout_ref.actor.use_torch_compile=false",
+            "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
+        ],
+    ),
+    ("multihop_qwen3_4b", ["hardware=laptop", "hardware.memory_gib=40"]),
+    ("spark_qwen3_4b", ["hardware.memory_gib=50"]),
+    ("spark_qwen3_4b", ["hardware.index.kind=flat", "hardware.memory_gib=90"]),
+    ("math_sepa", ["hardware.memory_gib=24"]),
+    ("math_sepa", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.1"]),
+    ("search_cpu", ["actor_rollout_ref.model.path=Qwen/Qwen3-0.6B", "hardware.memory_gib=16"]),
+]
+
+
+@pytest.mark.parametrize(
+    "name, overrides", CASES, ids=lambda value: value if isinstance(value, str) else "+".join(value)
+)
+def test_every_remedy_is_accepted_and_does_what_it_says(name, overrides):
+    given = [*GIVEN, *overrides]
+    plan = make_plan(_load(name, given))
+    assert not plan.fits and plan.remedies
+    left = missing(plan.phases)
+    for remedy in plan.remedies:
+        given += remedy.overrides
+        validate(load_config(name, [o for o in given if not o.startswith(OURS)]))
+        now = missing(make_plan(_load(name, given)).phases)
+        assert now == pytest.approx(remedy.missing, rel=0.01, abs=2**20) and now < left, remedy
+        left = now
+
+
+def test_a_micro_batch_keeps_room_for_the_answers_behind_a_row():
+    plan = make_plan(_load("multihop_qwen3_4b", [*GIVEN, *CASES[0][1]]))
+    assert not any("=8192" in override for remedy in plan.remedies for override in remedy.overrides)
+
+
+def test_an_8_bit_index_is_not_made_smaller_by_being_8_bit():
+    for name, overrides in CASES:
+        if "hardware.index.kind=flat" not in overrides and "hardware=spark" in overrides:
+            found = make_plan(_load(name, [*GIVEN, *overrides])).remedies
+            assert not [r for r in found if "index" in r.what]

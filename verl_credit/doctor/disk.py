@@ -1,0 +1,104 @@
+"""Is there room for the checkpoints of a run, or of all runs of a sweep?"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.doctor.facts import GIB, Facts, size
+from verl_credit.doctor.recipe import parameters_of
+from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+
+
+def check_disk(
+    facts: Facts, config: DictConfig | None, parameters: int | None = None, usage=shutil.disk_usage
+) -> Result:
+    """Space for the checkpoints that are kept and the one that is being written."""
+    name = "disk"
+    if config is None:
+        return skipped(name, "no recipe was given")
+    there = _existing(_folder(config))
+    free = usage(there).free
+    found = f"{size(free)} free at {there}"
+    if not _writes(config):
+        return passed(
+            name, f"{found}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})"
+        )
+    if parameters is None:
+        if free < GIB:
+            return warned(
+                name,
+                found,
+                "1 GiB at least; the model's size is not known",
+                "trainer.default_local_dir=ELSEWHERE",
+            )
+        return passed(name, f"{found}; the model's size is not known")
+    one, kept = checkpoint_bytes(config, parameters), checkpoints_kept(config)
+    all_of_them = one * ((kept or 1) + 1)
+    number = kept or "every one (trainer.max_actor_ckpt_to_keep=null)"
+    right = f"{size(one)} a checkpoint, {size(all_of_them)} with {number} kept and one being written"
+    if free < one:
+        return failed(name, found, right, "make space, or trainer.default_local_dir=ELSEWHERE")
+    if free < all_of_them:
+        return warned(name, found, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
+    return passed(name, f"{found}; {right}")
+
+
+def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:
+    """One line for every disk that cannot hold what all runs keep; what stands there from before is counted as there."""
+    needed: dict[int, float] = {}
+    largest: dict[int, float] = {}
+    places: dict[int, Path] = {}
+    for config in configs:
+        parameters = parameters_of(config) if _writes(config) else None
+        if parameters is None:
+            continue
+        folder, one = _folder(config), checkpoint_bytes(config, parameters)
+        there = _existing(folder)
+        disk = there.stat().st_dev
+        kept = one * (checkpoints_kept(config) or 1)
+        needed[disk] = needed.get(disk, 0) + max(0, kept - _held(folder))
+        largest[disk] = max(largest.get(disk, 0), one)
+        places.setdefault(disk, there)
+    lines = []
+    for disk, there in places.items():
+        free, all_of_them = usage(there).free, needed[disk] + largest[disk]
+        if free < all_of_them:
+            lines.append(
+                f"warning: disk: {size(free)} free at {there}; the checkpoints that all runs keep, and one being written, "
+                f"take {size(all_of_them)} more: make space, or trainer.max_actor_ckpt_to_keep=1, or "
+                "trainer.default_local_dir on another disk with ${run_dir} in it"
+            )
+    return lines
+
+
+def checkpoints_kept(config: DictConfig) -> int | None:
+    """As many as are kept in the end; None where every one is and the number of steps is not known."""
+    keep, steps = config.trainer.get("max_actor_ckpt_to_keep"), config.trainer.get("total_training_steps")
+    written = -(-steps // config.trainer.save_freq) if steps else None
+    return min((n for n in (keep, written) if n), default=None)
+
+
+def checkpoint_bytes(config: DictConfig, parameters: int) -> int:
+    """fp32 weights and, for full training, the two moments of Adam: 12 bytes a parameter; with LoRA 4."""
+    lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
+    return parameters * (4 if lora > 0 else 12)
+
+
+def _writes(config: DictConfig) -> bool:
+    return (config.trainer.save_freq or 0) > 0
+
+
+def _folder(config: DictConfig) -> Path:
+    return Path(str(config.trainer.default_local_dir)).expanduser().absolute()
+
+
+def _existing(folder: Path) -> Path:
+    return next(p for p in (folder, *folder.parents) if p.exists())
+
+
+def _held(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0

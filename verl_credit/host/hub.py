@@ -1,0 +1,84 @@
+"""Is a model on the Hugging Face hub there, and may it be read? One small file is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+
+CONFIG = "config.json"
+TIMEOUT_S = 10.0
+
+
+class HubError(ValueError):
+    """The model cannot be had; says why and what would be right."""
+
+
+def cached_config(name: str) -> str | None:
+    """Path of the model's config.json in the hub's cache; None when it is not there."""
+    try:
+        found = try_to_load_from_cache(name, CONFIG)
+    except HFValidationError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def refuse_absent(name: str, download=hf_hub_download) -> Path:
+    """The folder of the cache that holds the model's config.json; what else the model has may be fetched by the run.
+
+    Raises HubError as `fetch_config`, and when the run could not fetch the weights.
+    """
+    folder = Path(fetch_config(name, download)).parent
+    if constants.HF_HUB_OFFLINE and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise HubError(
+            f"HF_HUB_OFFLINE is set, and the cache has no weights of it ({folder}); {_fetch(name)}"
+        )
+    return folder
+
+
+def fetch_config(name: str, download=hf_hub_download) -> str:
+    """Path of the model's config.json, fetched when it is not in the cache. The token is that of the environment.
+
+    Raises HubError when no such model exists or may be read, and when it is not in the cache and the hub cannot be asked.
+    """
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise HubError("no folder here, and no name that the hub could have (OWNER/NAME)") from error
+    if found := cached_config(name):
+        return found
+    fetch = _fetch(name)
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"HF_HUB_OFFLINE is set, and it is not in the cache {constants.HF_HUB_CACHE}; {fetch}")
+    try:
+        return download(name, CONFIG, etag_timeout=TIMEOUT_S)
+    except GatedRepoError as error:
+        raise HubError(
+            f"the hub lets nobody read it who has not asked: accept its terms at https://huggingface.co/{name}, "
+            "then hf auth login or HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise HubError(
+            "no such model on the hub, or a private one and no token for it (hf auth login, HF_TOKEN)"
+        ) from error
+    except LocalEntryNotFoundError as error:  # the hub did not answer
+        raise HubError(
+            f"the hub does not answer, and it is not in the cache {constants.HF_HUB_CACHE}; {fetch}"
+        ) from error
+    except EntryNotFoundError as error:
+        raise HubError(f"the hub has it without a {CONFIG}: not a model that transformers loads") from error
+    except Exception as error:  # the client's transport raises what its version of httpx does
+        said = " ".join(str(error).split())[:300]
+        raise HubError(f"the hub cannot be asked ({type(error).__name__}: {said}); {fetch}") from error
+
+
+def _fetch(name: str) -> str:
+    return f"fetch it where there is a network (hf download {name})"

@@ -1,0 +1,56 @@
+"""Seconds of a whole run: its steps, its evaluations, its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from verl_credit.plan.compute import checkpoint_bytes, rollout_seconds
+from verl_credit.plan.hardware import GB, Hardware
+from verl_credit.plan.job import Assumptions, Job
+from verl_credit.plan.memory import Engine
+from verl_credit.plan.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """Of ``steps`` steps. ``evaluation`` is None when the number of held-out questions is not known: it is left out."""
+
+    steps: int
+    training: float
+    evaluations: int
+    evaluation: float | None
+    saves: int
+    save: float
+
+    @property
+    def total(self) -> float:
+        return self.training + self.evaluations * (self.evaluation or 0.0) + self.saves * self.save
+
+
+def run_time(
+    shape: ModelShape,
+    job: Job,
+    hw: Hardware,
+    assumed: Assumptions,
+    runner: Engine,
+    steps: int,
+    step_seconds: float,
+) -> RunTime:
+    """An evaluation generates once per question, mode and sample; verl makes one and a checkpoint at the last step too."""
+    questions = job.val_rows or int(assumed.val_rows)
+    evaluation = None
+    if questions:
+        held_out = replace(job, prompts=questions * job.val_samples, rollouts=1)
+        evaluation = job.val_modes * sum(rollout_seconds(shape, held_out, hw, assumed, runner).values())
+    return RunTime(
+        steps=steps,
+        training=steps * step_seconds,
+        evaluations=job.val_first + _times(steps, job.test_every),
+        evaluation=evaluation,
+        saves=_times(steps, job.save_every),
+        save=checkpoint_bytes(shape, job) / (assumed.disk_gb_s * GB),
+    )
+
+
+def _times(steps: int, every: int) -> int:
+    return -(-steps // every) if every > 0 else 0
