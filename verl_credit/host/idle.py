@@ -7,6 +7,7 @@ import math
 from omegaconf import DictConfig
 
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.uncertainty import canonical_kind
 from verl_credit.host.doubts import doubts
@@ -100,12 +101,8 @@ def without_effect(config: DictConfig) -> list[str]:
         )
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
-    if transform.uses_sepa_controller and steps is not None:
-        first = _first_sepa_step(settings.sepa)
-        if steps < first:
-            found.append(
-                f"algorithm.sepa: lambda is 0 until step {first}, and trainer.total_training_steps={steps}"
-            )
+    if transform.uses_sepa_controller:
+        found += _sepa(settings.sepa, steps)
     return found
 
 
@@ -117,11 +114,23 @@ def idle_lines(config: DictConfig) -> list[str]:
     return lines + [f"warning: {line}" for line in doubts(config)]
 
 
-def _first_sepa_step(sepa: dict) -> int:
-    """The first step at which lambda can be above 0, the gate open from the start."""
-    ramp = sepa["delay_steps"] + 1 if sepa["steps"] > 0 else math.inf
-    # auto: the mean is compared with what it was after the warm-up, first by the observation after that
-    return ramp if sepa["schedule"] == "linear" else min(ramp, sepa["warmup"] + 2)
+def _sepa(sepa: dict, steps: int | None) -> list[str]:
+    """lambda that stays 0, and a schedule=auto that is the linear ramp. ``steps`` of the run; None: not known yet."""
+    auto, last = sepa["schedule"] == "auto", math.inf if steps is None else steps
+    until = "for ever" if steps is None else f"in all of trainer.total_training_steps={steps}"
+    ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
+    first = min(ramp, fall)
+    if first == math.inf:
+        return [f"algorithm.sepa.steps={sepa['steps']}, schedule={sepa['schedule']}: lambda is 0 for ever"]
+    if first > last:
+        return [f"algorithm.sepa: lambda is 0 until step {first}, and trainer.total_training_steps={steps}"]
+    if auto and (fall == math.inf if steps is None else not auto_can_lead(sepa, steps)):
+        return [
+            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's {until}; with warmup={sepa['warmup']}, "
+            f"ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the variance can act "
+            f"from step {fall} on at the earliest, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
+        ]
+    return []
 
 
 def _transform(settings: PipelineSettings) -> TokenTransform:
