@@ -149,7 +149,12 @@ def _data(config: DictConfig, key: str, at_least: int) -> Result:
     if unbuilt := _unbuilt_lab(config, paths):
         return skipped(key, unbuilt)
     try:
-        rows = check_data(paths if files is not None else None, key, at_least=at_least)
+        rows = check_data(
+            paths if files is not None else None,
+            key,
+            at_least=at_least,
+            searches=bool(config.search.max_searches),
+        )
     except PreflightError as error:
         return failed(key, str(error), "parquet files with a prompt and a gold answer in every row",
                       f"{key}=FILE.parquet (`verl-credit prepare` writes such files)")  # fmt: skip

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.redact import redact
-from verl_credit.host.reward import answer_form, gold_answers
+from verl_credit.host.reward import answer_form, gold_answers, says_form
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_settings import client_for, token_of, urls_of
 from verl_credit.host.served_index import ServedIndex, agreed, served_index
@@ -54,8 +54,11 @@ def check_model(path: str | None) -> None:
         )
 
 
-def check_data(files, key: str, *, at_least: int = 1) -> int:
-    """Every row has a prompt and a gold answer, and there are enough of them. Returns the number of rows."""
+def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> int:
+    """Every row has a prompt and a gold answer, and there are enough of them. Returns the number of rows.
+
+    ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
+    """
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -76,7 +79,7 @@ def check_data(files, key: str, *, at_least: int = 1) -> int:
                 f"{key}: {path} lacks the columns {sorted(missing)}; it has {table.column_names}"
             )
         for number, row in enumerate(table.select(["prompt", "reward_model"]).to_pylist()):
-            _check_row(path, number, row)
+            _check_row(path, number, row, searches)
         total += table.num_rows
     if total < at_least:
         raise PreflightError(
@@ -85,7 +88,7 @@ def check_data(files, key: str, *, at_least: int = 1) -> int:
     return total
 
 
-def _check_row(path: str, number: int, row: dict) -> None:
+def _check_row(path: str, number: int, row: dict, searches: bool) -> None:
     if not row["prompt"]:
         raise PreflightError(f"{path} row {number}: empty prompt")
     try:
@@ -94,6 +97,13 @@ def _check_row(path: str, number: int, row: dict) -> None:
         answer_form(truth)
     except ValueError as error:
         raise PreflightError(f"{path} row {number}: {error}") from error
+    if not searches and not says_form(truth) and "<answer>" not in str(row["prompt"]):
+        raise PreflightError(
+            f"{path} row {number}: reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
+            "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be 0. "
+            "`verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt that asks for \\boxed{}; "
+            "'form': 'tag' is for a policy that writes the tag unasked"
+        )
 
 
 def check_server(settings) -> tuple[str | None, str]:

@@ -91,9 +91,14 @@ def gold_answers(ground_truth) -> list[str]:
     return golds
 
 
+def says_form(ground_truth):
+    """``ground_truth["form"]``, None where nothing is said."""
+    return (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or None
+
+
 def answer_form(ground_truth) -> str:
     """``tag`` or ``boxed``. Raises ValueError for anything else."""
-    form = (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or TAG
+    form = says_form(ground_truth) or TAG
     if form not in FORMS:
         raise ValueError(f"reward_model.ground_truth.form is {form!r}: expected one of {', '.join(FORMS)}")
     return form
