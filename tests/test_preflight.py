@@ -259,6 +259,7 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
     seen = []
     monkeypatch.setattr("verl_credit.host.launch.check_with_verl", seen.append)
     monkeypatch.setattr("verl_credit.host.launch.launch", seen.append)
+    monkeypatch.setattr("verl_credit.train.check_all_prompts", lambda config: [])  # would ask the hub
     arguments = [f"data.train_files={row}", f"data.val_files={row}", "actor_rollout_ref.model.path=hub/name"]
     arguments += [f"search.url={server.url}", f"run_dir={tmp_path}/run"]
     assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
