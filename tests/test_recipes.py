@@ -13,6 +13,10 @@ GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
 
 
+# The published response does not hold all turns at full length; ours do.
+PUBLISHED = ("multihop_qwen3_4b", "singlehop_qwen3_4b")
+ROOM = "data.max_response_length=6192 does not hold all turns at full length"
+
 # The laptop's engine takes whole weights.
 WITHOUT_ADAPTERS = {"laptop": ["actor_rollout_ref.model.lora_rank=0"]}
 
@@ -46,7 +50,7 @@ def test_the_recipes_that_are_promised_are_shipped():
 @pytest.mark.parametrize("name", GPU)
 def test_a_recipe_is_valid_and_verl_accepts_it(name):
     config = checked(name)
-    assert doubts(config) == []
+    assert [line.partition(":")[0] for line in doubts(config)] == ([ROOM] if name in PUBLISHED else [])
     read_by_verl(config)
 
 
