@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 from omegaconf import DictConfig
 
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.uncertainty import canonical_kind
 from verl_credit.host.doubts import doubts
 from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.host.sepa_effect import sepa_without_effect
 from verl_credit.host.settings import CreditSettings
 
 RESCALED = ("turn-group-v1d", "turn-group-unbiased")
@@ -101,8 +99,8 @@ def without_effect(config: DictConfig) -> list[str]:
         )
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
-    if transform.uses_sepa_controller:
-        found += _sepa(settings.sepa, steps)
+    if transform.uses_sepa_controller and steps is not None:
+        found += sepa_without_effect(settings.sepa, steps, f"trainer.total_training_steps={steps}")
     return found
 
 
@@ -112,25 +110,6 @@ def idle_lines(config: DictConfig) -> list[str]:
     lines = [f"set, and read by nothing here: {', '.join(keys)}"] if keys else []
     lines += [f"without effect: {line}" for line in without_effect(config)]
     return lines + [f"warning: {line}" for line in doubts(config)]
-
-
-def _sepa(sepa: dict, steps: int | None) -> list[str]:
-    """lambda that stays 0, and a schedule=auto that is the linear ramp. ``steps`` of the run; None: not known yet."""
-    auto, last = sepa["schedule"] == "auto", math.inf if steps is None else steps
-    until = "for ever" if steps is None else f"in all of trainer.total_training_steps={steps}"
-    ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
-    first = min(ramp, fall)
-    if first == math.inf:
-        return [f"algorithm.sepa.steps={sepa['steps']}, schedule={sepa['schedule']}: lambda is 0 for ever"]
-    if first > last:
-        return [f"algorithm.sepa: lambda is 0 until step {first}, and trainer.total_training_steps={steps}"]
-    if auto and (fall == math.inf if steps is None else not auto_can_lead(sepa, steps)):
-        return [
-            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's {until}; with warmup={sepa['warmup']}, "
-            f"ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the variance can act "
-            f"from step {fall} on at the earliest, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
-        ]
-    return []
 
 
 def _transform(settings: PipelineSettings) -> TokenTransform:

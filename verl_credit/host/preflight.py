@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.redact import redact
-from verl_credit.host.reward import answer_form, gold_answers, says_form
+from verl_credit.host.reward import answer_form, gold_answers, stated_form
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_settings import client_for, token_of, urls_of
 from verl_credit.host.served_index import ServedIndex, agreed, served_index
@@ -79,7 +79,9 @@ def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> 
                 f"{key}: {path} lacks the columns {sorted(missing)}; it has {table.column_names}"
             )
         for number, row in enumerate(table.select(["prompt", "reward_model"]).to_pylist()):
-            _check_row(path, number, row, searches)
+            _check_row(path, number, row)
+            if not searches:
+                _check_form(path, number, row)
         total += table.num_rows
     if total < at_least:
         raise PreflightError(
@@ -88,7 +90,7 @@ def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> 
     return total
 
 
-def _check_row(path: str, number: int, row: dict, searches: bool) -> None:
+def _check_row(path: str, number: int, row: dict) -> None:
     if not row["prompt"]:
         raise PreflightError(f"{path} row {number}: empty prompt")
     try:
@@ -97,7 +99,12 @@ def _check_row(path: str, number: int, row: dict, searches: bool) -> None:
         answer_form(truth)
     except ValueError as error:
         raise PreflightError(f"{path} row {number}: {error}") from error
-    if not searches and not says_form(truth) and "<answer>" not in str(row["prompt"]):
+
+
+def _check_form(path: str, number: int, row: dict) -> None:
+    """A row that does not say how it is answered, in a prompt that does not either."""
+    truth = row["reward_model"]["ground_truth"]
+    if stated_form(truth) is None and "<answer>" not in str(row["prompt"]):
         raise PreflightError(
             f"{path} row {number}: reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
             "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be 0. "
