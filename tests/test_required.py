@@ -84,6 +84,16 @@ def test_every_way_of_having_no_value_is_seen(value):
     assert without_value(config) == ["data.val_files", "actor_rollout_ref.model.path"]
 
 
+@pytest.mark.parametrize("value", ["5", "[5]", "true"])
+def test_a_number_is_no_file(value, capsys):
+    config = load_config("lab", [f"data.val_files={value}"])
+    assert without_value(config) == []
+    with pytest.raises(PreflightError, match="data.val_files=.*give a parquet file"):
+        check_data(config.data.val_files, "data.val_files")
+    assert main(["explain", "--config-name", "math_sepa", f"data.val_files={value}"]) == 0
+    assert "data.val_files=" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_plan_needs_no_data_and_says_when_it_lacks_the_model(capsys):
     assert main(["plan", "--config-name", "multihop_qwen3_4b"]) == 0
     capsys.readouterr()

@@ -96,7 +96,7 @@ def missing(config: DictConfig) -> list[str]:
     found = told(empty)
     for key in (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
-        for path in [value] if isinstance(value, str) else value or []:
+        for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
             if not lab and _is_local(key, path) and not Path(path).expanduser().exists():
                 found.append(f"{key}={path} (not there)")
     return found

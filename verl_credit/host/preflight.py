@@ -62,9 +62,9 @@ def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> 
     import pyarrow
     import pyarrow.parquet as parquet
 
-    if not files:
+    paths = [files] if isinstance(files, str) else files
+    if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
-    paths = [files] if isinstance(files, str) else list(files)
     total = 0
     for path in paths:
         if not Path(path).expanduser().exists():

@@ -42,4 +42,4 @@ def _empty(config: DictConfig, key: str) -> bool:
     if node is None or OmegaConf.is_missing(node, leaf):
         return True
     value = node.get(leaf)
-    return value is None or len(value) == 0
+    return value is None or value in ("", [])  # a number is a wrong value, told where the key is read
