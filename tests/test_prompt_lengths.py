@@ -6,6 +6,8 @@ import pytest
 from byte_world import make_tokenizer
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
+from verl_credit.doctor.recipe import check_data_files
+from verl_credit.doctor.result import Status
 from verl_credit.host.compose import load_config
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.prompt_lengths import PromptMeter, check_all_prompts, check_prompts
@@ -31,7 +33,8 @@ def asked(text):
 
 
 def config(tmp_path, prompts, *overrides, limit=400):
-    rows = [{"prompt": p if isinstance(p, list) else asked(p)} for p in prompts]
+    truth = {"ground_truth": {"target": ["a"]}}
+    rows = [{"prompt": p if isinstance(p, list) else asked(p), "reward_model": truth} for p in prompts]
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.Table.from_pylist(rows), path)
     given = [
@@ -122,6 +125,19 @@ def test_training_and_validation_are_checked_with_the_model_s_tokenizer(tokenize
         check_all_prompts(told)
     told.actor_rollout_ref.model.custom_chat_template = "{{ messages[0].content[:5] }}"
     assert check_all_prompts(told) == []
+
+
+def test_the_doctor_counts_where_it_has_the_tokenizer(tokenizer, tmp_path):
+    told = config(tmp_path, ["short"] * 8)
+    (train, _) = check_data_files(None, told)
+    assert train.status == Status.PASS and "prompt lengths not looked at" in train.found
+    tokenizer.save_pretrained(tmp_path / "policy")
+    told.actor_rollout_ref.model.path = str(tmp_path / "policy")
+    (train, _) = check_data_files(None, told)
+    assert train.status == Status.PASS and train.found == "8 rows in 1 files"
+    told.data.max_prompt_length = 50
+    (train, val) = check_data_files(None, told)
+    assert train.status == val.status == Status.FAIL and "8 of 8 prompts are longer" in train.found
 
 
 def test_a_tokenizer_that_cannot_be_loaded(tmp_path, monkeypatch):
