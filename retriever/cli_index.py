@@ -67,6 +67,8 @@ def run_index(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
         _set_faiss_threads(options.kind, options.threads)
     transformers.utils.logging.disable_progress_bar()
+    if options.device == "cpu" and torch.cuda.is_available():
+        print("encoding on the CPU although torch sees a GPU: --device cuda uses it", file=sys.stderr)
     encoder = SentenceEncoder(
         options.encoder,
         query_prefix=options.query_prefix,

@@ -147,7 +147,12 @@ def test_a_key_that_nothing_reads_is_told(overrides, keys):
         (["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.delay_steps=29"], []),
         (["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.delay_steps=30"], ["until step 31"]),
         (
-            ["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.schedule=auto", "algorithm.sepa.warmup=5"],
+            [
+                "algorithm.transform_mode=gtpo_sepa",
+                "algorithm.sepa.schedule=auto",
+                "algorithm.sepa.warmup=5",
+                "algorithm.sepa.ema_decay=0.5",
+            ],
             [],
         ),
         (
@@ -157,7 +162,7 @@ def test_a_key_that_nothing_reads_is_told(overrides, keys):
                 "algorithm.sepa.steps=0",
                 "algorithm.sepa.warmup=60",
             ],
-            ["until step 62"],
+            ["until step 222"],
         ),
         (["algorithm.adv_rescale_alpha=0"], ["the clip range only"]),
         ([f"{LOSS}.clip_beta=0"], ["clip_beta=0"]),

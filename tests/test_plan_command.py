@@ -1,11 +1,13 @@
 """`verl-credit plan`: configuration to plan, time by hand, tables, JSON, exit codes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from verl_credit.cli import main
 from verl_credit.plan import Job, PlanError, find_hardware, make_plan, shape_of
+from verl_credit.plan.command import _load as load_plan
 from verl_credit.plan.compute import (
     checkpoint_bytes,
     decode_seconds,
@@ -15,6 +17,7 @@ from verl_credit.plan.compute import (
     step,
     update_flops,
 )  # fmt: skip
+from verl_credit.plan.hardware import GIB
 from verl_credit.plan.job import Assumptions, assumptions, read_job
 from verl_credit.plan.memory import engine
 
@@ -266,3 +269,34 @@ def test_all_recipes_as_a_table(capsys):
     assert out.splitlines()[0].startswith("recipe")
     for name in shipped_recipes():
         assert any(line.startswith(f"{name} ") and line.endswith("fits") for line in out.splitlines()), name
+
+
+@pytest.mark.parametrize(
+    "name, devices, hardware, memory, lora",
+    [
+        ("multihop_qwen3_4b", 8, "h100", 79.1, 0),
+        ("singlehop_qwen3_4b", 8, "h100", 79.1, 0),
+        ("math_sepa", 1, "h100", 79.1, 64),
+        ("spark_qwen3_4b", 1, "gb10", 112.7, 32),
+    ],
+)
+def test_a_gpu_recipe_fits_its_own_hardware_as_shipped(name, devices, hardware, memory, lora):
+    """Its own model, its own device; and the figures of docs/recipes.md are these."""
+    plan = make_plan(load_plan(name, [], None), recipe=name)
+    assert plan.shape.parameters == 4_022_468_096 and plan.job.lora_rank == lora
+    assert (plan.job.devices, plan.hardware.name) == (devices, hardware)
+    assert plan.hardware.memory / GIB == pytest.approx(memory, abs=0.05)
+    assert plan.fits and 0.4 * memory < plan.peak.total / GIB < memory
+    assert {"rollout", "log-prob", "update: loss", "update: backward"} <= {
+        phase.name for phase in plan.phases
+    }
+    page = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()
+    (row,) = (line for line in page.splitlines() if f"`{name}`" in line and " GiB, " in line)
+    peak, seconds = plan.peak.total / GIB, plan.step.total_seconds
+    assert f"| {devices} x {hardware} | {peak:.1f} of {memory} GiB, {plan.peak.name} | {seconds:.0f} |" in row
+
+
+@pytest.mark.parametrize("name", ["multihop_qwen3_4b", "math_sepa", "spark_qwen3_4b"])
+def test_a_gpu_recipe_does_not_fit_a_device_that_is_far_too_small(capsys, name):
+    code, out = run(capsys, "--config-name", name, "hardware.memory_gib=12")
+    assert code == 4 and "DOES NOT FIT" in out

@@ -19,6 +19,11 @@ def write(path, rows):
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 @pytest.mark.parametrize(
     "rows, said",
     [

@@ -17,10 +17,10 @@ from verl_credit.host.defaults import ABSENT, changed_values, show_value
 from verl_credit.host.fields import ROLLOUT_NAME
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.host.required import DATA, MODEL, told, without_value
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate import validate
 
-NEEDED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "search.url")
 PYTHON_LISTS = "Python lists, a call per prompt"
 ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag
 
@@ -92,17 +92,12 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
 
 def missing(config: DictConfig) -> list[str]:
     """Inputs without a value, and files that are not there."""
-    lab, found = "lab" in config, []
-    for key in NEEDED:
-        value = None if OmegaConf.is_missing(*_parent(config, key)) else OmegaConf.select(config, key)
-        if key == "search.url":
-            needed = config.search.max_searches and not lab
-            found += [] if value or not needed else [f"{key} (a server with POST /retrieve)"]
-            continue
-        for path in [value] if value is None or isinstance(value, str) else value:
-            if path is None:
-                found.append(key)
-            elif not lab and _is_local(key, path) and not Path(path).expanduser().exists():
+    lab, empty = "lab" in config, without_value(config)
+    found = told(empty)
+    for key in (*DATA, MODEL):
+        value = None if key in empty else OmegaConf.select(config, key)
+        for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
+            if not lab and _is_local(key, path) and not Path(path).expanduser().exists():
                 found.append(f"{key}={path} (not there)")
     return found
 
@@ -110,11 +105,6 @@ def missing(config: DictConfig) -> list[str]:
 def _is_local(key: str, path: str) -> bool:
     """Data are files; a model may also be a name on the hub."""
     return key.startswith("data.") or path.startswith(("/", ".", "~"))
-
-
-def _parent(config: DictConfig, key: str) -> tuple[DictConfig, str]:
-    parent, _, leaf = key.rpartition(".")
-    return OmegaConf.select(config, parent), leaf
 
 
 def _gain(config: DictConfig, settings: CreditSettings) -> Stage:

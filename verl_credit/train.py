@@ -17,7 +17,9 @@ from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
 from verl_credit.host.progress import Progress, Throttled, say_at_once
+from verl_credit.host.prompt_lengths import check_all_prompts
 from verl_credit.host.redact import redact
+from verl_credit.host.required import missing_line
 from verl_credit.host.run_files import METRICS, DamagedFile
 from verl_credit.host.run_lock import run_lock
 from verl_credit.host.validate import validate
@@ -38,6 +40,8 @@ def train(name: str, overrides: list[str], config_dir: str | None = None) -> int
     try:
         config = load_config(name, overrides, config_dir)
         validate(config)
+        if missing := missing_line(config):
+            raise PreflightError(missing)
         return _train(config)
     except (ConfigError, PreflightError) as error:
         print(f"verl-credit train: {error}", flush=True)
@@ -126,8 +130,11 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
             config.search.index_fingerprint = fingerprint
         progress.say(f"index: {said}")
     check_model(config.actor_rollout_ref.model.path)
-    check_data(config.data.train_files, "data.train_files", at_least=config.data.train_batch_size)
-    check_data(config.data.val_files, "data.val_files")
+    searches, batch = bool(config.search.max_searches), config.data.train_batch_size
+    check_data(config.data.train_files, "data.train_files", at_least=batch, searches=searches)
+    check_data(config.data.val_files, "data.val_files", searches=searches)
+    for line in check_all_prompts(config):
+        progress.note("data", line)
     from verl_credit.host.launch import check_with_verl
 
     check_with_verl(config)

@@ -15,6 +15,7 @@ from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.host.hub import cached_config
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.host.prompt_lengths import check_prompts, load_tokenizer
 from verl_credit.host.redact import redact
 from verl_credit.plan.errors import PlanError
 from verl_credit.plan.model_shape import shape_of
@@ -168,11 +169,29 @@ def _data(config: DictConfig, key: str, at_least: int) -> Result:
     if unbuilt := _unbuilt_lab(config, paths):
         return skipped(key, unbuilt)
     try:
-        rows = check_data(paths if files is not None else None, key, at_least=at_least)
+        rows = check_data(
+            paths if files is not None else None,
+            key,
+            at_least=at_least,
+            searches=bool(config.search.max_searches),
+        )
+        said = _prompts(config, key, at_least)
     except PreflightError as error:
-        return failed(key, str(error), "parquet files with a prompt and a gold answer in every row",
+        return failed(key, str(error), "parquet files with a prompt that fits and a gold answer in every row",
                       f"{key}=FILE.parquet (`verl-credit prepare` writes such files)")  # fmt: skip
-    return passed(key, f"{rows} rows in {len(paths)} files")
+    return passed(key, "; ".join([f"{rows} rows in {len(paths)} files", *said]))
+
+
+def _prompts(config: DictConfig, key: str, at_least: int) -> list[str]:
+    """The prompts' lengths, where the tokenizer is on this machine: the doctor fetches nothing."""
+    path = _value(config, MODEL)
+    if not isinstance(path, str) or not Path(path).expanduser().is_dir():
+        return ["prompt lengths not looked at: the tokenizer is not in a folder here (train counts them)"]
+    try:
+        tokenizer = load_tokenizer(config.actor_rollout_ref.model)
+    except PreflightError as error:
+        return [f"prompt lengths not looked at: {error}"]
+    return check_prompts(config, key, tokenizer, at_least=at_least)
 
 
 def check_retriever(

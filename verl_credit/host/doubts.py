@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
 def doubts(config: DictConfig) -> list[str]:
     """One sentence each, with keys and values."""
-    return [*_clip(config), *_sampling(config), *_normalisation(config)]
+    return [*_clip(config), *_sampling(config), *_normalisation(config), *_room(config)]
 
 
 def _clip(config: DictConfig) -> Iterator[str]:
@@ -41,4 +43,21 @@ def _normalisation(config: DictConfig) -> Iterator[str]:
         yield (
             f"algorithm.adv_estimator={estimator}: verl normalises twice, {NORMALISES_TWICE[estimator]}; the size of an "
             "advantage then depends on the other prompts of the batch"
+        )
+
+
+def _room(config: DictConfig) -> Iterator[str]:
+    """What searches return counts in the response. (Turns alone that do not fit are refused.)"""
+    search, room = config.search, config.data.max_response_length
+    if not search.max_searches:
+        return
+    result = math.ceil(search.topk * search.max_page_chars / CHARACTERS)
+    turns, results = (search.max_searches + 1) * search.max_new_tokens, search.max_searches * result
+    if turns + results > room:
+        yield (
+            f"data.max_response_length={room} does not hold all turns at full length: search.max_searches+1="
+            f"{search.max_searches + 1} of search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and what "
+            f"{search.max_searches} searches return (search.topk={search.topk} pages of max_page_chars="
+            f"{search.max_page_chars}, {CHARACTERS} characters a token, titles and markup not counted) about {results} "
+            "more. Rows that do not fit end without an answer (credit/stop/length)"
         )

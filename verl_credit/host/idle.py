@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from omegaconf import DictConfig
 
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
@@ -11,6 +9,7 @@ from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.uncertainty import canonical_kind
 from verl_credit.host.doubts import doubts
 from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.host.sepa_effect import sepa_without_effect
 from verl_credit.host.settings import CreditSettings
 
 RESCALED = ("turn-group-v1d", "turn-group-unbiased")
@@ -101,11 +100,7 @@ def without_effect(config: DictConfig) -> list[str]:
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
     if transform.uses_sepa_controller and steps is not None:
-        first = _first_sepa_step(settings.sepa)
-        if steps < first:
-            found.append(
-                f"algorithm.sepa: lambda is 0 until step {first}, and trainer.total_training_steps={steps}"
-            )
+        found += sepa_without_effect(settings.sepa, steps, f"trainer.total_training_steps={steps}")
     return found
 
 
@@ -115,13 +110,6 @@ def idle_lines(config: DictConfig) -> list[str]:
     lines = [f"set, and read by nothing here: {', '.join(keys)}"] if keys else []
     lines += [f"without effect: {line}" for line in without_effect(config)]
     return lines + [f"warning: {line}" for line in doubts(config)]
-
-
-def _first_sepa_step(sepa: dict) -> int:
-    """The first step at which lambda can be above 0, the gate open from the start."""
-    ramp = sepa["delay_steps"] + 1 if sepa["steps"] > 0 else math.inf
-    # auto: the mean is compared with what it was after the warm-up, first by the observation after that
-    return ramp if sepa["schedule"] == "linear" else min(ramp, sepa["warmup"] + 2)
 
 
 def _transform(settings: PipelineSettings) -> TokenTransform:

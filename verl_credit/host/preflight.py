@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.hub import HubError, refuse_absent
 from verl_credit.host.redact import redact
-from verl_credit.host.reward import answer_form, gold_answers
+from verl_credit.host.reward import answer_form, gold_answers, stated_form
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_settings import client_for, token_of, urls_of
 from verl_credit.host.served_index import ServedIndex, agreed, served_index
@@ -61,14 +61,17 @@ def check_model(path: str | None) -> None:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 
 
-def check_data(files, key: str, *, at_least: int = 1) -> int:
-    """Every row has a prompt and a gold answer, and there are enough of them. Returns the number of rows."""
+def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> int:
+    """Every row has a prompt and a gold answer, and there are enough of them. Returns the number of rows.
+
+    ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
+    """
     import pyarrow
     import pyarrow.parquet as parquet
 
-    if not files:
+    paths = [files] if isinstance(files, str) else files
+    if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
-    paths = [files] if isinstance(files, str) else list(files)
     total = 0
     for path in paths:
         if not Path(path).expanduser().exists():
@@ -84,6 +87,8 @@ def check_data(files, key: str, *, at_least: int = 1) -> int:
             )
         for number, row in enumerate(table.select(["prompt", "reward_model"]).to_pylist()):
             _check_row(path, number, row)
+            if not searches:
+                _check_form(path, number, row)
         total += table.num_rows
     if total < at_least:
         raise PreflightError(
@@ -101,6 +106,18 @@ def _check_row(path: str, number: int, row: dict) -> None:
         answer_form(truth)
     except ValueError as error:
         raise PreflightError(f"{path} row {number}: {error}") from error
+
+
+def _check_form(path: str, number: int, row: dict) -> None:
+    """A row that does not say how it is answered, in a prompt that does not either."""
+    truth = row["reward_model"]["ground_truth"]
+    if stated_form(truth) is None and "<answer>" not in str(row["prompt"]):
+        raise PreflightError(
+            f"{path} row {number}: reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
+            "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be 0. "
+            "`verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt that asks for \\boxed{}; "
+            "'form': 'tag' is for a policy that writes the tag unasked"
+        )
 
 
 def check_server(settings) -> tuple[str | None, str]:

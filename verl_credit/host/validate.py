@@ -126,7 +126,7 @@ def _combinations(config: DictConfig) -> None:
     if turns * _get(config, "search.max_new_tokens") > budget:
         raise ConfigError(
             f"data.max_response_length={budget} cannot hold search.max_searches+1={turns} turns of "
-            f"search.max_new_tokens={_get(config, 'search.max_new_tokens')}, observations not counted"
+            f"search.max_new_tokens={_get(config, 'search.max_new_tokens')}, what searches return not counted"
         )
 
 

@@ -1,0 +1,45 @@
+"""Keys that a run needs from its user. Without this, verl's own defaults would be taken: GSM8K and its authors' model."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+DATA = ("data.train_files", "data.val_files")
+MODEL, SERVER = "actor_rollout_ref.model.path", "search.url"
+HOW = {
+    **dict.fromkeys(DATA, "parquet files; `verl-credit prepare` writes them"),
+    MODEL: "a folder or a name on the hub",
+    SERVER: "a server with POST /retrieve",
+}
+
+
+def without_value(config: DictConfig) -> list[str]:
+    """The required keys that are null, ??? or empty, in the order of HOW. The lab brings its own server."""
+    found = [key for key in (*DATA, MODEL) if _empty(config, key)]
+    searches = config.search.max_searches and "lab" not in config
+    return found + ([SERVER] if searches and _empty(config, SERVER) else [])
+
+
+def told(keys: list[str]) -> list[str]:
+    """``KEY, KEY (what is expected)``, one text for keys that expect the same."""
+    ways: dict[str, list[str]] = {}
+    for key in keys:
+        ways.setdefault(HOW[key], []).append(key)
+    return [f"{', '.join(names)} ({how})" for how, names in ways.items()]
+
+
+def missing_line(config: DictConfig) -> str | None:
+    """One line for all of them; None where nothing is missing."""
+    keys = without_value(config)
+    if not keys:
+        return None
+    return f"no value for {'; '.join(told(keys))}: give KEY=VALUE on the command line or in a recipe"
+
+
+def _empty(config: DictConfig, key: str) -> bool:
+    parent, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(config, parent)
+    if node is None or OmegaConf.is_missing(node, leaf):
+        return True
+    value = node.get(leaf)
+    return value is None or value in ("", [])  # a number is a wrong value, told where the key is read
