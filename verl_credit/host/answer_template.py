@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 AUTO = "auto"
@@ -48,12 +48,15 @@ class AnswerWriter:
     A context ends with the assistant header. From the last special token on (``<|im_start|>``), header and answer are
     tokenised together; where that gives the header's own tokens again, as it nearly always does, the answer simply
     follows them, and where it does not, they are replaced.
-    ``header``: contexts behind a turn end at its call and lack the header; it is written out.
+    ``header``: contexts behind a turn end at its call and lack the header; it is written out, with the arguments that the
+    rollouts' chat template gets (``data.apply_chat_template_kwargs``).
     """
 
-    def __init__(self, tokenizer, template: str, *, header: bool = False):
+    def __init__(
+        self, tokenizer, template: str, *, header: bool = False, chat_template_kwargs: Mapping | None = None
+    ):
         self.tokenizer, self.template = tokenizer, template
-        self.header = assistant_header(tokenizer) if header else []
+        self.header = assistant_header(tokenizer, chat_template_kwargs) if header else []
         self._special = set(tokenizer.all_special_ids)
 
     def template_of(self, prompt_ids: tuple[int, ...]) -> str:
@@ -94,14 +97,15 @@ def _behind(ids: tuple[int, ...], answer: PseudoAnswer) -> PseudoAnswer:
     return PseudoAnswer(ids + answer.token_ids, answer.gold_start + shift, answer.gold_end + shift)
 
 
-def assistant_header(tokenizer) -> list[int]:
-    """Tokens between the end of a turn and the policy's next one, as the chat template writes them.
+def assistant_header(tokenizer, chat_template_kwargs: Mapping | None = None) -> list[int]:
+    """Tokens between the end of a turn and the policy's next one, as the chat template writes them with these arguments.
 
     Needed for contexts that end at a tool call, where no observation has brought the header yet.
     """
     messages = [{"role": "user", "content": "x"}]
-    with_header = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    without = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    options = {**(chat_template_kwargs or {}), "tokenize": False}
+    with_header = tokenizer.apply_chat_template(messages, **options | {"add_generation_prompt": True})
+    without = tokenizer.apply_chat_template(messages, **options | {"add_generation_prompt": False})
     if not with_header.startswith(without) or with_header == without:
         raise ValueError(f"the chat template of {tokenizer.name_or_path} has no generation prompt to append")
     newline = "\n" if without.endswith("\n") else ""

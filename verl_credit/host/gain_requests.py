@@ -41,14 +41,22 @@ def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list
     return requests
 
 
+def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
+    """The writer that the settings ask for."""
+    return AnswerWriter(
+        tokenizer,
+        settings.info_gain_template,
+        header=settings.info_gain_context == "call",
+        chat_template_kwargs=settings.chat_template_kwargs,
+    )
+
+
 class RowPlanner:
     """Requests of single rows; what repeats from row to row is tokenised once."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.settings = settings
-        self.writer = AnswerWriter(
-            tokenizer, settings.info_gain_template, header=settings.info_gain_context == "call"
-        )
+        self.writer = writer_of(tokenizer, settings)
         self._write = lru_cache(maxsize=4096)(self.writer.write)
         self._template_of = lru_cache(maxsize=4096)(self.writer.template_of)
 

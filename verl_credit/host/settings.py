@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from omegaconf import OmegaConf
+
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
 
@@ -31,6 +33,8 @@ class CreditSettings:
     info_gain_warmup_steps: int = 0
     curriculum_gain: tuple[float, float] = (1.0, 1.0)
     curriculum_outcome: tuple[float, float] = (1.0, 1.0)
+    chat_template_kwargs: dict = field(default_factory=dict)
+    """``data.apply_chat_template_kwargs``: what the rollouts' chat template is told (``enable_thinking``)."""
     attention: str | None = None
     preset: str | None = None
     preset_overrides: tuple[str, ...] = ()
@@ -60,6 +64,7 @@ class CreditSettings:
             info_gain_warmup_steps=int(algorithm.info_gain_warmup_steps),
             curriculum_gain=tuple(map(float, algorithm.info_gain_curriculum.gain)),
             curriculum_outcome=tuple(map(float, algorithm.info_gain_curriculum.outcome)),
+            chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
             attention=config.actor_rollout_ref.model.override_config.get("attn_implementation"),
             preset=config.credit_preset,
             preset_overrides=tuple(config.credit_overrides),
@@ -118,3 +123,7 @@ class CreditSettings:
 
     def as_dict(self) -> dict:
         return asdict(self)
+
+
+def _plain(node) -> dict:
+    return (OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node) or {}
