@@ -173,3 +173,36 @@ def planned(tokenizer, prompt, parts, *, truth=("Paris",), **changes):
     response = [token for part in ids[1:] for token in part]
     found = RowPlanner(tokenizer, settings(**changes)).requests(0, ids[0], response, turns, truth)
     return [tokenizer.decode([*ids[0], *response][: r.base] + list(r.answer.token_ids)) for r in found]
+
+
+ASKS = f"{START}user\nPut it in \\boxed{{}}.\n{START}assistant\n"
+PLAIN = f"{START}user\nWho?\n{START}assistant\n"
+
+
+@pytest.mark.parametrize(
+    "prompt, form, end",
+    [
+        (PLAIN, None, "<answer>7</answer>"),
+        (ASKS, None, "\\boxed{7}"),
+        (PLAIN, "boxed", "\\boxed{7}"),
+        (ASKS, "tag", "<answer>7</answer>"),
+    ],
+)
+def test_auto_writes_what_the_row_states_and_else_what_its_prompt_asks_for(prompt, form, end):
+    tokenizer = with_specials(byte_level([]))
+    truth = {"target": ["7"], **({"form": form} if form else {})}
+    found = planned(tokenizer, prompt, ["x"], truth=truth, info_gain_template=AUTO, info_gain_prefix=THOUGHT)
+    assert found == [prompt + THOUGHT + end]
+
+
+@pytest.mark.parametrize("context", ["observation", "call"])
+def test_a_prefix_is_written_once_even_where_the_chat_template_wrote_it(context):
+    tokenizer = with_specials(byte_level([]))
+    observed = f"\npage\n{START}assistant\n"
+    changes = {"info_gain_prefix": THOUGHT, "info_gain_context": context}
+    found = planned(tokenizer, PLAIN, ["call", observed, "x"], **changes)
+    assert [text.count(THOUGHT) for text in found] == [1, 1]
+    found = planned(tokenizer, PLAIN + THOUGHT, ["call", observed + THOUGHT, "x"], **changes)
+    assert [text.rpartition(START)[2] for text in found] == [
+        f"assistant\n{THOUGHT}<answer>Paris</answer>"
+    ] * 2

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from verl_credit.host.answer_template import AnswerWriter, PseudoAnswer
-from verl_credit.host.reward import gold_answers
+from verl_credit.host.reward import gold_answers, stated_form
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_batch import TurnBatch
 
@@ -46,6 +46,7 @@ def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
     return AnswerWriter(
         tokenizer,
         settings.info_gain_template,
+        prefix=settings.info_gain_prefix,
         header=settings.info_gain_context == "call",
         chat_template_kwargs=settings.chat_template_kwargs,
     )
@@ -65,13 +66,14 @@ class RowPlanner:
     ) -> list[Request]:
         golds = gold_answers(truth)
         golds = golds[:1] if self.settings.info_gain_aliases == "first" else list(dict.fromkeys(golds))
-        trunk, template = [*prompt, *response], self._template_of(tuple(prompt))
+        trunk, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
         found = []
         for column, end in enumerate([0, *context_ends(turn_ids, self.settings.info_gain_context)]):
             base = len(prompt) + end
             tail = self.writer.tail(trunk[:base])
+            written = self.writer.prefix_at(trunk[:base], column > 0) + template
             for alias, gold in enumerate(golds):
-                dropped, answer = self._write(tail, gold, template, column > 0)
+                dropped, answer = self._write(tail, gold, written, column > 0)
                 found.append(Request(row, column, alias, base - dropped, answer))
         return found
 

@@ -92,9 +92,14 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def answer_form(ground_truth) -> str:
-    """``tag`` or ``boxed``. Raises ValueError for anything else."""
-    form = (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or TAG
-    if form not in FORMS:
+    """``tag`` or ``boxed``; ``tag`` where the row states none. Raises ValueError for anything else."""
+    return stated_form(ground_truth) or TAG
+
+
+def stated_form(ground_truth) -> str | None:
+    """``tag`` or ``boxed`` as the row states it, None where it does not. Raises ValueError for anything else."""
+    form = (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or None
+    if form is not None and form not in FORMS:
         raise ValueError(f"reward_model.ground_truth.form is {form!r}: expected one of {', '.join(FORMS)}")
     return form
 

@@ -27,6 +27,7 @@ class CreditSettings:
     ratio_level: str
     dynamic_clip: bool
     clip_beta: float
+    info_gain_prefix: str = ""
     info_gain_scorer: str = "branch"
     info_gain_aliases: str = "max"
     info_gain_every: int = 1
@@ -51,6 +52,7 @@ class CreditSettings:
             info_gain_first_turn=algorithm.info_gain_first_turn,
             info_gain_context=algorithm.info_gain_context,
             info_gain_template=algorithm.info_gain_template,
+            info_gain_prefix=algorithm.info_gain_prefix,
             info_gain_on_error=algorithm.info_gain_on_error,
             gamma=float(algorithm.gamma),
             adv_rescale_alpha=float(algorithm.adv_rescale_alpha),

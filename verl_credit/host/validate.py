@@ -185,6 +185,17 @@ def _template(config: DictConfig) -> None:
         raise ConfigError(
             f"algorithm.info_gain_template={template!r}: it must contain {{answer}}, or be {AUTO}"
         )
+    prefix = _get(config, "algorithm.info_gain_prefix")
+    if not isinstance(prefix, str) or "{answer}" in prefix:
+        raise ConfigError(
+            f"algorithm.info_gain_prefix={prefix!r}: expected the text between a context and algorithm.info_gain_template, "
+            'or "" for none'
+        )
+    if prefix.strip() and prefix.strip() in template:
+        raise ConfigError(
+            f"algorithm.info_gain_prefix={prefix!r} with algorithm.info_gain_template={template!r}: the prefix would be "
+            f"written twice; leave it out of the template, or set algorithm.info_gain_prefix=''"
+        )
 
 
 def _one_of(config: DictConfig, key: str, accepted) -> None:
