@@ -133,19 +133,29 @@ def without_effect(config: DictConfig) -> list[str]:
     if credit.dynamic_clip and credit.clip_beta == 0:
         found.append("policy_loss.clip_beta=0: every turn has the same clip range")
     steps = config.trainer.total_training_steps
-    if credit.scores_gain and steps is not None and credit.info_gain_warmup_steps >= steps:
-        found.append(
-            f"algorithm.info_gain_warmup_steps={credit.info_gain_warmup_steps}: no gain is measured in "
-            f"trainer.total_training_steps={steps}"
-        )
+    if steps is not None:
+        found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
-    if transform.uses_sepa_controller and steps is not None:
-        first = _first_sepa_step(settings.sepa)
+    return found
+
+
+def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:
+    """Parts that begin only after the last of ``steps``. ``said``: where that number comes from.
+
+    For runs whose length follows from their data the trainer asks, once it knows it.
+    """
+    found, warm_up = [], credit.info_gain_warmup_steps
+    if credit.scores_gain and warm_up >= steps:
+        found.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {said}")
+    elif credit.scores_gain and credit.info_gain_every > 1 and warm_up + credit.info_gain_every >= steps:
+        found.append(
+            f"algorithm.info_gain_every={credit.info_gain_every}: gains are measured in step {warm_up + 1} alone of {said}"
+        )
+    if _transform(credit.pipeline).uses_sepa_controller:
+        first = _first_sepa_step(credit.pipeline.sepa)
         if steps < first:
-            found.append(
-                f"algorithm.sepa: lambda is 0 until step {first}, and trainer.total_training_steps={steps}"
-            )
+            found.append(f"algorithm.sepa: lambda is 0 until step {first}, and {said}")
     return found
 
 

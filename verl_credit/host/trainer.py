@@ -48,6 +48,7 @@ from verl_credit.host.gain_rows import score_by_rows
 from verl_credit.host.gain_server import scores_of_records
 from verl_credit.host.gain_step import GainPlan, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.host.idle import without_effect_in
 from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
@@ -139,7 +140,17 @@ class CreditTrainer(PPOTrainerSync):
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
         if self._attention:
             events.note(self.run_dir, "attention", self._attention)
+        self._note_idle()
         super().fit(agent_loop_manager)
+
+    def _note_idle(self) -> None:
+        """Where the length of the run follows from its data, it is known only here."""
+        if self.config.trainer.total_training_steps is not None:
+            return  # said before the start
+        steps = self.total_training_steps
+        said = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
+        for line in without_effect_in(self.settings, steps, said):
+            events.note(self.run_dir, "idle", f"without effect: {line}")
 
     @property
     def _loss_is_ours(self) -> bool:
