@@ -152,7 +152,14 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
             ["actor_rollout_ref.model.use_remove_padding=false"],
             "serves packed rows: set .*use_remove_padding=true",
         ),
-        (["actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "ulysses_sequence_parallel_size=2"),
+        *(
+            (
+                [f"actor_rollout_ref.{role}.{key}=2"],
+                f"actor_rollout_ref.{role}.{key}=2: attention over several ranks",
+            )
+            for role in ("actor", "ref")
+            for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+        ),
         (
             ["actor_rollout_ref.actor.strategy=megatron"],
             "strategy=megatron: built for verl's FSDP",
