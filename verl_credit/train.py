@@ -15,7 +15,7 @@ from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
-from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.host.preflight import PreflightError, check_answers, check_data, check_model, check_server
 from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.redact import redact
 from verl_credit.host.run_files import METRICS, DamagedFile
@@ -123,6 +123,8 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
     from verl_credit.host.launch import check_with_verl
 
     check_with_verl(config)
+    if said := check_answers(config):
+        progress.say(said)
 
 
 def _save_config(config: DictConfig, run_dir: Path) -> None:

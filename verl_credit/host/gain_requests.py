@@ -52,6 +52,12 @@ def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
     )
 
 
+def aliases_that_count(truth, aliases: str) -> list[str]:
+    """The gold answers of a row that are scored under ``info_gain_aliases``: the first, or every different one."""
+    golds = gold_answers(truth)
+    return golds[:1] if aliases == "first" else list(dict.fromkeys(golds))
+
+
 class RowPlanner:
     """Requests of single rows; what repeats from row to row is tokenised once."""
 
@@ -64,8 +70,7 @@ class RowPlanner:
     def requests(
         self, row: int, prompt: Sequence[int], response: Sequence[int], turn_ids: Sequence[int], truth
     ) -> list[Request]:
-        golds = gold_answers(truth)
-        golds = golds[:1] if self.settings.info_gain_aliases == "first" else list(dict.fromkeys(golds))
+        golds = aliases_that_count(truth, self.settings.info_gain_aliases)
         trunk, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
         found = []
         for column, end in enumerate([0, *context_ends(turn_ids, self.settings.info_gain_context)]):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from verl_credit.host.answer_budget import answers_are_counted, answers_fit, parquet_rows
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.redact import redact
 from verl_credit.host.reward import answer_form, gold_answers
@@ -83,6 +84,38 @@ def check_data(files, key: str, *, at_least: int = 1) -> int:
             f"{key}: {', '.join(paths)} holds {total or 'no'} rows; at least {at_least} are needed"
         )
     return total
+
+
+def check_answers(config: DictConfig) -> str | None:
+    """The answers that are scored with the training rows fit their micro-batches; what they need, None where none are.
+
+    Loads the policy's tokenizer and counts (`answer_budget`).
+    """
+    if not answers_are_counted(config):
+        return None
+    model = config.actor_rollout_ref.model
+    path = model.get("tokenizer_path") or model.path
+    try:
+        tokenizer = _tokenizer(path, model)
+        return answers_fit(config, tokenizer, parquet_rows(config.data.train_files))
+    except ConfigError as error:
+        raise PreflightError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"actor_rollout_ref.model.path={model.path}: the gold answers cannot be written with the tokenizer of {path}: "
+            f"{error}"
+        ) from error
+
+
+def _tokenizer(path: str, model: DictConfig):
+    """As verl's workers load it."""
+    from verl.utils import hf_tokenizer
+    from verl.utils.fs import copy_to_local
+
+    tokenizer = hf_tokenizer(copy_to_local(path), trust_remote_code=model.get("trust_remote_code", False))
+    if model.get("custom_chat_template"):
+        tokenizer.chat_template = model.custom_chat_template
+    return tokenizer
 
 
 def _check_row(path: str, number: int, row: dict) -> None:

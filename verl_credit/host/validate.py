@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.modes import ADAPTIVE, MODES
 from verl_credit.credit.policy_loss import RATIO_LEVELS
+from verl_credit.host.answer_budget import validate_budgets
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
@@ -23,8 +24,6 @@ from verl_credit.host.validate_pipeline import validate_pipeline
 from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-
-SCORED_ANSWER = 32  # tokens kept free for the pseudo-answer behind the longest context
 
 CHOICES = {
     "algorithm.info_gain_norm_mode": tuple(MODES),
@@ -75,6 +74,7 @@ def validate(config: DictConfig) -> None:
     _lora_on_hf(config)
     _combinations(config)
     validate_scorer(config)
+    validate_budgets(config)
     _resolve(config)
     validate_pipeline(config)
 
@@ -101,13 +101,6 @@ def _combinations(config: DictConfig) -> None:
     if batch % mini:
         raise ConfigError(
             f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
-        )
-    actor = "actor_rollout_ref.actor"
-    row = _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length") + SCORED_ANSWER
-    if _get(config, f"{actor}.use_dynamic_bsz") and _get(config, f"{actor}.ppo_max_token_len_per_gpu") < row:
-        raise ConfigError(
-            f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "
-            f"of data.max_prompt_length + data.max_response_length + {SCORED_ANSWER} (the scored answer) = {row} tokens"
         )
     mode = _get(config, "algorithm.info_gain_norm_mode")
     if estimator == ADV_ESTIMATOR and _get(config, "search.max_searches") == 0 and mode != "none":
