@@ -4,10 +4,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_credit.host.answer_template import PseudoAnswer
+from verl_credit.host.compose import load_config
 from verl_credit.host.gain_requests import context_ends
-from verl_credit.host.gain_rows import ScoreRow, score_rows
+from verl_credit.host.gain_rows import ScoreRow, rows_per_micro_batch, score_rows
 from verl_credit.host.turn_book import TurnBook
 
 VOCAB, LENGTH = 11, 64
@@ -145,6 +147,39 @@ def test_padding_for_the_workers_changes_neither_values_nor_order(dp_size, count
     sent = workers.contexts
     assert len(sent) % dp_size == 0 and len(sent) - count < dp_size
     assert sent[:count] == [row.context_ids for row in rows]
+
+
+class StaticWorkers(Workers):
+    """Each rank divides its rows into micro-batches of a fixed size, by verl's own rule."""
+
+    micro_batch = 4
+
+    def _shard(self, shard):
+        data = shard.copy()
+        tu.assign_non_tensor(
+            data, use_dynamic_bsz=False, micro_batch_size_per_gpu=self.micro_batch, sp_size=1
+        )
+        micro_batches, _ = prepare_micro_batches(data)
+        return tu.concat_tensordict([super(StaticWorkers, self)._shard(one) for one in micro_batches])
+
+
+@pytest.mark.parametrize("dp_size, count", [(1, 7), (2, 7), (2, 9), (2, 16)])
+def test_rows_fill_micro_batches_of_a_fixed_size(dp_size, count):
+    policy, rows = TinyPolicy(torch.float64), rows_of(count)
+    workers = StaticWorkers(policy, dp_size)
+    scores = score_rows(workers, rows, dp_size=dp_size, micro_batch=4)
+    assert torch.equal(scores, score_rows(Workers(policy), rows, dp_size=1))
+    assert len(workers.contexts) - count < 4 * dp_size
+
+
+def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
+    static = [
+        f"actor_rollout_ref.{key}=false"
+        for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
+    ]
+    size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
+    assert rows_per_micro_batch(load_config("lab", [*static, size])) == 4
+    assert rows_per_micro_batch(load_config("lab", [size])) == 1
 
 
 def test_what_is_asked_of_the_workers():

@@ -44,7 +44,7 @@ from verl_credit.host.fields import (
     TRAINER_MODE,
     TURN_IDS,
 )
-from verl_credit.host.gain_rows import score_by_rows
+from verl_credit.host.gain_rows import rows_per_micro_batch, score_by_rows
 from verl_credit.host.gain_server import scores_of_records
 from verl_credit.host.gain_step import GainPlan, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
@@ -215,8 +215,13 @@ class CreditTrainer(PPOTrainerSync):
 
     def _scorer(self, batch, plan: GainPlan) -> torch.Tensor:
         if self.settings.info_gain_scorer == "rows":
-            compute = self.actor_rollout_wg.compute_log_prob
-            return score_by_rows(plan.requests, plan.turns, compute, dp_size=self._dp_size())
+            return score_by_rows(
+                plan.requests,
+                plan.turns,
+                self.actor_rollout_wg.compute_log_prob,
+                dp_size=self._dp_size(),
+                micro_batch=rows_per_micro_batch(self.config),
+            )
         if self.settings.info_gain_scorer == "server":
             return scores_of_records(plan.requests, plan.turns.records)
         found = tq.kv_batch_get(
