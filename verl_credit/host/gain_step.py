@@ -24,7 +24,14 @@ class GainPlan:
     scored: bool
     requests: list[Request]
     branches: BranchPlan
-    """One per distinct context and answer, whichever scorer asks."""
+    """One per distinct context and answer."""
+
+    @property
+    def n_scored(self) -> int:
+        """Contexts and answers that are scored: different ones, but with ``server`` every trajectory asks for its own."""
+        if self.settings.info_gain_scorer == "server":
+            return len(self.requests)
+        return len(set(self.branches.place_N))
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -59,7 +66,7 @@ def score_gains(
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(plan.requests)
-    metrics["credit/gain/contexts_scored"] = len(set(plan.branches.place_N))
+    metrics["credit/gain/contexts_scored"] = plan.n_scored
     prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()

@@ -209,7 +209,7 @@ class CreditTrainer(PPOTrainerSync):
                 outcome_scale=scales[1],
                 stage=self._stage,
             )
-        if plan.scored and self.settings.info_gain_scorer != "server":  # whose seconds are in timing_s/gen
+        if plan.scored:
             metrics.update(gain_cost(plan, self.timing_raw["info_gain"], forward_s if riding else 0.0))
         return batch
 
