@@ -78,6 +78,12 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
     return f"answers scored with a row: at most {said} = {needed}; {LOG_PROB}={budget} has room for {room}"
 
 
+def tokens_per_micro_batch(config: DictConfig) -> int | None:
+    """Tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
+
+
 def worst_row(tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dict]]) -> tuple[str, int, int]:
     """(where, tokens behind one context, gold answers) of the row that needs most.
 

@@ -26,6 +26,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.host import events
 from verl_credit.host.agent_manager import CreditAgentLoopManager
+from verl_credit.host.answer_budget import tokens_per_micro_batch
 from verl_credit.host.checks import (
     check_evaluation_faults,
     check_gain_has_signal,
@@ -46,7 +47,7 @@ from verl_credit.host.fields import (
 )
 from verl_credit.host.gain_rows import rows_per_micro_batch, score_by_rows
 from verl_credit.host.gain_server import scores_of_records
-from verl_credit.host.gain_step import GainPlan, plan_gains, score_gains
+from verl_credit.host.gain_step import GainPlan, fit_branches, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.idle import without_effect_in
 from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
@@ -188,6 +189,7 @@ class CreditTrainer(PPOTrainerSync):
             )
             riding = plan.scored and self.settings.info_gain_scorer == "branch"
             if riding:
+                plan = fit_branches(plan, tokens_per_micro_batch(self.config))
                 batch = self._write(batch, {BRANCHES: plan.branches.field()})
                 batch.extra_info[SCORE_BRANCHES] = True
         start = time.perf_counter()
