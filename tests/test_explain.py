@@ -191,6 +191,12 @@ def test_a_part_without_effect_is_told(overrides, told):
     assert all(text in line for text, line in zip(told, found, strict=True))
 
 
+def test_what_stands_behind_a_context_is_told(capsys):
+    assert "the gold answers as '<answer> {answer}</answer>', the policy" in run(capsys, "explain")[1]
+    _, said = run(capsys, "explain", "--config-name", "singlehop_qwen3_4b")
+    assert "by the row (auto) behind '<think>" in said
+
+
 def test_all_registered_operators_are_checked_from_the_command_line(capsys):
     code, said = run(capsys, "check")
     assert code == 0
