@@ -1,5 +1,7 @@
 """Scoring by rows: the mean log-prob of the gold tokens is that of the policy, read one row at a time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -10,6 +12,7 @@ from verl_credit.host.answer_template import PseudoAnswer
 from verl_credit.host.compose import load_config
 from verl_credit.host.gain_requests import context_ends
 from verl_credit.host.gain_rows import ScoreRow, rows_per_micro_batch, score_rows
+from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_book import TurnBook
 
 VOCAB, LENGTH = 11, 64
@@ -180,6 +183,24 @@ def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
     size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
     assert rows_per_micro_batch(load_config("lab", [*static, size])) == 4
     assert rows_per_micro_batch(load_config("lab", [size])) == 1
+
+
+def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch):
+    from verl_credit.host import trainer as module
+
+    asked = {}
+    monkeypatch.setattr(module, "score_by_rows", lambda requests, turns, compute, **how: asked.update(how))
+    size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
+    static = [
+        f"actor_rollout_ref.{key}=false"
+        for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
+    ]
+    trainer = object.__new__(module.CreditTrainer)
+    trainer.config = load_config("lab", ["algorithm.info_gain_scorer=rows", *static, size])
+    trainer.settings = CreditSettings.from_config(trainer.config)
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
+    trainer._scorer(None, SimpleNamespace(requests=[], turns=None))
+    assert asked == {"dp_size": 2, "micro_batch": 4}
 
 
 def test_what_is_asked_of_the_workers():
