@@ -184,7 +184,7 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
     arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
     arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
     assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
-    assert "answers scored with a row: at most 5 x 2 tokens" in capsys.readouterr().out
+    assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
     assert OmegaConf.load(tmp_path / "run/config.yaml").search.index_fingerprint == "ab12"
 

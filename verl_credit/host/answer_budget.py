@@ -63,9 +63,9 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
     """
     settings = CreditSettings.from_config(config)
     contexts = _contexts(config, settings)
-    where, tokens, n_golds = worst_row(tokenizer, settings, rows)
     row, budget = _row(config), config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu
     room = budget * sequence_parallel(config.actor_rollout_ref.actor) - row
+    where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
     needed = contexts * tokens
     golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
     said = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"
@@ -75,7 +75,7 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
             f"{LOG_PROB}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
             f"data.max_response_length = {row}, and {said} = {needed}. Set it to {budget + needed - room} or more{fewer}"
         )
-    return f"answers scored with a row: at most {said} = {needed}; {LOG_PROB}={budget} has room for {room}"
+    return f"the longest answers of a row: {said} = {needed}; {LOG_PROB}={budget} has room for {room}"
 
 
 def tokens_per_micro_batch(config: DictConfig) -> int | None:
@@ -84,11 +84,14 @@ def tokens_per_micro_batch(config: DictConfig) -> int | None:
     return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
 
 
-def worst_row(tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dict]]) -> tuple[str, int, int]:
+def worst_row(
+    tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dict]], enough: int = 0
+) -> tuple[str, int, int]:
     """(where, tokens behind one context, gold answers) of the row that needs most.
 
-    Rows are looked at from the longest text on; a row whose bytes are fewer than the most tokens found needs fewer, for a
-    token has a byte at least.
+    Rows are looked at from the longest text on. One whose bytes are no more than the most tokens found needs no more, for a
+    token has a byte at least; nor is one counted that cannot need more than ``enough``, so that where all rows surely fit,
+    the row with the longest text is the one named.
     """
     counter = _Counter(tokenizer, settings)
     texts = []
@@ -102,7 +105,7 @@ def worst_row(tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dic
             texts.append((counter.at_most(together, template), where, together, template))
     found = ("", -1, 0)
     for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):
-        if most <= found[1]:
+        if most <= (max(found[1], enough) if found[0] else 0):
             break
         tokens = counter.tokens(golds, template)
         if tokens > found[1]:
