@@ -1,6 +1,7 @@
 """The search agent on scripted policies: turns, stop reasons, the policy's mistakes and the server's faults."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -271,7 +272,7 @@ GOLD = {"reward_model": {"ground_truth": {"target": ["ab", "c"]}}}
 
 def test_the_server_that_wrote_a_trajectory_scores_it(tokenizer):
     """One score per context and alias, on the trajectory's own request id, read where the gold tokens are predicted."""
-    asked = []
+    asked, before = [], time.time()
 
     def scores(prompt):
         asked.append(prompt)
@@ -289,6 +290,8 @@ def test_the_server_that_wrote_a_trajectory_scores_it(tokenizer):
         own = tokenizer(gold, add_special_tokens=False)["input_ids"]
         assert value == pytest.approx(-sum(own) / len(own)) and prompt[-len(own) :] == own
     assert asked[2][: len(asked[2]) - 10] == whole[: len(asked[2]) - 10]
+    begin, end = record(output)["score_span"]
+    assert before <= begin < end <= time.time()
 
 
 def test_a_step_without_gains_asks_nothing_and_so_does_an_evaluation(tokenizer):
@@ -296,7 +299,7 @@ def test_a_step_without_gains_asks_nothing_and_so_does_an_evaluation(tokenizer):
     warm_up = (SERVER, "algorithm.info_gain_warmup_steps=3")
     for overrides, row in ((warm_up, {}), ((SERVER,), {"sampling": "greedy"})):
         output, _ = run(tokenizer, script, *overrides, **GOLD, **row)  # scores=None: being asked would fail
-        assert record(output)["scores"] == []
+        assert record(output)["scores"] == record(output)["score_span"] == []
 
 
 def test_what_the_server_cannot_score_is_nan_with_its_reason_and_no_lost_rollout(tokenizer):

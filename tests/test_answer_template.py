@@ -3,6 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from turn_rows import settings
 
 from verl_credit.host.answer_template import (
     ANSWER_TAG,
@@ -12,6 +13,7 @@ from verl_credit.host.answer_template import (
     assistant_header,
     pseudo_answer,
 )
+from verl_credit.host.gain_requests import RowPlanner
 
 
 def byte_level(merges_from: list[str]) -> PreTrainedTokenizerFast:
@@ -140,3 +142,67 @@ def test_auto_writes_a_box_where_the_prompt_asks_for_one():
     assert (writer.template_of(asks), writer.template_of(other)) == (BOXED, ANSWER_TAG)
     assert tokenizer.decode(list(pseudo_answer(tokenizer, "7", BOXED).token_ids)) == "\\boxed{7}"
     assert AnswerWriter(tokenizer, "So: {answer}").template_of(asks) == "So: {answer}"
+
+
+def test_a_header_is_written_with_the_arguments_of_the_rollouts_chat_template():
+    """Qwen3 told not to think: the policy's turn begins behind an empty thought, after a call as at the bare prompt."""
+    tokenizer = with_specials(byte_level([]))
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "assistant\n{% endif %}",
+        "assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+    )
+    quiet = {"enable_thinking": False}
+    bare = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Who?"}], tokenize=False, add_generation_prompt=True, **quiet
+    )
+    assert bare.endswith(THOUGHT)
+    changes = {"info_gain_context": "call", "chat_template_kwargs": quiet}
+    requests = planned(tokenizer, bare, ["call", f"\npage\n{START}assistant\n{THOUGHT}", "x"], **changes)
+    assert [text.rpartition(START)[2] for text in requests] == [
+        f"assistant\n{THOUGHT}<answer>Paris</answer>"
+    ] * 2
+
+
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+def planned(tokenizer, prompt, parts, *, truth=("Paris",), **changes):
+    """The text of every context with its answer: ``parts`` are turn, observation, turn, ..."""
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, *parts)]
+    turns = [place // 2 if place % 2 == 0 else -1 for place, part in enumerate(ids[1:]) for _ in part]
+    response = [token for part in ids[1:] for token in part]
+    found = RowPlanner(tokenizer, settings(**changes)).requests(0, ids[0], response, turns, truth)
+    return [tokenizer.decode([*ids[0], *response][: r.base] + list(r.answer.token_ids)) for r in found]
+
+
+ASKS = f"{START}user\nPut it in \\boxed{{}}.\n{START}assistant\n"
+PLAIN = f"{START}user\nWho?\n{START}assistant\n"
+
+
+@pytest.mark.parametrize(
+    "prompt, form, end",
+    [
+        (PLAIN, None, "<answer>7</answer>"),
+        (ASKS, None, "\\boxed{7}"),
+        (PLAIN, "boxed", "\\boxed{7}"),
+        (ASKS, "tag", "<answer>7</answer>"),
+    ],
+)
+def test_auto_writes_what_the_row_states_and_else_what_its_prompt_asks_for(prompt, form, end):
+    tokenizer = with_specials(byte_level([]))
+    truth = {"target": ["7"], **({"form": form} if form else {})}
+    found = planned(tokenizer, prompt, ["x"], truth=truth, info_gain_template=AUTO, info_gain_prefix=THOUGHT)
+    assert found == [prompt + THOUGHT + end]
+
+
+@pytest.mark.parametrize("context", ["observation", "call"])
+def test_a_prefix_is_written_once_even_where_the_chat_template_wrote_it(context):
+    tokenizer = with_specials(byte_level([]))
+    observed = f"\npage\n{START}assistant\n"
+    changes = {"info_gain_prefix": THOUGHT, "info_gain_context": context}
+    found = planned(tokenizer, PLAIN, ["call", observed, "x"], **changes)
+    assert [text.count(THOUGHT) for text in found] == [1, 1]
+    found = planned(tokenizer, PLAIN + THOUGHT, ["call", observed + THOUGHT, "x"], **changes)
+    assert [text.rpartition(START)[2] for text in found] == [
+        f"assistant\n{THOUGHT}<answer>Paris</answer>"
+    ] * 2

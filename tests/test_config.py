@@ -33,7 +33,7 @@ def test_our_defaults_are_the_documented_ones():
         "info_gain_type": "prob_diff",
         "info_gain_first_turn": "prior",
         "info_gain_context": "observation",
-        "info_gain_template": "<answer>{answer}</answer>",
+        "info_gain_template": "auto",
         "info_gain_on_error": "raise",
         "gamma": 1.0,
         "adv_rescale_alpha": 0.3,
@@ -82,6 +82,9 @@ def test_every_mode_is_an_override_without_plus(mode):
         ("seed=-1", "seed=-1"),
         ("evaluation.modes=[beam]", "evaluation.modes"),
         ("algorithm.info_gain_template=x", "must contain {answer}"),
+        ("algorithm.info_gain_prefix='{answer}'", "expected the text between a context and"),
+        ("algorithm.info_gain_prefix=null", "expected the text between a context and"),
+        ("algorithm.info_gain_prefix='<answer>'", "would be written twice"),
         ("trainer.v1.trainer_mode=sync", "accepted are credit"),
         ("actor_rollout_ref.rollout.n=1", "groups of at least 2"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "not a multiple"),
@@ -195,7 +198,14 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
             ["actor_rollout_ref.model.use_remove_padding=false"],
             "serves packed rows: set .*use_remove_padding=true",
         ),
-        (["actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "ulysses_sequence_parallel_size=2"),
+        *(
+            (
+                [f"actor_rollout_ref.{role}.{key}=2"],
+                f"actor_rollout_ref.{role}.{key}=2: attention over several ranks",
+            )
+            for role in ("actor", "ref")
+            for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+        ),
         (
             ["actor_rollout_ref.actor.strategy=megatron"],
             "strategy=megatron: built for verl's FSDP",
@@ -238,10 +248,32 @@ def test_what_a_scorer_cannot_do_is_refused_with_the_reason(overrides, said):
         ],
         ["credit=grpo", f"{ATTENTION}=sdpa"],  # nothing is scored
         ["algorithm.info_gain_template=auto"],
+        ["algorithm.info_gain_prefix='So: '"],
     ],
 )
 def test_what_rows_can_do_is_not_refused(overrides):
     check(*overrides)
+
+
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    "overrides, template, prefix",
+    [
+        ([], "auto", THOUGHT),
+        (["model=qwen3_4b_instruct"], "auto", ""),
+        (["credit=released"], "<answer>{answer}</answer>", THOUGHT),
+        (["credit=paper"], "auto", THOUGHT),
+    ],
+)
+def test_who_thinks_first_has_a_prefix_and_released_code_writes_the_tag(overrides, template, prefix):
+    settings = CreditSettings.from_config(check(*OWN[:2], OWN[3], *overrides, recipe="singlehop_qwen3_4b"))
+    assert (settings.info_gain_template, settings.info_gain_prefix) == (template, prefix)
+
+
+def test_the_released_preset_leaves_the_lab_its_tag():
+    assert check("credit=released").algorithm.info_gain_template == check().algorithm.info_gain_template
 
 
 def test_gains_are_measured_when_the_settings_say_so():

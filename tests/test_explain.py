@@ -120,6 +120,25 @@ def test_inputs_that_are_missing_are_named(capsys, tmp_path):
             ["algorithm.info_gain_type=log_prob_diff", "credit=grpo"],
             ["algorithm.info_gain_type=log_prob_diff"],
         ),
+        (["algorithm.info_gain_template='So {answer}'"], []),
+        (
+            ["algorithm.info_gain_template='So {answer}'", "credit=grpo"],
+            ["algorithm.info_gain_template=So {answer}"],
+        ),
+        (["algorithm.info_gain_prefix='So '", "credit=grpo"], ["algorithm.info_gain_prefix=So "]),
+        (["+model=qwen3_4b", "credit=grpo"], []),
+        ([f"{LOSS}.clip_beta=0.1", f"{LOSS}.dynamic_clip=false"], [f"{LOSS}.clip_beta=0.1"]),
+        ([f"{LOSS}.loss_mode=vanilla", f"{LOSS}.ratio_level=token"], [f"{LOSS}.ratio_level=token"]),
+        (
+            ["credit=grpo", "search.max_searches=0", "search.topk=5"],
+            ["search.topk=5", "search.max_page_chars=64"],
+        ),
+        (["search.topk=5"], []),
+        (
+            ["credit=maxrl", "algorithm.norm_adv_by_std_in_grpo=false"],
+            ["algorithm.norm_adv_by_std_in_grpo=False"],
+        ),
+        (["credit=grpo_nostd"], []),
         (["algorithm.planning.threshold=0.5"], ["algorithm.planning.threshold=0.5"]),
         (["algorithm.uncertainty_kind=nll"], []),
         (["algorithm.canonical.alpha_1=2"], ["algorithm.canonical.alpha_1=2.0"]),
@@ -164,6 +183,12 @@ def test_a_key_that_nothing_reads_is_told(overrides, keys):
             ],
             ["until step 222"],
         ),
+        (["algorithm.info_gain_warmup_steps=30"], ["no gain is measured in trainer.total_training_steps=30"]),
+        (["algorithm.info_gain_warmup_steps=29"], []),
+        (["algorithm.info_gain_every=29"], []),
+        (["algorithm.info_gain_every=30"], ["in step 1 alone of trainer.total_training_steps=30"]),
+        (["algorithm.info_gain_every=28", "algorithm.info_gain_warmup_steps=2"], ["in step 3 alone"]),
+        (["algorithm.info_gain_warmup_steps=30", "trainer.total_training_steps=null"], []),
         (["algorithm.adv_rescale_alpha=0"], ["the clip range only"]),
         ([f"{LOSS}.clip_beta=0"], ["clip_beta=0"]),
     ],
@@ -172,6 +197,12 @@ def test_a_part_without_effect_is_told(overrides, told):
     found = without_effect(load_config("lab", overrides))
     assert len(found) == len(told)
     assert all(text in line for text, line in zip(told, found, strict=True))
+
+
+def test_what_stands_behind_a_context_is_told(capsys):
+    assert "the gold answers as '<answer> {answer}</answer>', the policy" in run(capsys, "explain")[1]
+    _, said = run(capsys, "explain", "--config-name", "singlehop_qwen3_4b")
+    assert "by the row (auto) behind '<think>" in said
 
 
 def test_all_registered_operators_are_checked_from_the_command_line(capsys):

@@ -1,13 +1,18 @@
 """Scoring by rows: the mean log-prob of the gold tokens is that of the policy, read one row at a time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_credit.host.answer_template import PseudoAnswer
+from verl_credit.host.compose import load_config
 from verl_credit.host.gain_requests import context_ends
-from verl_credit.host.gain_rows import ScoreRow, score_rows
+from verl_credit.host.gain_rows import ScoreRow, rows_per_micro_batch, score_rows
+from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_book import TurnBook
 
 VOCAB, LENGTH = 11, 64
@@ -145,6 +150,57 @@ def test_padding_for_the_workers_changes_neither_values_nor_order(dp_size, count
     sent = workers.contexts
     assert len(sent) % dp_size == 0 and len(sent) - count < dp_size
     assert sent[:count] == [row.context_ids for row in rows]
+
+
+class StaticWorkers(Workers):
+    """Each rank divides its rows into micro-batches of a fixed size, by verl's own rule."""
+
+    micro_batch = 4
+
+    def _shard(self, shard):
+        data = shard.copy()
+        tu.assign_non_tensor(
+            data, use_dynamic_bsz=False, micro_batch_size_per_gpu=self.micro_batch, sp_size=1
+        )
+        micro_batches, _ = prepare_micro_batches(data)
+        return tu.concat_tensordict([super(StaticWorkers, self)._shard(one) for one in micro_batches])
+
+
+@pytest.mark.parametrize("dp_size, count", [(1, 7), (2, 7), (2, 9), (2, 16)])
+def test_rows_fill_micro_batches_of_a_fixed_size(dp_size, count):
+    policy, rows = TinyPolicy(torch.float64), rows_of(count)
+    workers = StaticWorkers(policy, dp_size)
+    scores = score_rows(workers, rows, dp_size=dp_size, micro_batch=4)
+    assert torch.equal(scores, score_rows(Workers(policy), rows, dp_size=1))
+    assert len(workers.contexts) - count < 4 * dp_size
+
+
+def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
+    static = [
+        f"actor_rollout_ref.{key}=false"
+        for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
+    ]
+    size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
+    assert rows_per_micro_batch(load_config("lab", [*static, size])) == 4
+    assert rows_per_micro_batch(load_config("lab", [size])) == 1
+
+
+def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch):
+    from verl_credit.host import trainer as module
+
+    asked = {}
+    monkeypatch.setattr(module, "score_by_rows", lambda requests, turns, compute, **how: asked.update(how))
+    size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
+    static = [
+        f"actor_rollout_ref.{key}=false"
+        for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
+    ]
+    trainer = object.__new__(module.CreditTrainer)
+    trainer.config = load_config("lab", ["algorithm.info_gain_scorer=rows", *static, size])
+    trainer.settings = CreditSettings.from_config(trainer.config)
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
+    trainer._scorer(None, SimpleNamespace(requests=[], turns=None))
+    assert asked == {"dp_size": 2, "micro_batch": 4}
 
 
 def test_what_is_asked_of_the_workers():

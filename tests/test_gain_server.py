@@ -5,10 +5,17 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from byte_world import make_tokenizer
+from turn_rows import Row, padding_row, settings, turn_batch
 
 from verl_credit.host.answer_template import PseudoAnswer
 from verl_credit.host.gain_requests import Request
 from verl_credit.host.gain_server import scores_of_records, server_score
+from verl_credit.host.gain_step import plan_gains, score_gains
+from verl_credit.host.metrics import gain_cost
+from verl_credit.host.progress import step_line
+from verl_credit.host.turn_book import RowRecord
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
 GARBAGE = -1e30
@@ -76,3 +83,24 @@ def test_scores_are_found_by_context_and_alias():
     records = [{"scores": [[0, 0, -1.5]]}, {"scores": [[1, 0, -9.0], [1, 1, -2.5]]}]
     first, second, missing = scores_of_records(requests, records).tolist()
     assert (first, second) == (-1.5, -2.5) and math.isnan(missing)
+
+
+def test_what_scoring_by_the_server_cost_is_shown():
+    """Three trajectories, scored in 7 of 10 seconds; a padding row copies the record of the row it is made of."""
+    spans = [(100.0, 104.0), (101.0, 103.0), (107.0, 110.0), ()]
+    records = [RowRecord("answer", score_span=list(span)) for span in spans]
+    rows = [Row(("call", "page", "answer"), record=one) for one in records]
+    turns = turn_batch([*rows, padding_row(rows[0])], make_tokenizer())
+    plan = plan_gains(turns, settings(info_gain_scorer="server", info_gain_aliases="first"), make_tokenizer())
+    metrics = gain_cost(plan, 0.5, 0.0)
+    assert metrics == {"credit/gain/seconds": 7.5, "credit/gain/request_seconds": 9.0}
+    assert "of it gain 7.5" in step_line({"step": 1, **metrics}, 2, None)
+
+
+@pytest.mark.parametrize("scorer, scored", [("server", 4), ("rows", 3), ("branch", 3)])
+def test_every_trajectory_asks_the_server_for_its_own_prior(scorer, scored):
+    turns = turn_batch([Row(("call", "one", "answer")), Row(("call", "two", "answer"))], make_tokenizer())
+    asked = settings(info_gain_scorer=scorer, info_gain_aliases="first")
+    plan, metrics = plan_gains(turns, asked, make_tokenizer()), {}
+    score_gains(plan, lambda plan: -torch.arange(1.0, len(plan.requests) + 1), metrics)
+    assert (metrics["credit/gain/contexts"], metrics["credit/gain/contexts_scored"]) == (4, scored)

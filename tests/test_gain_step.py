@@ -10,7 +10,7 @@ from turn_rows import Row, lost_row, padding_row, settings, turn_batch
 
 from verl_credit.host.checks import IntegrityError
 from verl_credit.host.gain_rows import score_by_rows
-from verl_credit.host.gain_step import plan_gains, score_gains
+from verl_credit.host.gain_step import fit_branches, plan_gains, score_gains
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 HEADER = "\n<|im_start|>assistant\n"
@@ -243,3 +243,57 @@ def test_both_contexts_of_a_search_end_with_the_same_header(tokenizer):
     for context, _ in (*seen, *called):
         assert context.endswith(HEADER) and context.count(HEADER + HEADER[1:]) == 0
     assert "C" in seen[1][0] and "C" not in called[1][0]
+
+
+def riding(tokenizer, budget, **changes):
+    """(gains, mask, metrics, lengths of rows with their branches) of the scorer `branch` within a budget of tokens."""
+    turns, metrics = turn_batch(BATCH, tokenizer), {}
+    plan = plan_gains(turns, settings(info_gain_aliases="first", **changes), tokenizer)
+    plan = fit_branches(plan, budget)
+
+    def log_probs(plan):
+        """Of the branch tokens: that of the text before the base, on every one."""
+        found = []
+        for row, branches in enumerate(plan.branches.branches_B):
+            trunk = turns.prompt_ids[row] + turns.response_ids[row]
+            values = [
+                torch.full((len(b.token_ids),), math.log(PROBABILITY[tokenizer.decode(trunk[: b.base])]))
+                for b in branches
+            ]
+            found.append(torch.cat(values or [torch.zeros(1)]).double())
+        return plan.branches.scores(found)
+
+    lengths = [
+        len(p) + len(r) + more
+        for p, r, more in zip(turns.prompt_ids, turns.response_ids, plan.branches.tokens_B, strict=True)
+    ]
+    return *score_gains(plan, log_probs, metrics), metrics, lengths
+
+
+def test_answers_that_do_not_fit_their_row_stop_the_run_or_count_as_failed(tokenizer):
+    """The last context of the longest row is left out: its gain is lost, those before it stay."""
+    all_gains, _, _, lengths = riding(tokenizer, None)
+    longest = max(lengths)
+    assert longest == lengths[0]
+    for budget in (None, longest):
+        gain, mask, metrics, _ = riding(tokenizer, budget)
+        assert torch.equal(gain, all_gains) and metrics["credit/gain/failed_rows"] == 0
+    said = f"log_prob_max_token_len_per_gpu={longest - 1} cannot hold a row and its answers: {longest} tokens"
+    with pytest.raises(IntegrityError, match=said):
+        riding(tokenizer, longest - 1)
+    gain, mask, metrics, kept = riding(tokenizer, longest - 1, info_gain_on_error="zero")
+    assert max(kept) <= longest - 1 and kept[1:] == lengths[1:]
+    assert gain[0].tolist() == [all_gains[0, 0].item(), 0] and torch.equal(gain[1:], all_gains[1:])
+    assert mask[0].tolist() == [True, True] and metrics["credit/gain/failed_rows"] == 1
+    assert metrics["credit/gain/contexts_scored"] == 4
+
+
+def test_a_row_that_has_room_for_no_answer_fails_and_with_it_who_reads_its_prior(tokenizer):
+    turns = turn_batch(BATCH, tokenizer)
+    *_, metrics, kept = riding(
+        tokenizer, len(turns.prompt_ids[0] + turns.response_ids[0]), info_gain_on_error="zero"
+    )
+    assert (
+        kept[0] == len(turns.prompt_ids[0] + turns.response_ids[0])
+        and metrics["credit/gain/failed_rows"] == 2
+    )

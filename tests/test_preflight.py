@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from byte_world import make_tokenizer
 from huggingface_hub import constants, errors
 from omegaconf import OmegaConf
 from scripted_server import dead_port, scripted_server
@@ -215,23 +216,37 @@ def test_the_token_is_sent_and_never_shown(server, monkeypatch):
     assert "s3cret" not in str(caught.value)
 
 
-def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypatch):
+def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypatch, capsys):
     """What the trainer, the checkpoint and config.yaml read."""
     server.info = {"fingerprint": "ab12"}
     row = write(tmp_path / "train.parquet", [GOOD] * 8)
     seen = []
     monkeypatch.setattr("verl_credit.host.launch.check_with_verl", seen.append)
     monkeypatch.setattr("verl_credit.host.launch.launch", seen.append)
-    (tmp_path / "config.json").write_text("{}")
-    arguments = [
-        f"data.train_files={row}",
-        f"data.val_files={row}",
-        f"actor_rollout_ref.model.path={tmp_path}",
-    ]
-    arguments += [f"search.url={server.url}", f"run_dir={tmp_path}/run"]
+    arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
+    arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
     assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
+    assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
     assert OmegaConf.load(tmp_path / "run/config.yaml").search.index_fingerprint == "ab12"
+
+
+def policy(root):
+    """A folder with a tokenizer and nothing to train."""
+    make_tokenizer().save_pretrained(root / "policy")
+    (root / "policy/config.json").write_text('{"model_type": "qwen3"}')
+    return root / "policy"
+
+
+def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch, capsys):
+    many = {**GOOD, "reward_model": {"ground_truth": {"target": [f"gold {n}" for n in range(300)]}}}
+    row = write(tmp_path / "train.parquet", [GOOD] * 8 + [many])
+    monkeypatch.setattr("verl_credit.host.launch.check_with_verl", lambda config: None)
+    arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
+    arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
+    assert main(["train", "--config-name", "search_cpu", *arguments]) == 4
+    said = capsys.readouterr().out
+    assert "log_prob_max_token_len_per_gpu=8448 cannot hold" in said and "train.parquet row 8" in said
 
 
 def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):

@@ -91,6 +91,9 @@ def test_every_recipe_composes_on_every_hardware(name, hardware, vllm_ranks):
     actor = config.actor_rollout_ref.actor
     row = config.data.max_prompt_length + config.data.max_response_length
     assert actor.ppo_max_token_len_per_gpu > row  # a row fits a micro-batch
+    if hardware != "laptop":  # and 24 gold answers of 12 tokens with it, as docs/recipes.md says
+        room = config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu - row
+        assert room >= (config.search.max_searches + 1) * 24 * 12
     assert config.trainer.device == ("cpu" if hardware == "laptop" else "cuda")
     assert config.actor_rollout_ref.rollout.name == ("hf" if hardware == "laptop" else "vllm")
     check_with_verl(config)

@@ -12,6 +12,7 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token_transforms import TRANSFORMS
 from verl_credit.credit.uncertainty import canonical_kind
 from verl_credit.exit_codes import ExitCode
+from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.defaults import ABSENT, changed_values, show_value
 from verl_credit.host.fields import ROLLOUT_NAME
@@ -114,9 +115,16 @@ def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
         f"p = exp(mean log-prob of the gold answer's tokens; aliases: {settings.info_gain_aliases}), before the first "
         f"search and after each; gain = what a search added ({settings.info_gain_context}, "
         f"first_turn={settings.info_gain_first_turn})",
-        "the gold answers, the policy",
+        f"the gold answers as {_written(settings)}, the policy",
         _gain_cost(config, settings),
     )
+
+
+def _written(settings: CreditSettings) -> str:
+    """What stands behind a context."""
+    by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
+    template = by_row if settings.info_gain_template == AUTO else repr(settings.info_gain_template)
+    return f"{template} behind {settings.info_gain_prefix!r}" if settings.info_gain_prefix else template
 
 
 def _gain_cost(config: DictConfig, settings: CreditSettings) -> str:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.doctor.command import refuse_unfit_machine
 from verl_credit.exit_codes import ExitCode
+from verl_credit.host.answer_budget import check_answers
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
@@ -138,6 +139,8 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
     from verl_credit.host.launch import check_with_verl
 
     check_with_verl(config)
+    if said := check_answers(config):
+        progress.say(said)
 
 
 def _save_config(config: DictConfig, run_dir: Path) -> None:

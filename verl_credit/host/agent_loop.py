@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -97,7 +98,7 @@ class SearchAgentLoop(ToolAgentLoop):
             )
 
         prompt, response = output.prompt_ids, output.response_ids
-        planner = RowPlanner(self.tokenizer, credit)
+        planner, begin = RowPlanner(self.tokenizer, credit), time.time()
         for request in planner.requests(0, prompt, response, output.turn_ids, truth):
             answer = request.answer
             context, n_gold = [*prompt, *response][: request.base], answer.gold_end - answer.gold_start
@@ -106,6 +107,7 @@ class SearchAgentLoop(ToolAgentLoop):
             except Exception as error:
                 value, self.record.score_error = math.nan, f"{type(error).__name__}: {error}"[:300]
             self.record.scores.append([request.column, request.alias, value])
+        self.record.score_span = [begin, time.time()]
         output.extra_fields[ROW_RECORD] = self.record.as_dict()
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):

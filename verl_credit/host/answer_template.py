@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 AUTO = "auto"
 ANSWER_TAG = "<answer>{answer}</answer>"
 BOXED = "\\boxed{{answer}}"
+TEMPLATES = {"tag": ANSWER_TAG, "boxed": BOXED}
+"""By the form of a row (`reward.answer_form`)."""
 LONGEST_TAIL = 32
+
+
+def auto_template(form: str | None, prompt: Callable[[], str]) -> str:
+    """The template of ``auto``; ``form`` is what the row states, ``prompt`` is asked where it states nothing."""
+    if form is None:
+        return BOXED if "\\boxed" in prompt() else ANSWER_TAG
+    return TEMPLATES[form]
 
 
 @dataclass(frozen=True)
@@ -48,19 +57,37 @@ class AnswerWriter:
     A context ends with the assistant header. From the last special token on (``<|im_start|>``), header and answer are
     tokenised together; where that gives the header's own tokens again, as it nearly always does, the answer simply
     follows them, and where it does not, they are replaced.
-    ``header``: contexts behind a turn end at its call and lack the header; it is written out.
+    ``header``: contexts behind a turn end at its call and lack the header; it is written out, with the arguments that the
+    rollouts' chat template gets (``data.apply_chat_template_kwargs``).
     """
 
-    def __init__(self, tokenizer, template: str, *, header: bool = False):
-        self.tokenizer, self.template = tokenizer, template
-        self.header = assistant_header(tokenizer) if header else []
+    def __init__(
+        self,
+        tokenizer,
+        template: str,
+        *,
+        prefix: str = "",
+        header: bool = False,
+        chat_template_kwargs: Mapping | None = None,
+    ):
+        self.tokenizer, self.template, self.prefix = tokenizer, template, prefix
+        self.header = assistant_header(tokenizer, chat_template_kwargs) if header else []
         self._special = set(tokenizer.all_special_ids)
 
-    def template_of(self, prompt_ids: tuple[int, ...]) -> str:
-        r"""``auto``: ``\boxed{...}`` for a prompt that asks for it, else the answer tag."""
+    def template_of(self, prompt_ids: tuple[int, ...], form: str | None = None) -> str:
+        r"""``auto``: that of the row's form (``ground_truth.form``), which is how the reward reads the answer. Where the row
+        states none, ``\boxed{...}`` for a prompt that asks for it, else the answer tag."""
         if self.template != AUTO:
             return self.template
-        return BOXED if "\\boxed" in self.tokenizer.decode(prompt_ids) else ANSWER_TAG
+        return auto_template(form, lambda: self.tokenizer.decode(prompt_ids))
+
+    def prefix_at(self, context_ids: Sequence[int], behind_turn: bool) -> str:
+        """What stands between the context and the template; nothing where the context (or the header that is written
+        behind it) ends with the prefix: Qwen3's chat template writes the empty thought itself when told not to think."""
+        if not self.prefix:
+            return ""
+        last = self.header if behind_turn and self.header else context_ids[-len(self.prefix.encode()) :]
+        return "" if self.tokenizer.decode(last).endswith(self.prefix) else self.prefix
 
     def tail(self, context_ids: Sequence[int]) -> tuple[int, ...]:
         """Tokens behind the context's last special one; none where that is too far back to matter."""
@@ -94,14 +121,15 @@ def _behind(ids: tuple[int, ...], answer: PseudoAnswer) -> PseudoAnswer:
     return PseudoAnswer(ids + answer.token_ids, answer.gold_start + shift, answer.gold_end + shift)
 
 
-def assistant_header(tokenizer) -> list[int]:
-    """Tokens between the end of a turn and the policy's next one, as the chat template writes them.
+def assistant_header(tokenizer, chat_template_kwargs: Mapping | None = None) -> list[int]:
+    """Tokens between the end of a turn and the policy's next one, as the chat template writes them with these arguments.
 
     Needed for contexts that end at a tool call, where no observation has brought the header yet.
     """
     messages = [{"role": "user", "content": "x"}]
-    with_header = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    without = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    options = {**(chat_template_kwargs or {}), "tokenize": False}
+    with_header = tokenizer.apply_chat_template(messages, **options | {"add_generation_prompt": True})
+    without = tokenizer.apply_chat_template(messages, **options | {"add_generation_prompt": False})
     if not with_header.startswith(without) or with_header == without:
         raise ValueError(f"the chat template of {tokenizer.name_or_path} has no generation prompt to append")
     newline = "\n" if without.endswith("\n") else ""

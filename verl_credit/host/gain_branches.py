@@ -31,12 +31,30 @@ class BranchPlan:
     """Branches row by row, bases descending, and where each request finds its own."""
 
     branches_B: list[list[GrownBranch]]
-    place_N: list[tuple[int, int]]
-    """(row, number of the branch in it). Requests with the same context and answer share one."""
+    place_N: list[tuple[int, int] | None]
+    """(row, number of the branch in it), None for one that was left out. Requests with the same context and answer share
+    one."""
 
     @property
     def tokens_B(self) -> list[int]:
         return [sum(len(branch.token_ids) for branch in row) for row in self.branches_B]
+
+    def fitted(self, length_B: Sequence[int], budget: int) -> BranchPlan:
+        """Without the branches that would make a row of ``length_B`` tokens longer than ``budget``.
+
+        Contexts nearest the prompt are kept, the bare prompt above all: the group's other rows read it there.
+        """
+        kept_B = [_kept(row, budget - length) for row, length in zip(self.branches_B, length_B, strict=True)]
+        dropped_B = [len(row) - len(kept) for row, kept in zip(self.branches_B, kept_B, strict=True)]
+        return BranchPlan(
+            kept_B,
+            [
+                None
+                if place is None or place[1] < dropped_B[place[0]]
+                else (place[0], place[1] - dropped_B[place[0]])
+                for place in self.place_N
+            ],
+        )
 
     def field(self) -> torch.Tensor:
         """Nested, one int64 row per trajectory, as `decode_branches` reads it."""
@@ -48,7 +66,8 @@ class BranchPlan:
     def scores(self, log_prob_B: Sequence[torch.Tensor]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of every request, float64 [N].
 
-        ``log_prob_B``: per row, what the engine found on its branch tokens; position j holds token j + 1.
+        ``log_prob_B``: per row, what the engine found on its branch tokens; position j holds token j + 1. NaN, a failed
+        score, for a branch that was left out.
         """
         value_B: list[list[torch.Tensor]] = []
         for row, log_prob in zip(self.branches_B, log_prob_B, strict=True):
@@ -60,7 +79,8 @@ class BranchPlan:
             if row and at != len(log_prob):
                 raise RuntimeError(f"{len(log_prob)} log-probs came back for {at} branch tokens")
             value_B.append(values)
-        return torch.stack([value_B[row][number] for row, number in self.place_N])
+        lost = torch.tensor(float("nan"), dtype=torch.float64)
+        return torch.stack([lost if place is None else value_B[place[0]][place[1]] for place in self.place_N])
 
 
 def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
@@ -84,6 +104,15 @@ def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
         [[grown[i] for i in order] for grown, order in zip(grown_B, order_B, strict=True)],
         [(row, rank_B[row][number]) for row, number in asked],
     )
+
+
+def _kept(branches: list[GrownBranch], room: int) -> list[GrownBranch]:
+    """The last of them (bases descend) that fit."""
+    first = len(branches)
+    while first > 0 and len(branches[first - 1].token_ids) <= room:
+        first -= 1
+        room -= len(branches[first].token_ids)
+    return branches[first:]
 
 
 def _grown(request: Request, turns: TurnBatch) -> GrownBranch:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from verl_credit.host.answer_template import AnswerWriter, PseudoAnswer
-from verl_credit.host.reward import gold_answers
+from verl_credit.host.reward import gold_answers, stated_form
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_batch import TurnBatch
 
@@ -41,29 +41,44 @@ def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list
     return requests
 
 
+def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
+    """The writer that the settings ask for."""
+    return AnswerWriter(
+        tokenizer,
+        settings.info_gain_template,
+        prefix=settings.info_gain_prefix,
+        header=settings.info_gain_context == "call",
+        chat_template_kwargs=settings.chat_template_kwargs,
+    )
+
+
+def aliases_that_count(truth, aliases: str) -> list[str]:
+    """The gold answers of a row that are scored under ``info_gain_aliases``: the first, or every different one."""
+    golds = gold_answers(truth)
+    return golds[:1] if aliases == "first" else list(dict.fromkeys(golds))
+
+
 class RowPlanner:
     """Requests of single rows; what repeats from row to row is tokenised once."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.settings = settings
-        self.writer = AnswerWriter(
-            tokenizer, settings.info_gain_template, header=settings.info_gain_context == "call"
-        )
+        self.writer = writer_of(tokenizer, settings)
         self._write = lru_cache(maxsize=4096)(self.writer.write)
         self._template_of = lru_cache(maxsize=4096)(self.writer.template_of)
 
     def requests(
         self, row: int, prompt: Sequence[int], response: Sequence[int], turn_ids: Sequence[int], truth
     ) -> list[Request]:
-        golds = gold_answers(truth)
-        golds = golds[:1] if self.settings.info_gain_aliases == "first" else list(dict.fromkeys(golds))
-        trunk, template = [*prompt, *response], self._template_of(tuple(prompt))
+        golds = aliases_that_count(truth, self.settings.info_gain_aliases)
+        trunk, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
         found = []
         for column, end in enumerate([0, *context_ends(turn_ids, self.settings.info_gain_context)]):
             base = len(prompt) + end
             tail = self.writer.tail(trunk[:base])
+            written = self.writer.prefix_at(trunk[:base], column > 0) + template
             for alias, gold in enumerate(golds):
-                dropped, answer = self._write(tail, gold, template, column > 0)
+                dropped, answer = self._write(tail, gold, written, column > 0)
                 found.append(Request(row, column, alias, base - dropped, answer))
         return found
 

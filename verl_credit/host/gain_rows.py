@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
@@ -25,8 +26,9 @@ def score_by_rows(
     compute_log_prob: Callable[[TensorDict], TensorDict],
     *,
     dp_size: int,
+    micro_batch: int = 1,
 ) -> torch.Tensor:
-    """Mean log-prob of the gold tokens of every request, float64 [N]."""
+    """Mean log-prob of the gold tokens of every request, float64 [N]; see `score_rows`."""
     trunks: dict[int, list[int]] = {}
     rows = []
     for request in requests:
@@ -34,7 +36,7 @@ def score_by_rows(
         if row not in trunks:
             trunks[row] = turns.prompt_ids[row] + turns.response_ids[row]
         rows.append(ScoreRow(tuple(trunks[row][: request.base]), request.answer))
-    return score_rows(compute_log_prob, rows, dp_size=dp_size)
+    return score_rows(compute_log_prob, rows, dp_size=dp_size, micro_batch=micro_batch)
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,21 @@ class ScoreRow:
 
 
 def score_rows(
-    compute_log_prob: Callable[[TensorDict], TensorDict], rows: Sequence[ScoreRow], *, dp_size: int
+    compute_log_prob: Callable[[TensorDict], TensorDict],
+    rows: Sequence[ScoreRow],
+    *,
+    dp_size: int,
+    micro_batch: int = 1,
 ) -> torch.Tensor:
     """Mean log-prob of the gold tokens for every row, float64 [N], at temperature 1.
 
     score = (1/|gold|) sum_j log pi(gold_j | context, template, gold_<j)
+
+    ``micro_batch``: rows of one, where their number is fixed (no dynamic batching); verl divides every rank's rows into
+    such and refuses a remainder. The first row is repeated until none is left.
     """
     distinct = list(dict.fromkeys(rows))
-    padded = distinct + [distinct[0]] * (-len(distinct) % dp_size)
+    padded = distinct + [distinct[0]] * (-len(distinct) % (dp_size * micro_batch))
     output = compute_log_prob(_log_prob_batch(padded))
     answers = torch.nested.as_nested_tensor(
         [torch.ones(len(row.answer.token_ids)) for row in padded], layout=torch.jagged
@@ -64,6 +73,12 @@ def score_rows(
         for i, row in enumerate(distinct)
     }
     return torch.stack([value[row] for row in rows])
+
+
+def rows_per_micro_batch(config: DictConfig) -> int:
+    """Rows of a log-prob micro-batch where that number is fixed; 1 with dynamic batching, which takes any number."""
+    rollout = config.actor_rollout_ref.rollout
+    return 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
 
 
 def _log_prob_batch(rows: Sequence[ScoreRow]) -> TensorDict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +24,14 @@ class GainPlan:
     scored: bool
     requests: list[Request]
     branches: BranchPlan
-    """One per distinct context and answer, whichever scorer asks."""
+    """One per distinct context and answer."""
+
+    @property
+    def n_scored(self) -> int:
+        """Contexts and answers that are scored: different ones, but with ``server`` every trajectory asks for its own."""
+        if self.settings.info_gain_scorer == "server":
+            return len(self.requests)
+        return len(set(self.branches.place_N) - {None})
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
@@ -32,6 +39,25 @@ def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored:
     scored = scored and settings.scores_gain
     requests = gain_requests(turns, settings, tokenizer) if scored else []
     return GainPlan(turns, settings, scored, requests, plan_branches(requests, turns))
+
+
+def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
+    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does).
+
+    What does not fit is a failed score: the run stops here with the key, or with ``info_gain_on_error=zero`` goes on.
+    """
+    if budget is None:
+        return plan
+    length_B = [len(p) + len(r) for p, r in zip(plan.turns.prompt_ids, plan.turns.response_ids, strict=True)]
+    needed = max(n + more for n, more in zip(length_B, plan.branches.tokens_B, strict=True))
+    if needed <= budget:
+        return plan
+    if plan.settings.info_gain_on_error == "raise":
+        raise IntegrityError(
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
+            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
+        )
+    return replace(plan, branches=plan.branches.fitted(length_B, budget))
 
 
 def score_gains(
@@ -59,7 +85,7 @@ def score_gains(
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(plan.requests)
-    metrics["credit/gain/contexts_scored"] = len(set(plan.branches.place_N))
+    metrics["credit/gain/contexts_scored"] = plan.n_scored
     prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()

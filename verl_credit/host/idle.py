@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from collections.abc import Iterator
+
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.host.answer_template import AUTO
+from verl_credit.host.compose import LOSS
 from verl_credit.host.doubts import doubts
+from verl_credit.host.fields import LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.sepa_effect import sepa_without_effect
 from verl_credit.host.settings import CreditSettings
@@ -24,6 +29,20 @@ SEPA_DEFAULTS = {
     "ramp_from": "start",
 }
 
+# What model=qwen3_* say of their models, no choice of the run's author.
+EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+SEARCH_DEFAULTS = {
+    "topk": 3,
+    "max_page_chars": 1000,
+    "timeout_s": 20.0,
+    "max_retries": 2,
+    "breaker_failures": 5,
+    "breaker_pause_s": 5.0,
+    "token_env": None,
+    "index_fingerprint": None,
+    "shuffle_seed": None,
+}
+
 
 def unused(config: DictConfig) -> list[str]:
     """``key=value`` of keys that differ from their default and that nothing of the chosen pipeline reads."""
@@ -33,6 +52,7 @@ def unused(config: DictConfig) -> list[str]:
     gains, sepa = credit.scores_gain, own or transform.uses_sepa_controller
     ours = credit.turn_estimator
     kind = canonical_kind(settings.uncertainty_kind)
+    divides = not settings.replaces_turns and (gains or settings.advantage_mode == "grpo")
     weighted, planned = own or transform.weighted, own or transform.needs_planning
     keys = [  # key, value, default, read?
         ("gtpo.beta", settings.gtpo_beta, 0.1, weighted),
@@ -59,6 +79,14 @@ def unused(config: DictConfig) -> list[str]:
         ("info_gain_type", credit.info_gain_type, "prob_diff", gains),
         ("info_gain_first_turn", credit.info_gain_first_turn, "prior", gains),
         ("info_gain_context", credit.info_gain_context, "observation", gains),
+        (
+            "info_gain_template",
+            credit.info_gain_template,
+            OmegaConf.select(config, "lab.template") or AUTO,
+            gains,
+        ),
+        ("info_gain_prefix", credit.info_gain_prefix.replace(EMPTY_THOUGHT, ""), "", gains),
+        ("norm_adv_by_std_in_grpo", credit.norm_adv_by_std_in_grpo, True, not ours or divides),
         ("gamma", credit.gamma, 1.0, gains or not ours),
         ("adv_rescale_alpha", credit.adv_rescale_alpha, 0.3, credit.info_gain_norm_mode in RESCALED),
     ]
@@ -71,7 +99,20 @@ def unused(config: DictConfig) -> list[str]:
         read = settings.transform_mode == reader
         keys.append((f"canonical.{name}", getattr(settings, name), default, read))
     keys += [(f"sepa.{name}", settings.sepa[name], default, sepa) for name, default in SEPA_DEFAULTS.items()]
-    return [f"algorithm.{key}={value}" for key, value, default, read in keys if not read and value != default]
+    keys = [(f"algorithm.{key}", *rest) for key, *rest in keys] + [*_loss_keys(config), *_search_keys(config)]
+    return [f"{key}={value}" for key, value, default, read in keys if not read and value != default]
+
+
+def _loss_keys(config: DictConfig) -> Iterator[tuple]:
+    loss = config.actor_rollout_ref.actor.policy_loss
+    ours = loss.loss_mode == LOSS_MODE
+    yield f"{LOSS}.ratio_level", loss.get("ratio_level"), "turn", ours
+    yield f"{LOSS}.clip_beta", loss.get("clip_beta"), 0.3, ours and loss.dynamic_clip
+
+
+def _search_keys(config: DictConfig) -> Iterator[tuple]:
+    for name, default in SEARCH_DEFAULTS.items():
+        yield f"search.{name}", config.search[name], default, config.search.max_searches > 0
 
 
 def without_effect(config: DictConfig) -> list[str]:
@@ -92,15 +133,27 @@ def without_effect(config: DictConfig) -> list[str]:
     if credit.dynamic_clip and credit.clip_beta == 0:
         found.append("policy_loss.clip_beta=0: every turn has the same clip range")
     steps = config.trainer.total_training_steps
-    if credit.scores_gain and steps is not None and credit.info_gain_warmup_steps >= steps:
-        found.append(
-            f"algorithm.info_gain_warmup_steps={credit.info_gain_warmup_steps}: no gain is measured in "
-            f"trainer.total_training_steps={steps}"
-        )
+    if steps is not None:
+        found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
-    if transform.uses_sepa_controller and steps is not None:
-        found += sepa_without_effect(settings.sepa, steps, f"trainer.total_training_steps={steps}")
+    return found
+
+
+def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:
+    """Parts that begin only after the last of ``steps``. ``said``: where that number comes from.
+
+    For runs whose length follows from their data the trainer asks, once it knows it.
+    """
+    found, warm_up = [], credit.info_gain_warmup_steps
+    if credit.scores_gain and warm_up >= steps:
+        found.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {said}")
+    elif credit.scores_gain and credit.info_gain_every > 1 and warm_up + credit.info_gain_every >= steps:
+        found.append(
+            f"algorithm.info_gain_every={credit.info_gain_every}: gains are measured in step {warm_up + 1} alone of {said}"
+        )
+    if _transform(credit.pipeline).uses_sepa_controller:
+        found += sepa_without_effect(credit.pipeline.sepa, steps, said)
     return found
 
 

@@ -7,6 +7,7 @@ unless they mean it. Means are per row or per turn as said; nothing is averaged 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -63,8 +64,17 @@ def gain_cost(plan: GainPlan, around_s: float, forward_s: float) -> dict[str, fl
     """What the gains of a step cost.
 
     credit/gain/seconds: measured around the forward (planning, reading; all of it with the scorer ``rows``), plus, with
-    ``branch``, the branches' share of the old_log_probs forward's seconds by tokens, which is an estimate.
+    ``branch``, the branches' share of the old_log_probs forward's seconds by tokens, which is an estimate, and with
+    ``server`` the seconds in which at least one trajectory was being scored: other rollouts went on in them, so that it is
+    the most that scoring can have cost. credit/gain/request_seconds: the same, summed over trajectories.
     """
+    if plan.settings.info_gain_scorer == "server":
+        records = zip(plan.turns.records, plan.turns.is_padding, strict=True)
+        spans = [record["score_span"] for record, pad in records if not pad and record.get("score_span")]
+        return {
+            "credit/gain/seconds": around_s + covered_seconds(spans),
+            "credit/gain/request_seconds": sum(end - begin for begin, end in spans),
+        }
     branch = sum(plan.branches.tokens_B)
     rows = sum(map(len, plan.turns.prompt_ids)) + sum(map(len, plan.turns.response_ids))
     metrics = {"credit/gain/seconds": around_s}
@@ -73,6 +83,15 @@ def gain_cost(plan: GainPlan, around_s: float, forward_s: float) -> dict[str, fl
         metrics["credit/gain/seconds"] += share * forward_s
         metrics["credit/gain/branch_token_share"] = share
     return metrics
+
+
+def covered_seconds(spans: Iterable[Sequence[float]]) -> float:
+    """Length of the union of [begin, end] intervals."""
+    covered, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered
 
 
 def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[str, float]:

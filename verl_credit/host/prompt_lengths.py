@@ -108,7 +108,7 @@ def load_tokenizer(model: DictConfig):
     except Exception as error:  # libraries of the tokenizer's own raise what they like
         if folder.exists():
             raise PreflightError(
-                f"{path}: no tokenizer can be loaded from there ({_first_line(error)})"
+                f"actor_rollout_ref.model.path={path}: no tokenizer can be loaded from there ({_first_line(error)})"
             ) from error
         return None
     if model.get("custom_chat_template"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from omegaconf import OmegaConf
+
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
 
@@ -25,12 +27,15 @@ class CreditSettings:
     ratio_level: str
     dynamic_clip: bool
     clip_beta: float
+    info_gain_prefix: str = ""
     info_gain_scorer: str = "branch"
     info_gain_aliases: str = "max"
     info_gain_every: int = 1
     info_gain_warmup_steps: int = 0
     curriculum_gain: tuple[float, float] = (1.0, 1.0)
     curriculum_outcome: tuple[float, float] = (1.0, 1.0)
+    chat_template_kwargs: dict = field(default_factory=dict)
+    """``data.apply_chat_template_kwargs``: what the rollouts' chat template is told (``enable_thinking``)."""
     attention: str | None = None
     preset: str | None = None
     preset_overrides: tuple[str, ...] = ()
@@ -47,6 +52,7 @@ class CreditSettings:
             info_gain_first_turn=algorithm.info_gain_first_turn,
             info_gain_context=algorithm.info_gain_context,
             info_gain_template=algorithm.info_gain_template,
+            info_gain_prefix=algorithm.info_gain_prefix,
             info_gain_on_error=algorithm.info_gain_on_error,
             gamma=float(algorithm.gamma),
             adv_rescale_alpha=float(algorithm.adv_rescale_alpha),
@@ -60,6 +66,7 @@ class CreditSettings:
             info_gain_warmup_steps=int(algorithm.info_gain_warmup_steps),
             curriculum_gain=tuple(map(float, algorithm.info_gain_curriculum.gain)),
             curriculum_outcome=tuple(map(float, algorithm.info_gain_curriculum.outcome)),
+            chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
             attention=config.actor_rollout_ref.model.override_config.get("attn_implementation"),
             preset=config.credit_preset,
             preset_overrides=tuple(config.credit_overrides),
@@ -118,3 +125,7 @@ class CreditSettings:
 
     def as_dict(self) -> dict:
         return asdict(self)
+
+
+def _plain(node) -> dict:
+    return (OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node) or {}

@@ -26,6 +26,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.host import events
 from verl_credit.host.agent_manager import CreditAgentLoopManager
+from verl_credit.host.answer_budget import tokens_per_micro_batch
 from verl_credit.host.checks import (
     check_evaluation_faults,
     check_gain_has_signal,
@@ -44,10 +45,11 @@ from verl_credit.host.fields import (
     TRAINER_MODE,
     TURN_IDS,
 )
-from verl_credit.host.gain_rows import score_by_rows
+from verl_credit.host.gain_rows import rows_per_micro_batch, score_by_rows
 from verl_credit.host.gain_server import scores_of_records
-from verl_credit.host.gain_step import GainPlan, plan_gains, score_gains
+from verl_credit.host.gain_step import GainPlan, fit_branches, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.host.idle import without_effect_in
 from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
 from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
@@ -139,7 +141,17 @@ class CreditTrainer(PPOTrainerSync):
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
         if self._attention:
             events.note(self.run_dir, "attention", self._attention)
+        self._note_idle()
         super().fit(agent_loop_manager)
+
+    def _note_idle(self) -> None:
+        """Where the length of the run follows from its data, it is known only here."""
+        if self.config.trainer.total_training_steps is not None:
+            return  # said before the start
+        steps = self.total_training_steps
+        said = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
+        for line in without_effect_in(self.settings, steps, said):
+            events.note(self.run_dir, "idle", f"without effect: {line}")
 
     @property
     def _loss_is_ours(self) -> bool:
@@ -177,6 +189,7 @@ class CreditTrainer(PPOTrainerSync):
             )
             riding = plan.scored and self.settings.info_gain_scorer == "branch"
             if riding:
+                plan = fit_branches(plan, tokens_per_micro_batch(self.config))
                 batch = self._write(batch, {BRANCHES: plan.branches.field()})
                 batch.extra_info[SCORE_BRANCHES] = True
         start = time.perf_counter()
@@ -198,14 +211,19 @@ class CreditTrainer(PPOTrainerSync):
                 outcome_scale=scales[1],
                 stage=self._stage,
             )
-        if plan.scored and self.settings.info_gain_scorer != "server":  # whose seconds are in timing_s/gen
+        if plan.scored:
             metrics.update(gain_cost(plan, self.timing_raw["info_gain"], forward_s if riding else 0.0))
         return batch
 
     def _scorer(self, batch, plan: GainPlan) -> torch.Tensor:
         if self.settings.info_gain_scorer == "rows":
-            compute = self.actor_rollout_wg.compute_log_prob
-            return score_by_rows(plan.requests, plan.turns, compute, dp_size=self._dp_size())
+            return score_by_rows(
+                plan.requests,
+                plan.turns,
+                self.actor_rollout_wg.compute_log_prob,
+                dp_size=self._dp_size(),
+                micro_batch=rows_per_micro_batch(self.config),
+            )
         if self.settings.info_gain_scorer == "server":
             return scores_of_records(plan.requests, plan.turns.records)
         found = tq.kv_batch_get(

@@ -29,6 +29,8 @@ class RowRecord:
     """Per search: turn, query, and the ids of the pages shown, in order."""
     scores: list[list] = field(default_factory=list)
     """[context, alias, mean log-prob of the gold tokens], where the rollout server scores (`gain_server`)."""
+    score_span: list[float] = field(default_factory=list)
+    """[begin, end] of that scoring in seconds since the epoch, by the clock of the agent loop's machine."""
     score_error: str = ""
     """Why the last of the scores that are NaN could not be had."""
 

@@ -11,11 +11,11 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.modes import ADAPTIVE, MODES
 from verl_credit.credit.policy_loss import RATIO_LEVELS
+from verl_credit.host.answer_budget import validate_budgets
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
-from verl_credit.host.row_room import SCORED_ANSWER, least_update_tokens
 from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.host.search_settings import validate_search
 from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
@@ -80,6 +80,7 @@ def validate(config: DictConfig) -> None:
     _lora_on_hf(config)
     _combinations(config)
     validate_scorer(config)
+    validate_budgets(config)
     _resolve(config)
     validate_pipeline(config)
 
@@ -106,15 +107,6 @@ def _combinations(config: DictConfig) -> None:
     if batch % mini:
         raise ConfigError(
             f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
-        )
-    actor = "actor_rollout_ref.actor"
-    row = least_update_tokens(
-        _get(config, "data.max_prompt_length") + _get(config, "data.max_response_length")
-    )
-    if _get(config, f"{actor}.use_dynamic_bsz") and _get(config, f"{actor}.ppo_max_token_len_per_gpu") < row:
-        raise ConfigError(
-            f"{actor}.ppo_max_token_len_per_gpu={_get(config, f'{actor}.ppo_max_token_len_per_gpu')} cannot hold a row "
-            f"of data.max_prompt_length + data.max_response_length + {SCORED_ANSWER} (the scored answer) = {row} tokens"
         )
     mode = _get(config, "algorithm.info_gain_norm_mode")
     if estimator == ADV_ESTIMATOR and _get(config, "search.max_searches") == 0 and mode != "none":
@@ -191,6 +183,17 @@ def _template(config: DictConfig) -> None:
     if template != AUTO and "{answer}" not in str(template):
         raise ConfigError(
             f"algorithm.info_gain_template={template!r}: it must contain {{answer}}, or be {AUTO}"
+        )
+    prefix = _get(config, "algorithm.info_gain_prefix")
+    if not isinstance(prefix, str) or "{answer}" in prefix:
+        raise ConfigError(
+            f"algorithm.info_gain_prefix={prefix!r}: expected the text between a context and algorithm.info_gain_template, "
+            'or "" for none'
+        )
+    if prefix.strip() and prefix.strip() in template:
+        raise ConfigError(
+            f"algorithm.info_gain_prefix={prefix!r} with algorithm.info_gain_template={template!r}: the prefix would be "
+            f"written twice; leave it out of the template, or set algorithm.info_gain_prefix=''"
         )
 
 

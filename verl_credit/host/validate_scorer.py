@@ -11,6 +11,7 @@ SCORERS = ("branch", "rows", "server")
 SERVERS = ("hf", "vllm")  # rollout engines whose servers give log-probs of prompts
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 OURS = ("auto", "credit_varlen", "credit_flex", "credit_sdpa")
+ULYSSES = "ulysses_sequence_parallel_size"
 STRATEGIES = ("fsdp", "fsdp2")
 
 
@@ -18,18 +19,12 @@ def validate_scorer(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     attention = OmegaConf.select(config, ATTENTION)
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
-    sequence_parallel = OmegaConf.select(actor, "ulysses_sequence_parallel_size") or 1
     if attention in OURS:
         if not model.use_remove_padding:
             raise ConfigError(
                 f"{ATTENTION}={attention} serves packed rows: set actor_rollout_ref.model.use_remove_padding=true"
             )
-        if sequence_parallel > 1:
-            raise ConfigError(
-                f"{ATTENTION}={attention} with actor_rollout_ref.actor.ulysses_sequence_parallel_size="
-                f"{sequence_parallel}: attention over several ranks is not built; set it to 1, or {ATTENTION}="
-                "flash_attention_2 and algorithm.info_gain_scorer=rows"
-            )
+        _one_rank_a_sequence(config, attention)
         if actor.strategy not in STRATEGIES:
             raise ConfigError(
                 f"{ATTENTION}={attention} with actor_rollout_ref.actor.strategy={actor.strategy}: built for verl's FSDP "
@@ -50,6 +45,24 @@ def validate_scorer(config: DictConfig) -> None:
             f"algorithm.info_gain_scorer=server with actor_rollout_ref.rollout.name={rollout}: built for "
             f"{' and '.join(SERVERS)}; use branch or rows"
         )
+
+
+def sequence_parallel(role: DictConfig) -> int:
+    """Ranks that share a sequence in the actor or the reference: verl's engine reads the key of ``fsdp_config``, into which
+    the older one is copied where it is above 1."""
+    older, read = (OmegaConf.select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
+    return older if older > 1 else read
+
+
+def _one_rank_a_sequence(config: DictConfig, attention: str) -> None:
+    for role in ("actor", "ref"):
+        for name in (f"{role}.{ULYSSES}", f"{role}.fsdp_config.{ULYSSES}"):
+            ranks = OmegaConf.select(config.actor_rollout_ref, name) or 1
+            if ranks > 1:
+                raise ConfigError(
+                    f"{ATTENTION}={attention} with actor_rollout_ref.{name}={ranks}: attention over several ranks is not "
+                    f"built; set it to 1, or {ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows"
+                )
 
 
 def _branch(config: DictConfig, attention: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from verl_credit.host.row_room import least_log_prob_tokens, least_update_tokens
+from verl_credit.host.row_room import least_log_prob_tokens
 from verl_credit.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import RESERVING, Phase, engine
@@ -104,7 +104,7 @@ def _micro_batch(case: Case) -> Iterator[Candidate]:
         yield from _fewer_rows(case)
         return
     update, log_prob = job.update_tokens, job.log_prob_tokens
-    least = least_update_tokens(job.longest_row), least_log_prob_tokens(job.longest_row, job.max_turns)
+    least = job.longest_row, least_log_prob_tokens(job.longest_row, job.max_turns)
     while update > least[0] or log_prob > least[1]:
         half = max(update, log_prob) // 2
         update, log_prob = min(update, max(least[0], half)), min(log_prob, max(least[1], half))

@@ -39,7 +39,7 @@ def training_rows(run: Run) -> list[Row]:
         Row("Turns with positive gain", run.series("credit/gain/share_positive"), percent, points),
         Row("Clipped tokens", run.series("actor/pg_clipfrac"), percent, points),
         Row("Time per step", run.series("timing_s/step"), seconds, seconds_change),
-        Row("Time per step for the gain", run.series("timing_s/info_gain"), seconds, seconds_change),
+        Row("Time per step for the gain", run.series("credit/gain/seconds"), seconds, seconds_change),
     ]
 
 

@@ -1,0 +1,64 @@
+"""A run whose length follows from its data says at its start what begins only after its last step."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_credit.host.agent_manager import CreditAgentLoopManager
+from verl_credit.host.compose import load_config
+from verl_credit.host.run_files import EVENTS
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.trainer import CreditTrainer
+
+
+class Manager(CreditAgentLoopManager):
+    def __init__(self):
+        pass
+
+    def probe(self):
+        return []
+
+    def drain_errors(self):
+        return []
+
+
+def notes(tmp_path, monkeypatch, *overrides, steps=40):
+    """What `fit` says of itself before verl's own begins."""
+    config = load_config("lab", [*overrides, f"run_dir={tmp_path}", "trainer.total_epochs=1"])
+    trainer = object.__new__(CreditTrainer)
+    trainer.config, trainer.settings = config, CreditSettings.from_config(config)
+    trainer.run_dir, trainer.total_training_steps = tmp_path, steps
+    trainer._watch, trainer._attention = SimpleNamespace(), None
+    monkeypatch.setattr(PPOTrainerSync, "fit", lambda self, manager: None)
+    trainer.fit(Manager())
+    rows = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
+    return [row["text"] for row in rows if row["kind"] == "idle"]
+
+
+@pytest.mark.parametrize(
+    "overrides, said",
+    [
+        (
+            ["algorithm.info_gain_warmup_steps=40"],
+            "info_gain_warmup_steps=40: no gain is measured in 40 steps",
+        ),
+        (["algorithm.info_gain_every=100"], "gains are measured in step 1 alone of 40 steps"),
+        (["algorithm.transform_mode=gtpo_sepa"], "lambda is 0 until step 51, and 40 steps"),
+    ],
+)
+def test_what_begins_after_the_last_step_is_said(tmp_path, monkeypatch, overrides, said):
+    (line,) = notes(tmp_path, monkeypatch, "trainer.total_training_steps=null", *overrides)
+    assert said in line and "(trainer.total_epochs=1)" in line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.total_training_steps=null", "algorithm.info_gain_warmup_steps=39"],
+        ["trainer.total_training_steps=40", "algorithm.info_gain_warmup_steps=40"],  # said before the start
+    ],
+)
+def test_nothing_is_said_twice_or_without_need(tmp_path, monkeypatch, overrides):
+    assert notes(tmp_path, monkeypatch, *overrides) == []

@@ -1,0 +1,197 @@
+"""Rows, and the answers scored with them, have to fit a micro-batch: checked before the start, not by a dead step.
+
+With dynamic batching verl refuses a row that is longer than the forward's budget. On ``old_log_probs`` the answers
+ride behind their row (`gain_branches`); with the scorer ``rows`` each has a row of its own:
+
+    tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
+
+with contexts = search.max_searches + 1. The longest row is the one that the length limits allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.host.answer_template import AUTO, PseudoAnswer, assistant_header, auto_template
+from verl_credit.host.compose import ConfigError
+from verl_credit.host.gain_requests import aliases_that_count, writer_of
+from verl_credit.host.preflight import PreflightError
+from verl_credit.host.prompt_lengths import load_tokenizer
+from verl_credit.host.reward import stated_form
+from verl_credit.host.row_room import SHORT_ANSWER, least_log_prob_tokens
+from verl_credit.host.settings import CreditSettings
+from verl_credit.host.validate_scorer import sequence_parallel
+
+LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+
+
+def validate_budgets(config: DictConfig) -> None:
+    """What is known without the data: the longest row, and one short answer per context. Raises ConfigError."""
+    actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
+    row = _row(config)
+    if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz} with actor_rollout_ref.rollout."
+            f"log_prob_use_dynamic_bsz={rollout.log_prob_use_dynamic_bsz}: verl wants them equal"
+        )
+    referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    if referred and ref.log_prob_use_dynamic_bsz:
+        _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, sequence_parallel(ref), row)
+    if not actor.use_dynamic_bsz:
+        return
+    ranks = sequence_parallel(actor)
+    _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
+    answers = _contexts(config, CreditSettings.from_config(config))
+    said = f" and {answers} short answer{'s' * (answers > 1)} of {SHORT_ANSWER} tokens" if answers else ""
+    _must_hold(
+        LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, least_log_prob_tokens(row, answers), said
+    )
+
+
+def check_answers(config: DictConfig) -> str | None:
+    """The answers that are scored with the training rows fit their micro-batches; what they need, None where none are.
+
+    Loads the policy's tokenizer and counts. Raises PreflightError.
+    """
+    if not answers_are_counted(config):
+        return None
+    model = config.actor_rollout_ref.model
+    path = model.get("tokenizer_path") or model.path
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        return f"answers were not counted: the tokenizer of {path} cannot be loaded here; too long ones fail at their step"
+    try:
+        return answers_fit(config, tokenizer, parquet_rows(config.data.train_files))
+    except ConfigError as error:
+        raise PreflightError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"actor_rollout_ref.model.path={model.path}: the gold answers cannot be written with the tokenizer of {path}: "
+            f"{error}"
+        ) from error
+
+
+def answers_are_counted(config: DictConfig) -> bool:
+    """Gains are scored by the actor, in micro-batches of so many tokens."""
+    settings = CreditSettings.from_config(config)
+    return bool(_contexts(config, settings)) and config.actor_rollout_ref.actor.use_dynamic_bsz
+
+
+def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]]) -> str:
+    """What the answers of these rows need at most, as a sentence.
+
+    ``rows``: (where it stands, a row with ``prompt`` and ``reward_model``). Raises ConfigError with the row that needs most
+    and what the budget would have to be, ValueError for a tokenizer or a row whose answer cannot be written.
+    """
+    settings = CreditSettings.from_config(config)
+    contexts = _contexts(config, settings)
+    row, budget = _row(config), config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu
+    room = budget * sequence_parallel(config.actor_rollout_ref.actor) - row
+    where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
+    needed = contexts * tokens
+    golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
+    said = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"
+    if needed > room:
+        fewer = ", or algorithm.info_gain_aliases=first" if n_golds > 1 else ""
+        raise ConfigError(
+            f"{LOG_PROB}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
+            f"data.max_response_length = {row}, and {said} = {needed}. Set it to {budget + needed - room} or more{fewer}"
+        )
+    return f"the longest answers of a row: {said} = {needed}; {LOG_PROB}={budget} has room for {room}"
+
+
+def tokens_per_micro_batch(config: DictConfig) -> int | None:
+    """Tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
+
+
+def worst_row(
+    tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dict]], enough: int = 0
+) -> tuple[str, int, int]:
+    """(where, tokens behind one context, gold answers) of the row that needs most.
+
+    Rows are looked at from the longest text on. One whose bytes are no more than the most tokens found needs no more, for a
+    token has a byte at least; nor is one counted that cannot need more than ``enough``, so that where all rows surely fit,
+    the row with the longest text is the one named.
+    """
+    counter = _Counter(tokenizer, settings)
+    texts = []
+    for where, row in rows:
+        truth = row["reward_model"]["ground_truth"]
+        golds = aliases_that_count(truth, settings.info_gain_aliases)
+        template = settings.info_gain_template
+        if template == AUTO:
+            template = auto_template(stated_form(truth), lambda row=row: str(row["prompt"]))
+        for together in [golds] if settings.info_gain_scorer == "branch" else [[gold] for gold in golds]:
+            texts.append((counter.at_most(together, template), where, together, template))
+    found = ("", -1, 0)
+    for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):
+        if most <= (max(found[1], enough) if found[0] else 0):
+            break
+        tokens = counter.tokens(golds, template)
+        if tokens > found[1]:
+            found = (where, tokens, len(golds))
+    return found
+
+
+class _Counter:
+    """Tokens that the answers of a row put behind one of its contexts."""
+
+    def __init__(self, tokenizer, settings: CreditSettings):
+        self.writer = writer_of(tokenizer, settings)
+        header = assistant_header(tokenizer, settings.chat_template_kwargs)
+        self.end = header  # of every context that does not end at a call
+        self.beside = 2 * len(header) + 1  # header written, tail written again, the token before
+        self.places = (False, True) if self.writer.header else (False,)
+
+    def at_most(self, golds: Sequence[str], template: str) -> int:
+        around = self.beside + len((self.writer.prefix + template).encode())
+        return sum(around + len(gold.encode()) for gold in golds)
+
+    def tokens(self, golds: Sequence[str], template: str) -> int:
+        return max(sum(self._one(gold, template, behind) for gold in golds) for behind in self.places)
+
+    def _one(self, gold: str, template: str, behind_turn: bool) -> int:
+        written = self.writer.prefix_at(self.end, behind_turn) + template
+        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, behind_turn)
+        return ridden(answer)
+
+
+def ridden(answer: PseudoAnswer) -> int:
+    """Tokens of an answer's branch: nothing behind the gold tokens, and one before the first of them."""
+    return answer.gold_end + (answer.gold_start == 0)
+
+
+def parquet_rows(files: str | Sequence[str]) -> Iterator[tuple[str, dict]]:
+    """(file and number, row) of every row, prompt and gold answers only."""
+    import pyarrow.parquet as parquet
+
+    for path in [files] if isinstance(files, str) else files:
+        table = parquet.read_table(Path(path).expanduser(), columns=["prompt", "reward_model"])
+        for number, row in enumerate(table.to_pylist()):
+            yield f"{path} row {number}", row
+
+
+def _row(config: DictConfig) -> int:
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def _contexts(config: DictConfig, settings: CreditSettings) -> int:
+    """How often the answers ride behind a row; with ``rows`` one answer makes a row of its own longer."""
+    if not settings.scores_gain or settings.info_gain_scorer == "server":
+        return 0
+    return config.search.max_searches + 1 if settings.info_gain_scorer == "branch" else 1
+
+
+def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:
+    if budget is None or budget * ranks < needed:
+        raise ConfigError(
+            f"{key}={budget} cannot hold a row of data.max_prompt_length + data.max_response_length{said}: "
+            f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
+        )
