@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page):
 )
 def test_an_idle_gpu_is_told(seen, device, told, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-    monkeypatch.setattr(encoder, "SentenceEncoder", lambda *_, **__: None)
+    monkeypatch.setattr(encoder, "SentenceEncoder", lambda *_, **__: SimpleNamespace(notes=()))
 
     def stop(*_, **__):
         raise ValueError("far enough")

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from test_preflight import policy
 
 from verl_credit.cli import main
 from verl_credit.host.compose import load_config
@@ -45,6 +46,7 @@ def test_train_refuses_rows_whose_answers_nothing_would_read(tmp_path, capsys, m
     monkeypatch.setattr("verl_credit.train.refuse_unfit_machine", lambda config: [])
     path = write(tmp_path / "train.parquet", [VERLS_GSM8K] * 16)
     arguments = [f"data.train_files={path}", f"data.val_files={path}", f"run_dir={tmp_path}/run"]
+    arguments.append(f"actor_rollout_ref.model.path={policy(tmp_path)}")
     assert main(["train", "--config-name", "math_sepa", *arguments]) == 4
     assert "train.parquet row 0: reward_model.ground_truth='72' has no form" in capsys.readouterr().out
 

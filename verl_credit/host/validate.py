@@ -80,9 +80,9 @@ def validate(config: DictConfig) -> None:
     _lora_on_hf(config)
     _combinations(config)
     validate_scorer(config)
-    validate_budgets(config)
     _resolve(config)
     validate_pipeline(config)
+    validate_budgets(config)
 
 
 def _combinations(config: DictConfig) -> None:

@@ -46,12 +46,16 @@ def plan_command(
 
 def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
     """Compose; our own blocks may be set without being in the recipe."""
-    from omegaconf import OmegaConf
-
     from verl_credit.host.compose import load_config
 
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
-    config = load_config(name, [item for item in overrides if item not in ours], config_dir)
+    return _values(load_config(name, [item for item in overrides if item not in ours], config_dir), ours)
+
+
+def _values(config, ours: Sequence[str]) -> dict:
+    """What a plan reads of a configuration, with ``ours`` (``plan.`` and ``hardware.`` overrides) put in."""
+    from omegaconf import OmegaConf
+
     values = {}
     for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation"):
         if block in config:
