@@ -115,7 +115,8 @@ def require_gpu(kind: str, dtype: str) -> None:
     try:
         devices = faiss.get_num_gpus()
     except RuntimeError as error:
-        raise ValueError(f"gpu: FAISS finds no working GPU ({str(error).splitlines()[0]})") from None
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"gpu: FAISS finds no working GPU ({said})") from None
     if devices < 1:
         raise ValueError("gpu: FAISS finds 0 GPUs; look at CUDA_VISIBLE_DEVICES and the driver")
 

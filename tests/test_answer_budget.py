@@ -126,6 +126,19 @@ def test_a_tokenizer_that_cannot_be_loaded_is_told(tmp_path):
         check_answers(config)
 
 
+def test_a_tokenizer_that_is_not_here_is_told_with_the_reason(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
+    config = load_config("lab", [data(tmp_path, ["x"]), "actor_rollout_ref.model.path=hub/name"])
+    said = check_answers(config)
+    assert (
+        "answers were not counted: the tokenizer of hub/name cannot be loaded here (OSError: no network)"
+        in said
+    )
+
+
 @pytest.mark.parametrize("context", ["observation", "call"])
 @pytest.mark.parametrize("template", ["auto", "{answer}", "So {answer}."])
 def test_no_more_rides_than_was_counted(tokenizer, context, template):

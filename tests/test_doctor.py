@@ -740,6 +740,21 @@ def test_the_probe_asks_every_living_node():
     assert not ray.up
 
 
+def test_a_worker_that_ends_without_a_word_is_reported_too():
+    ray = FakeRay()
+    ray.get = lambda reference, timeout: (_ for _ in ()).throw(RuntimeError())
+    found = doctor_probes.cluster(ray, "h:1")["nodes"]
+    assert [node["error"] for node in found] == ["RuntimeError: no message"] * 2
+
+
+def test_an_error_of_cuda_without_a_word_is_reported_too():
+    asked = "if torch.version.cuda:"
+    assert asked in gather.TORCH_PROBE
+    wordless = gather.TORCH_PROBE.replace(asked, f"if True:\n        raise RuntimeError\n    {asked}")
+    code, said = gather.in_a_process(["-c", wordless], 120)
+    assert code == 0 and json.loads(said.splitlines()[-1])["error"] == "RuntimeError: "
+
+
 def test_the_probe_refuses_other_questions(capsys):
     assert doctor_probes.main(["cluster"]) == 2 and "usage" in capsys.readouterr().err
 

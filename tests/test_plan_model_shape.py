@@ -32,7 +32,8 @@ def test_a_mix_of_dense_and_expert_layers_is_counted():
 @pytest.mark.parametrize("rank", [1, 8])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_adapters_are_counted_as_peft_makes_them(family, rank):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = tiny_model(family)
     shape = shape_of(model.config.to_dict())
     wrapped = peft.get_peft_model(

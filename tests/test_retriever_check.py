@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -311,7 +312,7 @@ def test_queries_are_read_from_text_and_jsonl(tmp_path):
 @pytest.mark.parametrize("with_requests", [True, False])
 def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_requests):
     if with_requests:
-        pytest.importorskip("requests")
+        assert find_spec("requests"), "or the script would fall back to urllib here too"
     else:  # an import of `requests` then fails, and the script falls back to urllib
         (tmp_path / "requests.py").write_text("raise ImportError('hidden')\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}

@@ -35,7 +35,7 @@ try:
             found["devices"].append({"name": p.name, "capability": [p.major, p.minor], "total": total, "free": free,
                                      "integrated": bool(getattr(p, "is_integrated", 0))})
 except Exception as error:
-    found["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    found["error"] = f"{type(error).__name__}: {str(error)}".splitlines()[0]
 print(json.dumps(found))
 """
 

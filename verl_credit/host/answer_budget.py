@@ -19,7 +19,7 @@ from verl_credit.host.answer_template import AUTO, PseudoAnswer, assistant_heade
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.gain_requests import aliases_that_count, writer_of
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.prompt_lengths import load_tokenizer
+from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.host.reward import stated_form
 from verl_credit.host.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.host.settings import CreditSettings
@@ -62,9 +62,10 @@ def check_answers(config: DictConfig) -> str | None:
         return None
     model = config.actor_rollout_ref.model
     path = model.get("tokenizer_path") or model.path
-    tokenizer = load_tokenizer(model)
-    if tokenizer is None:
-        return f"answers were not counted: the tokenizer of {path} cannot be loaded here; too long ones fail at their step"
+    try:
+        tokenizer = load_tokenizer(model)
+    except NotHere as error:
+        return f"answers were not counted: {error}; such as do not fit are failed scores at their step"
     try:
         return answers_fit(config, tokenizer, parquet_rows(config.data.train_files))
     except ConfigError as error:

@@ -53,7 +53,8 @@ def _report(ray, node: dict, reference, timeout_s: float) -> dict:
     try:
         return {**found, "plugin": ray.get(reference, timeout=timeout_s)}
     except Exception as error:  # whatever the worker ended with is the answer
-        return {**found, "error": f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}"}
+        last = (str(error).strip().splitlines() or ["no message"])[-1]
+        return {**found, "error": f"{type(error).__name__}: {last[:300]}"}
 
 
 def main(arguments: list[str]) -> int:

@@ -92,10 +92,14 @@ def check_prompts(
     return said
 
 
-def load_tokenizer(model: DictConfig):
-    """The policy's, with the recipe's chat template. None when it has to come from where this process cannot reach.
+class NotHere(RuntimeError):
+    """A tokenizer that is in no folder here and could not be fetched; says which and why."""
 
-    Raises PreflightError for a local folder from which none can be loaded.
+
+def load_tokenizer(model: DictConfig):
+    """The policy's, with the recipe's chat template.
+
+    Raises PreflightError for a local folder from which none can be loaded, NotHere for a name that gives none here.
     """
     from transformers import AutoTokenizer
 
@@ -110,7 +114,7 @@ def load_tokenizer(model: DictConfig):
             raise PreflightError(
                 f"actor_rollout_ref.model.path={path}: no tokenizer can be loaded from there ({_first_line(error)})"
             ) from error
-        return None
+        raise NotHere(f"the tokenizer of {path} cannot be loaded here ({_first_line(error)})") from error
     if model.get("custom_chat_template"):
         tokenizer.chat_template = model.custom_chat_template
     return tokenizer
@@ -119,11 +123,12 @@ def load_tokenizer(model: DictConfig):
 def check_all_prompts(config: DictConfig) -> list[str]:
     """Training and validation; lines for the run's notes."""
     model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(model)
-    if tokenizer is None:
+    try:
+        tokenizer = load_tokenizer(model)
+    except NotHere as error:
         return [
-            f"prompts were not counted: the tokenizer of {model.get('tokenizer_path') or model.path} cannot be loaded "
-            f"here. Longer ones than data.max_prompt_length={config.data.max_prompt_length} would lose their beginning"
+            f"prompts were not counted: {error}. Longer ones than data.max_prompt_length="
+            f"{config.data.max_prompt_length} would lose their beginning"
         ]
     said = []
     if OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
