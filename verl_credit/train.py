@@ -140,7 +140,7 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
 
     check_with_verl(config)
     if said := check_answers(config):
-        progress.note("data", said)
+        progress.say(said)
 
 
 def _save_config(config: DictConfig, run_dir: Path) -> None:
