@@ -80,4 +80,4 @@ def test_build_train_save_interrupt_report_and_resume(tmp_path):
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(run_dir / VALIDATION)] == [0, 2]
     kinds = [row["kind"] for row in read_json_lines(run_dir / EVENTS)]
-    assert kinds == ["banner", "attention", "resume", "banner", "attention"]
+    assert kinds == ["banner", "attention", "log_probs", "resume", "banner", "attention", "log_probs"]

@@ -71,8 +71,9 @@ def batch(turns, plan=None, **settings):
     return data
 
 
-def build_engine(folder, attention="auto", precision="fp32", training=False, **model):
-    """``model``: keys of `HFModelConfig`. With ``training`` it has an optimizer, of learning rate 0.
+def build_engine(folder, attention="auto", precision="fp32", training=False, engine=None, **model):
+    """``model``: keys of `HFModelConfig`; ``engine``: of `FSDPEngineConfig`. With ``training`` it has an optimizer, of
+    learning rate 0.
 
     ``precision``: fp32, bf16 (parameters stay fp32), or fp64 with norms that do not cast to float32.
     """
@@ -89,7 +90,7 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, **m
     stored = "fp32" if precision == "bf16" else precision
     mixed = {"param_dtype": precision, "reduce_dtype": stored, "buffer_dtype": stored}
     optimizer = FSDPOptimizerConfig(lr=0.0, total_training_steps=1, lr_warmup_steps=0) if training else None
-    engine = EngineRegistry.new(
+    built = EngineRegistry.new(
         model_type="language_model",
         backend="fsdp2",
         model_config=HFModelConfig(
@@ -98,23 +99,23 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, **m
         engine_config=FSDPEngineConfig(
             strategy="fsdp2",
             forward_only=not training,
-            use_torch_compile=False,
             model_dtype=stored,
             mixed_precision=mixed,
+            **{"use_torch_compile": False} | (engine or {}),
         ),
         optimizer_config=optimizer,
         checkpoint_config=None,
     )
     with knows_float64():
-        engine.initialize()
+        built.initialize()
     if precision == "fp64":
-        exact_norms(engine.module)
-        engine.module.config._experts_implementation = "eager"  # the grouped kernels know no float64
+        exact_norms(built.module)
+        built.module.config._experts_implementation = "eager"  # the grouped kernels know no float64
     torch.manual_seed(3)  # LoRA's B is 0 at first: an adapter that does something
-    for name, weight in engine.module.named_parameters():
+    for name, weight in built.module.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.2)
-    return engine
+    return built
 
 
 @contextmanager

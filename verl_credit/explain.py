@@ -21,6 +21,7 @@ from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.required import DATA, MODEL, told, without_value
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate import validate
+from verl_credit.host.validate_scorer import STRATEGIES
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag
@@ -232,6 +233,21 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
         actor.policy_loss.loss_mode,
         f"ratio per {settings.ratio_level}, {clip}",
         "log-probs, advantages, turn ids",
+        f"a pass over the logits, by {_log_probs(config)}",
+    )
+
+
+def _log_probs(config: DictConfig) -> str:
+    """As far as it is known before the run's machine is."""
+    model, strategy = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.strategy
+    if strategy not in STRATEGIES:
+        return f"verl's {strategy} engine (ours are for {' and '.join(STRATEGIES)})"
+    if model.get("use_fused_kernels", False):
+        return "verl's fused head"
+    if config.trainer.device == "cpu":
+        return "the project's log-probs"
+    return (
+        "flash-attn's loss where flash-attn is installed, else the project's log-probs; the start says which"
     )
 
 

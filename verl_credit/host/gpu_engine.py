@@ -1,13 +1,14 @@
-"""verl's FSDP engine on NVIDIA GPUs, with our attention and branches."""
+"""verl's FSDP engine on NVIDIA GPUs, with our attention, branches and log-probs."""
 
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 from verl_credit.host.branch_engine import BranchEngine
+from verl_credit.host.log_prob_engine import LogProbEngine
 
 
 @EngineRegistry.register(
     model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda"], vendor=["nvidia"]
 )
-class CreditFSDPEngineWithLMHead(BranchEngine, FSDPEngineWithLMHead):
+class CreditFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
     """Looked up by verl before its own, which is registered for the device without a vendor."""

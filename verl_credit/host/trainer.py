@@ -82,7 +82,7 @@ class CreditTrainer(PPOTrainerSync):
         self._evaluation_mode: str | None = None
         self._watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
-        self._attention: str | None = None
+        self._said: dict[str, str | None] = {}  # by the actor workers, of what they run
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
         self._shortened_from: int | None = None
         super().__init__(config)
@@ -119,7 +119,7 @@ class CreditTrainer(PPOTrainerSync):
     def _setup(self):
         super()._setup()
         for rank, names in enumerate(self.actor_rollout_wg.credit_probe()):
-            self._attention = names["attention"]
+            self._said = {kind: names[kind] for kind in ("attention", "log_probs")}
             require_registered(f"actor worker {rank}", names)
             if self._loss_is_ours and names["actor_loss"] != "credit_ppo_loss":
                 raise RuntimeError(
@@ -139,8 +139,9 @@ class CreditTrainer(PPOTrainerSync):
         search = self.config.search
         index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
-        if self._attention:
-            events.note(self.run_dir, "attention", self._attention)
+        for kind, text in self._said.items():
+            if text:
+                events.note(self.run_dir, kind, text)
         self._note_idle()
         super().fit(agent_loop_manager)
 

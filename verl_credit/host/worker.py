@@ -10,6 +10,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl_credit.host.attention_proof import prove
 from verl_credit.host.branch_engine import BranchEngine
 from verl_credit.host.fields import LOSS_MODE
+from verl_credit.host.log_prob_engine import LogProbEngine
 from verl_credit.host.loss import credit_ppo_loss
 from verl_credit.host.register import register_all, register_engines, registered_names
 
@@ -31,9 +32,15 @@ class CreditWorker(ActorRolloutRefWorker):
         engine = self.actor.engine if self._is_actor else None
         if isinstance(engine, BranchEngine) and engine.packs:
             self._attention = prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
+        self._log_probs = None
+        if isinstance(engine, LogProbEngine):
+            self._log_probs = engine.log_probs_said(distills=self.distillation_enabled)
+        elif engine is not None:
+            self._log_probs = f"log-probs: verl's own, in {type(engine).__name__}"
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def credit_probe(self) -> dict:
         """What this process has registered, and which loss the actor will use."""
         function = getattr(self.loss_fn, "func", self.loss_fn)
-        return {**registered_names(), "actor_loss": function.__name__, "attention": self._attention}
+        said = {"attention": self._attention, "log_probs": self._log_probs}
+        return {**registered_names(), "actor_loss": function.__name__, **said}

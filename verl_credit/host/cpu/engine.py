@@ -7,10 +7,11 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 from verl_credit.host.branch_engine import BranchEngine
+from verl_credit.host.log_prob_engine import LogProbEngine
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
-class CPUFSDPEngineWithLMHead(BranchEngine, FSDPEngineWithLMHead):
+class CPUFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
     """FSDP2 without parameter offloading: the parameters are in main memory already.
 
     verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning
