@@ -56,17 +56,35 @@ def test_a_layer_in_bf16_by_hand():
 
 
 def test_logits_by_hand():
-    """16,384 tokens x 151,936: in bf16, over which flash-attn's loss writes; without it an fp32 log-softmax beside them."""
+    """16,384 tokens x 151,936 in bf16: flash-attn's loss writes over them."""
     logits = 16384 * 151936
     assert loss(SHAPE, JOB) == 2 * logits
-    assert loss(SHAPE, replace(JOB, flash_loss=False)) == 6 * logits
-    assert loss(SHAPE, replace(JOB, flash_loss=False, softmax_bytes=2)) == 4 * logits  # autocast on a CPU
     assert loss(SHAPE, replace(JOB, unit_temperature=False)) == 4 * logits
-    assert loss(SHAPE, replace(JOB, flash_loss=False, compute_bytes=4)) == 12 * logits
     chunk = 2048 * 151936
-    assert log_prob_loss(SHAPE, JOB, tokens=16384) == 2 * logits + 12 * chunk
+    assert log_prob_loss(SHAPE, JOB, tokens=16384) == 2 * logits + 8 * chunk
     assert log_prob_loss(SHAPE, replace(JOB, entropy="eager"), tokens=16384) == 10 * logits
-    assert loss(SHAPE, replace(JOB, fused_loss=True)) == 12 * 512 * 151936
+    assert loss(SHAPE, replace(JOB, update_entropy=True)) == 6 * logits + 8 * chunk
+    assert loss(SHAPE, replace(JOB, log_prob_path="fused")) == 12 * 512 * 151936
+
+
+def test_our_log_probs_hold_a_chunk_beside_the_logits():
+    """110 tokens x 151,936, twice in fp32; neither temperature nor entropy adds to it."""
+    logits, chunk = 16384 * 151936, 110 * 151936
+    ours = replace(JOB, log_prob_path="ours", unit_temperature=False, update_entropy=True, entropy="eager")
+    assert loss(SHAPE, ours) == 2 * logits + 8 * chunk
+    assert loss(SHAPE, replace(ours, compute_bytes=4)) == 4 * logits + 8 * chunk
+    in_fp32 = replace(JOB, log_prob_path="ours", compute_bytes=4)  # at temperature 1 a chunk is no copy
+    assert loss(SHAPE, in_fp32) == log_prob_loss(SHAPE, in_fp32, tokens=16384) == 4 * logits + 4 * chunk
+    assert log_prob_loss(SHAPE, ours, tokens=16384) == 2 * logits + 8 * chunk
+    assert log_prob_loss(SHAPE, ours, tokens=50) == 2 * 50 * 151936 + 8 * 50 * 151936
+    assert loss(SHAPE, replace(ours, device_type="cpu")) == 2 * logits + 8 * 6 * 151936
+
+
+def test_verls_loop_keeps_a_log_softmax():
+    logits, loop = 16384 * 151936, replace(JOB, log_prob_path="loop")
+    assert loss(SHAPE, loop) == 6 * logits
+    assert loss(SHAPE, replace(loop, softmax_bytes=2)) == 4 * logits  # autocast on a CPU
+    assert loss(SHAPE, replace(loop, compute_bytes=4)) == 12 * logits
 
 
 def test_what_fsdp_gathers():
@@ -123,7 +141,12 @@ def test_more_devices_never_need_more_each(engine_name, lora, checkpointing):
 def test_less_is_less(devices):
     job = replace(JOB, per_node=devices, shards=devices, checkpointing=False)
     full = actor_peak(SHAPE, job)
-    for change in ({"lora_rank": 32}, {"checkpointing": True}, {"update_tokens": 8192}, {"fused_loss": True}):
+    for change in (
+        {"lora_rank": 32},
+        {"checkpointing": True},
+        {"update_tokens": 8192},
+        {"log_prob_path": "fused"},
+    ):
         assert actor_peak(SHAPE, replace(job, **change)) < full, change
 
 

@@ -1,6 +1,6 @@
 """Predicted against measured tensor peak of the actor: python evidence/plan/measure_lab.py --policy DIR [--json FILE]
 
-A plain process does what the actor does: packed rows through the project's attention, verl's log-probs, a clipped ratio,
+A plain process does what the actor does: packed rows through the project's attention and log-probs, a clipped ratio,
 two micro-batches, gradient clipping, AdamW; twice, so that the second update meets the moments. On a CPU the torch
 profiler reports every allocation and release of the allocator, temporaries of kernels included, and their running sum
 over the weights is the peak; on CUDA it is `torch.cuda.max_memory_allocated`. The interpreter is not in it.
@@ -20,6 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from verl_credit.host.attention import PACK, install, pack_rows
+from verl_credit.host.log_probs import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.plan import Job, actor_peak, shape_of
 from verl_credit.plan.activations import forward_only, log_prob_loss
 
@@ -56,24 +57,19 @@ def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches:
     return Job(
         prompts=1, rollouts=micro_batches * rows, mini_batch=1, max_prompt=length // 2, max_response=length - length // 2,
         update_tokens=rows * length, log_prob_tokens=rows * length, checkpointing=checkpointing,
-        attention="sdpa" if on_cpu else "flash", flash_loss=False, softmax_bytes=number if on_cpu else 4,
+        attention="sdpa" if on_cpu else "flash", log_prob_path="ours", device_type="cpu" if on_cpu else "cuda",
         weight_bytes=number, compute_bytes=number, fused_step=not on_cpu,
     )  # fmt: skip
 
 
-def _log_probs(model, ids, pack, entropy: bool):
-    from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
-
-    positions = pack.position_ids().to(ids.device)[None]
-    logits = model(input_ids=ids[None], position_ids=positions, use_cache=False, **{PACK: pack}).logits[0]
-    spread = entropy_from_logits(logits) if entropy else None
-    return logprobs_from_logits(logits, ids.roll(-1)), spread
-
-
 def _forward(model, ids, pack, *, entropy: bool = False):
+    """Log-probs, or (log-probs, entropies), as the engine makes them."""
+    given = {"position_ids": pack.position_ids().to(ids.device)[None], "use_cache": False, PACK: pack}
     in_bf16 = next(model.parameters()).dtype == torch.bfloat16
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
-        return _log_probs(model, ids, pack, entropy)[0]
+        logits = model(input_ids=ids[None], **given).logits.squeeze(0)
+        compute = log_probs_and_entropy if entropy else log_probs_from_logits
+        return compute(logits, ids.roll(-1), inplace_backward=True)
 
 
 def updates(model, *, rows: int, length: int, micro_batches: int = 2) -> None:

@@ -7,6 +7,7 @@ In bf16 a norm works in fp32 and keeps that copy; in fp32 its input is the copy.
 
 from __future__ import annotations
 
+from verl_credit.host.log_prob_path import FLASH, FUSED, HELD_BYTES, LOOP, OURS, chunk_tokens
 from verl_credit.plan.job import Job
 from verl_credit.plan.model_shape import ModelShape
 
@@ -70,34 +71,60 @@ def one_layer(shape: ModelShape, job: Job) -> int:
 def loss(shape: ModelShape, job: Job) -> int:
     """Logits of the micro-batch with what log-probs (and entropy) hold beside them, at the worst moment.
 
-    flash-attn's kernel writes the gradient over the logits. verl's loop over rows keeps, in fp32, the logits, a row's
-    gradients and their stack; under autocast, the bf16 logits and a log-softmax (fp32 on CUDA, bf16 on a CPU).
+    Ours and flash-attn's kernel write the gradient over the logits. verl's loop over rows keeps, in fp32, the logits, a
+    row's gradients and their stack; under autocast, the bf16 logits and a log-softmax (fp32 on CUDA, bf16 on a CPU).
     """
-    c = job.compute_bytes
-    if job.fused_loss:
-        return min(job.update_tokens, FUSED_CHUNK) * shape.vocabulary * 12
+    c, logits = job.compute_bytes, job.update_tokens * shape.vocabulary
+    if job.log_prob_path == FUSED:
+        return _fused(shape, job.update_tokens)
+    if job.log_prob_path == OURS:
+        return c * logits + _chunk(shape, job, job.update_tokens, both=job.update_entropy)
     per_logit = c
-    if job.flash_loss:
-        per_logit += c if job.update_entropy else 0
-    else:
+    if job.log_prob_path == LOOP:
         per_logit += job.softmax_bytes if c == 2 else 8
+    held = 0
     if job.update_entropy:
-        per_logit += 2 * job.softmax_bytes
+        # Its gradient stands beside that of the log-probs, which flash-attn's kernel then writes elsewhere.
+        per_logit += c if job.log_prob_path == FLASH else 0
+        if job.entropy == "chunked":
+            per_logit += c
+            held = _chunk(shape, job, job.update_tokens, job.entropy_chunk, both=True)
+        else:
+            per_logit += 2 * job.softmax_bytes
     if not job.unit_temperature:
         per_logit += c
-    return job.update_tokens * shape.vocabulary * per_logit
+    return logits * per_logit + held
 
 
 def log_prob_loss(shape: ModelShape, job: Job, *, tokens: int, entropy: bool = True) -> int:
     """The same without a backward: logits, and the entropy's softmax and product."""
     c = job.compute_bytes
-    if job.fused_loss:
-        return min(tokens, FUSED_CHUNK) * shape.vocabulary * 12
+    if job.log_prob_path == FUSED:
+        return _fused(shape, tokens)
+    if job.log_prob_path == OURS:
+        return c * tokens * shape.vocabulary + _chunk(shape, job, tokens)
     held = tokens * shape.vocabulary * (c if job.unit_temperature else 2 * c)
     if not entropy or job.entropy == "compiled":
         return held
-    width = min(tokens, job.entropy_chunk) if job.entropy == "chunked" else tokens
-    return held + width * shape.vocabulary * (12 if job.entropy == "chunked" else 2 * job.softmax_bytes)
+    if job.entropy == "chunked":
+        return held + _chunk(shape, job, tokens, job.entropy_chunk)
+    return held + tokens * shape.vocabulary * 2 * job.softmax_bytes
+
+
+def _fused(shape: ModelShape, tokens: int) -> int:
+    return min(tokens, FUSED_CHUNK) * shape.vocabulary * 12
+
+
+def _chunk(
+    shape: ModelShape, job: Job, tokens: int, at_a_time: int | None = None, *, both: bool = False
+) -> int:
+    """What ours holds beside the logits; of entropies alone `entropy_from_logits_chunk_size` says of how many tokens.
+
+    A chunk of fp32 logits at temperature 1 needs no copy, unless the backward wants p and log p (``both``).
+    """
+    at_a_time = at_a_time or chunk_tokens(shape.vocabulary, job.device_type)
+    once = job.compute_bytes == 4 and job.unit_temperature and not both
+    return (4 if once else HELD_BYTES) * shape.vocabulary * min(tokens, at_a_time)
 
 
 def forward_only(shape: ModelShape, job: Job, *, tokens: int) -> int:

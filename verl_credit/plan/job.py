@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from verl_credit.host.log_prob_path import FLASH, log_prob_path
 from verl_credit.plan.errors import PlanError
 
 BYTES = {
@@ -35,13 +36,13 @@ class Job:
     checkpointing: bool = True
     attention: str = "flash"
     """flash (flash-attn or FlexAttention: nothing repeated) | sdpa (keys and values repeated per head)."""
-    flash_loss: bool = True
-    """flash-attn's cross-entropy; otherwise verl's loop over rows, which keeps log-softmax in fp32."""
+    log_prob_path: str = FLASH
+    """What makes the log-probs (verl_credit/host/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
     """Of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
-    fused_loss: bool = False
+    device_type: str = "cuda"
     entropy: str = "eager"
-    """Of the log-prob forward: eager | compiled | chunked."""
+    """eager | compiled | chunked. Ours is always in chunks, without compiling, and does not read it."""
     entropy_chunk: int = 2048
     update_entropy: bool = False
     unit_temperature: bool = True
@@ -218,9 +219,13 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         dynamic=bool(get(f"{_A}.use_dynamic_bsz", False)),
         checkpointing=bool(get(f"{_M}.enable_gradient_checkpointing", True)),
         attention="sdpa" if attention in ("credit_sdpa", "sdpa") or on_cpu else "flash",
-        flash_loss=flash_attn and not on_cpu,
+        log_prob_path=log_prob_path(
+            flash=flash_attn and not on_cpu,
+            fused=bool(get(f"{_M}.use_fused_kernels", False)),
+            distills=bool(get("distillation.enabled", False)),
+        ),
+        device_type="cpu" if on_cpu else "cuda",
         softmax_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.param_dtype", "bf16") if on_cpu else 4,
-        fused_loss=bool(get(f"{_M}.use_fused_kernels", False)),
         entropy=_entropy(get),
         entropy_chunk=get.whole(f"{_A}.entropy_from_logits_chunk_size", 2048),
         update_entropy=bool(get(f"{_A}.calculate_entropy", False)) or get(f"{_A}.entropy_coeff", 0) != 0,

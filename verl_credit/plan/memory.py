@@ -82,8 +82,7 @@ def micro_batches(job: Job) -> int:
 
 def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
     """The three moments at which an update can peak: at the loss, in the backward, in the optimiser's step."""
-    held = state(shape, job)
-    copies = gathered(shape, job)
+    held, copies = state(shape, job), gathered(shape, job)
     resident = {"weights": held["weights"], "optimizer": held["optimizer"]}
     gradients = held["gradients"]
     extra = {}
@@ -94,6 +93,9 @@ def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
     # The first micro-batch meets no gradients at its loss: they are set to None between updates.
     accumulates = micro_batches(job) > 1
     kept = activations.kept(shape, job)
+    # In the only backward of an update a layer's gradients come as its activations go; the head's are the first.
+    of_head = shape.vocabulary * shape.hidden * job.weight_bytes / job.shards
+    head = 0 if job.lora_rank else min(gradients, of_head)
     matrix = 0 if job.lora_rank else max(shape.vocabulary * shape.hidden, shape.largest_layer // 3)
     return {
         "loss": {
@@ -105,7 +107,7 @@ def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
         },
         "backward": {
             **resident,
-            "gradients": gradients,
+            "gradients": gradients if accumulates else max(head, gradients - kept),
             "gathered weights": copies,
             **extra,
             "activations": kept + activations.one_layer(shape, job),

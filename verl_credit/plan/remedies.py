@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from verl_credit.host.log_prob_path import FLASH, LOOP
 from verl_credit.host.row_room import least_log_prob_tokens
 from verl_credit.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.plan.job import Assumptions, Job
@@ -92,7 +93,7 @@ def _checkpointing(case: Case) -> Iterator[Candidate]:
 
 
 def _chunked_entropy(case: Case) -> Iterator[Candidate]:
-    if case.job.entropy == "eager" and not case.job.fused_loss:
+    if case.job.entropy == "eager" and case.job.log_prob_path in (FLASH, LOOP):
         key = f"{ACTOR}.entropy_from_logits_with_chunking=true"
         yield "entropy in chunks", (key,), replace(case.job, entropy="chunked"), case.index
 

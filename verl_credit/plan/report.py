@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from verl_credit.host.log_prob_path import said
 from verl_credit.plan.hardware import GIB
 from verl_credit.plan.plan import Plan
 
@@ -43,6 +44,8 @@ def _phase_lines(plan: Plan) -> list[str]:
         f"KV cache: {cache.kv_per_token:,.0f} bytes a token on a device, room for {cache.kv_tokens:,.0f} tokens "
         f"({cache.kv_tokens / max(1, plan.job.longest_row):.1f} rows of full length)"
     )
+    no_flash = "device cpu" if plan.job.device_type == "cpu" else f"no flash-attn on {plan.hardware.name}"
+    lines.append(said(plan.job.log_prob_path, plan.shape.vocabulary, plan.job.device_type, no_flash))
     return lines
 
 
@@ -129,6 +132,7 @@ def as_json(plan: Plan) -> dict:
         "model": {**asdict(plan.shape), "parameters": plan.shape.parameters},
         "hardware": asdict(plan.hardware),
         "devices": plan.job.devices,
+        "log_probs": plan.job.log_prob_path,
         "phases": [
             {**asdict(phase), "total": phase.total, "fits": phase.fits, "problems": list(phase.problems)}
             for phase in plan.phases
