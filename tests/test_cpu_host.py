@@ -103,6 +103,7 @@ def test_a_process_that_is_no_rank_makes_no_group(monkeypatch, missing):
 WORKER = """
 import os, socket
 import verl
+from verl_credit.host import loopback_store
 from verl_credit.host.cpu.register import register
 register()
 from verl.utils.distributed import initialize_global_process_group_ray
@@ -116,14 +117,19 @@ assert "gloo" in torch.distributed.get_backend(), torch.distributed.get_backend(
 x = torch.ones(1)
 torch.distributed.all_reduce(x)
 print("ENGINE", EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__)
+import psutil
+sockets = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+print("LISTENS", sorted({c.laddr.ip for c in sockets}), int(os.environ["MASTER_PORT"]) in {c.laddr.port for c in sockets})
 """
 
 
-def test_a_training_worker_gets_its_group_and_its_engine():
+def test_a_training_worker_gets_its_group_and_its_engine_on_loopback():
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "RANK": "0", "WORLD_SIZE": "1"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "VERL_USE_EXTERNAL_PLUGINS": "none", "OMP_NUM_THREADS": "1"}
+    environment |= {"DIST_INIT_METHOD": "loopback://"}
     done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True)
     assert "ENGINE CPUFSDPEngineWithLMHead" in done.stdout, done.stderr[-2000:]
+    assert "LISTENS ['127.0.0.1'] True" in done.stdout, done.stdout
 
 
 # --- weights ---

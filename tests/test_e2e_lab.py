@@ -1,9 +1,11 @@
-"""The demo's recipe on the tiny lab: build, train, save, Ctrl-C, report, resume."""
+"""The demo's recipe on the tiny lab: build, train on loopback, save, Ctrl-C, report, resume."""
 
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from ipaddress import ip_address
 
 import psutil
 import pytest
@@ -37,6 +39,18 @@ def start(lab, run_dir, *overrides):
     )
 
 
+def listening(processes):
+    """{(process, address)} of every TCP socket that listens."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            name = " ".join(process.cmdline()) or process.name()
+            for socket in process.net_connections("tcp"):
+                if socket.status == psutil.CONN_LISTEN:
+                    found.add((name.strip(), ip_address(socket.laddr.ip.removeprefix("::ffff:"))))
+    return found
+
+
 def test_build_train_save_interrupt_report_and_resume(tmp_path):
     lab, run_dir = tmp_path / "lab", tmp_path / "run"
     process = start(
@@ -48,10 +62,14 @@ def test_build_train_save_interrupt_report_and_resume(tmp_path):
         if "held-out EM after step 2: lab-greedy" in line:
             break
     children = psutil.Process(process.pid).children(recursive=True)
+    sockets = listening([psutil.Process(process.pid), *children])
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches the whole group
     rest, _ = process.communicate(timeout=TIMEOUT_S)
     first = "".join(said) + rest
     assert process.returncode == 130, first
+    for name in ("gcs_server", "raylet", "verl_credit_retriever", "TransferQueueController", "WorkerDict"):
+        assert any(name in who for who, _ in sockets), (name, sockets)
+    assert [(who, str(address)) for who, address in sockets if not address.is_loopback] == []
     assert "goes on from the last checkpoint" in first
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit.host.run_files import METRICS, read_json_lines
+from verl_credit.host.network import RAY
+from verl_credit.host.run_files import EVENTS, METRICS, read_json_lines
 from verl_credit.lab.build import build_lab
 
 pytestmark = pytest.mark.e2e
@@ -94,6 +95,7 @@ def cluster(tmp_path):
     port, folder = free_port(), tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
     head = [*ray, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
     environment, nodes = {**os.environ, **TOKEN, "RAY_worker_niceness": "0"}, []
+    environment.pop(RAY, None)  # with it nobody may join
 
     def start(command):
         with open(tmp_path / "nodes.log", "a") as log:
@@ -133,3 +135,7 @@ def test_two_nodes_have_the_losses_of_one_rank(lab, one_rank, cluster):
         environment=TOKEN,
     )  # fmt: skip
     assert_same(rows, one_rank)
+    (network,) = [
+        row["text"] for row in read_json_lines(lab.parent / "nodes" / EVENTS) if row["kind"] == "network"
+    ]
+    assert f"others can reach the nodes of the Ray cluster at {cluster}" in network

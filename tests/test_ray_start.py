@@ -86,12 +86,13 @@ def ending(monkeypatch):
     """launch() with a run that ends as told."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    def end(error, *overrides, up=False):
+    def end(error, *overrides, up=False, node="127.0.0.1"):
         def run_ppo(config, task_runner_class):
             raise error
 
         monkeypatch.setattr(module, "run_ppo", run_ppo)
         fake = SimpleNamespace(is_initialized=lambda: up, shutdown=lambda: None)
+        fake.util = SimpleNamespace(get_node_ip_address=lambda: node)
         monkeypatch.setattr(module, "ray", fake)
         launch(load_config("lab", list(overrides)))
 
@@ -131,3 +132,8 @@ def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):
             ending(SystemExit(int(signal.SIGTERM)), up=up)
     with pytest.raises(RunFailed, match="exit code 1"):
         ending(SystemExit(1), up=True)
+
+
+def test_ray_off_loopback_is_refused_before_it_starts(ending):
+    with pytest.raises(PreflightError, match="Ray would listen on 192.0.2.7 and not on loopback"):
+        ending(ValueError("started"), node="192.0.2.7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -103,6 +104,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(arguments) -> int:
+    from verl_credit.host.network import ray_on_loopback
+
+    ray_on_loopback(os.environ)  # what is imported below imports Ray
     if arguments.multirun:
         from verl_credit.sweep import sweep
 

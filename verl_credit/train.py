@@ -16,6 +16,7 @@ from verl_credit.host.answer_budget import check_answers
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
+from verl_credit.host.network import network_lines
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
 from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.prompt_lengths import check_all_prompts
@@ -67,6 +68,8 @@ def _train(config: DictConfig) -> int:
             return ExitCode.NOTHING_LEFT
         for line in [*refuse_unfit_machine(config), *idle_lines(config)]:
             progress.note("idle", line)
+        for line in network_lines(os.environ, config):
+            progress.note("network", line)
         if "lab" in config:
             _prepare_lab(config, stack, progress)
         _preflight(config, progress)

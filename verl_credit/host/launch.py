@@ -15,6 +15,7 @@ from verl.utils.config import validate_config
 from verl_credit.doctor.ray_checks import run_address, unreachable
 from verl_credit.host.checks import IntegrityError
 from verl_credit.host.compose import ConfigError
+from verl_credit.host.network import loopback_settings, why_not_loopback
 from verl_credit.host.preflight import PreflightError, check_names
 from verl_credit.host.register import register_all, registered_names, require_registered
 from verl_credit.host.task_runner import CreditTaskRunner
@@ -38,17 +39,21 @@ def check_with_verl(config: DictConfig) -> None:
 
 
 def _tell_all_nodes(config: DictConfig) -> None:
-    """Workers of a cluster that was there before do not inherit this process's environment: it travels with the job."""
+    """Workers of a cluster that was there before do not inherit this process's environment: it travels with the job.
+    Those of a Ray of our own are told what keeps torch on loopback."""
     told = {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
+    told |= loopback_settings(os.environ, config)
     with open_dict(config):
         given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", {**told, **given})
 
 
 def launch(config: DictConfig) -> None:
-    """Returns when the run is done. Raises IntegrityError, RunFailed, or PreflightError where Ray did not start; Ray is
-    shut down in any case."""
+    """Returns when the run is done. Raises IntegrityError, RunFailed, or PreflightError where Ray did not start or would not
+    listen on loopback; Ray is shut down in any case."""
     _tell_all_nodes(config)
+    if why := why_not_loopback(os.environ, config, ray.util.get_node_ip_address()):
+        raise PreflightError(why)
     try:
         run_ppo(config, task_runner_class=CreditTaskRunner)
     except RayError as error:  # before ValueError: what a worker raised is both

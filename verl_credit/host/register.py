@@ -19,7 +19,13 @@ def register_all() -> None:
 
     register_cpu()
     register_hf()
-    from verl_credit.host import agent_loop, credit_step, loss, trainer  # noqa: F401  (decorators register)
+    from verl_credit.host import (  # noqa: F401  (their import registers)
+        agent_loop,
+        credit_step,
+        loopback_store,
+        loss,
+        trainer,
+    )
 
 
 def register_engines() -> None:
