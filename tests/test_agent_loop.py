@@ -309,6 +309,26 @@ def test_what_the_server_cannot_score_is_nan_with_its_reason_and_no_lost_rollout
     assert record(output)["score_error"] == "ValueError: prompt too long"
 
 
+def test_a_request_that_the_engine_cannot_hold_is_a_failed_score_and_is_not_sent(tokenizer):
+    """The bare prompt, the tag, "ab" and the drawn token fit; what stands behind the search does not."""
+    script, asked = [search_turn("q"), answer_turn("c")], []
+
+    def scores(prompt):
+        asked.append(len(prompt))
+        return [-1.0] * len(prompt)
+
+    whole, _ = run(tokenizer, script, SERVER, scores=scores, **GOLD)
+    assert len(asked) == 4
+    first = asked[0]
+    asked.clear()
+    most = f"actor_rollout_ref.rollout.max_model_len={first + 1}"
+    output, _ = run(tokenizer, script, SERVER, most, scores=scores, **GOLD)
+    assert asked == [first, first - 1]
+    assert [value == value for _, _, value in record(output)["scores"]] == [True, True, False, False]
+    assert f"max_model_len={first + 1} cannot hold a context of" in record(output)["score_error"]
+    assert output.response_ids == whole.response_ids
+
+
 SINGLE = ("search.max_searches=0", "algorithm.info_gain_norm_mode=none")
 
 

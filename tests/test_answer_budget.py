@@ -112,8 +112,32 @@ def test_what_counts_is_what_rides(tmp_path, tokenizer, overrides, needed):
         preflight(tmp_path, tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed - 1}")
 
 
+SERVER = "algorithm.info_gain_scorer=server"
+LENGTH = f"{ROLLOUT}.max_model_len"
+
+
+def test_the_requests_of_the_server_fit_what_the_engine_takes(tmp_path, tokenizer):
+    """Row, the tag and the longest answer alone (aliases are requests of their own), and the token that is drawn."""
+    given = data(tmp_path, ["x" * 25, "y" * 7], ["z"])
+    needed = ROW + PER_TAG + 25 + 1
+    told = preflight(tmp_path, tokenizer, given, TEMPLATE, SERVER, f"{LENGTH}={needed}")
+    assert f"{PER_TAG + 25} tokens" in told and "train.parquet row 0" in told
+    with pytest.raises(PreflightError) as error:
+        preflight(tmp_path, tokenizer, given, TEMPLATE, SERVER, f"{LENGTH}={needed - 1}")
+    said = str(error.value)
+    assert f"{LENGTH}={needed - 1} cannot hold" in said and "train.parquet row 0" in said
+    assert f"Set it to {needed} or more" in said
+
+
+def test_an_engine_too_short_for_any_answer_is_refused_without_the_data():
+    validate(load_config("lab", [SERVER, f"{LENGTH}={ROW + 8 + 1}"]))
+    with pytest.raises(ConfigError, match=f"{LENGTH}={ROW + 8} cannot hold .* Set it to {ROW + 9} or more"):
+        validate(load_config("lab", [SERVER, f"{LENGTH}={ROW + 8}"]))
+
+
 def test_nothing_is_counted_where_nothing_rides(tmp_path):
-    for overrides in (["credit=grpo"], ["algorithm.info_gain_scorer=server"]):
+    unbounded = ["algorithm.info_gain_scorer=server", f"{ROLLOUT}.max_model_len=null"]
+    for overrides in (["credit=grpo"], unbounded):
         assert check_answers(load_config("lab", ["data.train_files=nowhere", *overrides])) is None
 
 

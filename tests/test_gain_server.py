@@ -22,59 +22,103 @@ GARBAGE = -1e30
 
 
 class Server:
-    """In the form of verl's vLLM server: entry j is token j + 1, a dummy stands last, cached entries are garbage."""
+    """In the form of verl's vLLM server: an entry for each token but the first, then a dummy.
 
-    def __init__(self, *, cached=0, obeys=True, shift=0, names=True, says=True):
-        self.says = says
-        self.cached, self.obeys, self.shift, self.names, self.asked = cached, obeys, shift, names, []
+    Of what comes out of its cache it gives garbage, or nothing at all (``short``). ``cached`` and ``said``: for the request
+    that may read the cache and the one that may not.
+    """
+
+    def __init__(self, *, cached=(0, 0), said=None, short=False, shift=0, names=True):
+        self.cached, self.said = cached, cached if said is None else said
+        self.short, self.shift, self.names, self.asked = short, shift, names, []
 
     async def __call__(self, prompt, params):
+        turn = int(params["skip_reading_prefix_cache"])
         self.asked.append(params["skip_reading_prefix_cache"])
-        cached = 0 if params["skip_reading_prefix_cache"] and self.obeys else self.cached
-        values = [[GARBAGE] if j < cached else [-float(token)] for j, token in enumerate(prompt[1:])] + [
-            [0.0]
+        values = [
+            [GARBAGE] if j < self.cached[turn] else [-float(token)] for j, token in enumerate(prompt[1:])
         ]
-        ids = [[token + self.shift] for token in prompt[1:]] + [[0]]
-        said = {
-            "num_cached_tokens": cached if self.says else None,
-            "prompt_logprobs": values,
-            "prompt_ids": ids,
+        ids = [[token + self.shift] for token in prompt[1:]]
+        first = self.cached[turn] if self.short else 0
+        given = {
+            "num_cached_tokens": self.said[turn],
+            "prompt_logprobs": [*values[first:], [0.0]],
+            "prompt_ids": [*ids[first:], [0]],
         }
-        return SimpleNamespace(extra_fields=said if self.names else {}, stop_reason="completed")
+        return SimpleNamespace(extra_fields=given if self.names else {}, stop_reason="completed")
 
 
-def score(server):
-    return asyncio.run(server_score(server, CONTEXT, ANSWER, N_GOLD))
+def score(server, max_model_len=None):
+    return asyncio.run(server_score(server, CONTEXT, ANSWER, N_GOLD, max_model_len))
 
 
-@pytest.mark.parametrize("cached", [0, 3, 4])
-def test_the_gold_tokens_are_read_from_the_end(cached):
+RIGHT = -(12 + 13) / 2
+ONCE, TWICE = [False], [False, True]
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("cached, asked", [(0, ONCE), (3, ONCE), (4, ONCE), (5, TWICE), (6, TWICE)])
+def test_the_gold_tokens_are_read_from_the_end(cached, asked, short):
     """Seven tokens, the last two gold: predicted from positions 4 and 5, which a cache of up to 4 leaves to compute."""
-    server = Server(cached=cached)
-    assert score(server) == -(12 + 13) / 2
-    assert server.asked == [False]
+    server = Server(cached=(cached, 0), short=short)
+    assert score(server) == RIGHT
+    assert server.asked == asked
 
 
-def test_a_server_that_does_not_say_what_was_cached_is_asked_again():
-    server = Server(cached=6, says=False)
-    assert score(server) == -(12 + 13) / 2
-    assert server.asked == [False, True]
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("said", [None, 2, 4])
+def test_a_count_that_does_not_fit_the_list_is_not_believed(said, short):
+    """Six positions came from the cache, and the server says that they were fewer, or nothing. What it says of a full list
+    cannot be checked: there only a missing count shows."""
+    server = Server(cached=(6, 0), said=(said, 0), short=short)
+    if said is not None and not short:
+        assert score(server) == GARBAGE
+        return
+    assert score(server) == RIGHT
+    assert server.asked == TWICE
 
 
-@pytest.mark.parametrize("cached", [5, 6])
-def test_cached_positions_are_scored_again_without_the_cache(cached):
-    server = Server(cached=cached)
-    assert score(server) == -(12 + 13) / 2
-    assert server.asked == [False, True]
+def test_a_list_shorter_than_its_count_says_is_asked_for_again():
+    server = Server(cached=(4, 0), said=(0, 0), short=True)
+    assert score(server) == RIGHT
+    assert server.asked == TWICE
 
 
-def test_a_server_that_cannot_be_believed_stops_the_run():
-    with pytest.raises(RuntimeError, match="read its prefix cache although told not to"):
-        score(Server(cached=6, obeys=False))
-    with pytest.raises(RuntimeError, match="not those of the answer's tokens"):
-        score(Server(shift=1))
-    with pytest.raises(RuntimeError, match="gave 0 prompt log-probs for 7 tokens"):
-        score(Server(names=False))
+def test_a_full_list_without_the_cache_needs_no_count():
+    server = Server(cached=(6, 0), said=(None, None))
+    assert score(server) == RIGHT
+    assert server.asked == TWICE
+
+
+@pytest.mark.parametrize(
+    "server, said",
+    [
+        (
+            Server(cached=(6, 6)),
+            "7 prompt log-probs for 7 tokens, 6 of them cached, the answer's own among them",
+        ),
+        (Server(cached=(6, 5), short=True), "2 prompt log-probs for 7 tokens, 5 of them cached"),
+        (Server(cached=(6, 4), said=(6, None), short=True), "3 prompt log-probs for 7 tokens, 0 of them"),
+        (Server(shift=1), "not those of the answer's tokens"),
+        (Server(names=False), "no prompt log-probs (stop reason 'completed')"),
+    ],
+)
+def test_a_server_that_is_not_believed_twice_gives_no_score(server, said):
+    with pytest.raises(RuntimeError) as error:
+        score(server)
+    assert said in str(error.value) and "without the prefix cache" in str(error.value)
+    assert server.asked == TWICE
+
+
+def test_a_request_that_the_engine_cannot_hold_is_not_sent():
+    """Four tokens of context, three of answer and the drawn one."""
+    server = Server()
+    with pytest.raises(
+        ValueError, match="max_model_len=7 cannot hold a context of 4 tokens, an answer of 3 .*: 8"
+    ):
+        score(server, 7)
+    assert server.asked == []
+    assert score(server, 8) == RIGHT
 
 
 def test_scores_are_found_by_context_and_alias():

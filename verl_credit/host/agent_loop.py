@@ -22,6 +22,7 @@ from verl.tools.schemas import ToolResponse
 from verl_credit.host.fields import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.host.gain_requests import RowPlanner
 from verl_credit.host.gain_server import server_score
+from verl_credit.host.request_room import longest
 from verl_credit.host.reward import final_answer
 from verl_credit.host.search_client import SearchFault
 from verl_credit.host.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
@@ -103,7 +104,8 @@ class SearchAgentLoop(ToolAgentLoop):
             answer = request.answer
             context, n_gold = [*prompt, *response][: request.base], answer.gold_end - answer.gold_start
             try:
-                value = await server_score(generate, context, answer.token_ids[: answer.gold_end], n_gold)
+                tokens = answer.token_ids[: answer.gold_end]
+                value = await server_score(generate, context, tokens, n_gold, longest(self.config))
             except Exception as error:
                 value, self.record.score_error = math.nan, f"{type(error).__name__}: {error}"[:300]
             self.record.scores.append([request.column, request.alias, value])

@@ -5,7 +5,8 @@ ride behind their row (`gain_branches`); with the scorer ``rows`` each has a row
 
     tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
 
-with contexts = search.max_searches + 1. The longest row is the one that the length limits allow.
+with contexts = search.max_searches + 1. The longest row is the one that the length limits allow. With the scorer ``server``
+each answer is a request of its own, which has to fit what the rollout engine takes (`request_room`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from verl_credit.host.compose import ConfigError
 from verl_credit.host.gain_requests import aliases_that_count, writer_of
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
+from verl_credit.host.request_room import DRAWN, longest, requests_fit
 from verl_credit.host.reward import stated_form
 from verl_credit.host.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.host.settings import CreditSettings
@@ -42,6 +44,8 @@ def validate_budgets(config: DictConfig) -> None:
     referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if referred and ref.log_prob_use_dynamic_bsz:
         _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, sequence_parallel(ref), row)
+    if _by_server(config):
+        requests_fit(config, SHORT_ANSWER, "a short one")
     if not actor.use_dynamic_bsz:
         return
     ranks = sequence_parallel(actor)
@@ -78,7 +82,9 @@ def check_answers(config: DictConfig) -> str | None:
 
 
 def answers_are_counted(config: DictConfig) -> bool:
-    """Gains are scored by the actor, in micro-batches of so many tokens."""
+    """Gains are scored by the actor, in micro-batches of so many tokens, or by a server that takes so many."""
+    if _by_server(config):
+        return longest(config) is not None
     settings = CreditSettings.from_config(config)
     return bool(_contexts(config, settings)) and config.actor_rollout_ref.actor.use_dynamic_bsz
 
@@ -90,6 +96,9 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
     and what the budget would have to be, ValueError for a tokenizer or a row whose answer cannot be written.
     """
     settings = CreditSettings.from_config(config)
+    if _by_server(config):
+        where, tokens, _ = worst_row(tokenizer, settings, rows, longest(config) - _row(config) - DRAWN)
+        return requests_fit(config, tokens, f"that of {where}")
     contexts = _contexts(config, settings)
     row, budget = _row(config), config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu
     room = budget * sequence_parallel(config.actor_rollout_ref.actor) - row
@@ -188,6 +197,11 @@ def _contexts(config: DictConfig, settings: CreditSettings) -> int:
     if not settings.scores_gain or settings.info_gain_scorer == "server":
         return 0
     return config.search.max_searches + 1 if settings.info_gain_scorer == "branch" else 1
+
+
+def _by_server(config: DictConfig) -> bool:
+    settings = CreditSettings.from_config(config)
+    return settings.scores_gain and settings.info_gain_scorer == "server"
 
 
 def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from verl_credit.host.gain_requests import Request
+from verl_credit.host.request_room import does_not_fit
 
 Generate = Callable[[list[int], dict], Awaitable]
 
 
+class Unbelieved(NamedTuple):
+    """Why an answer of the server gives no score."""
+
+    reason: str
+
+
 async def server_score(
-    generate: Generate, context: Sequence[int], token_ids: Sequence[int], n_gold: int
+    generate: Generate,
+    context: Sequence[int],
+    token_ids: Sequence[int],
+    n_gold: int,
+    max_model_len: int | None = None,
 ) -> float:
     """Mean log-prob of the last ``n_gold`` tokens of ``context + token_ids``, at temperature 1.
 
-    vLLM returns uninitialised log-probs for cached positions: a score is read only where every gold token was predicted
-    from a position that the server says it computed, otherwise the prompt is scored again without the cache. Entries
-    are aligned from the end and their token ids are compared. Raises RuntimeError when the server gives no such log-probs.
+    An answer that `read_score` does not believe is asked for once more without the prefix cache. Raises RuntimeError when
+    that is not believed either, and ValueError for a request beyond ``max_model_len``, which is not sent.
     """
     prompt = [*context, *token_ids]
-    first = len(prompt) - n_gold - 1  # the position that predicts the first gold token
+    if why := does_not_fit(len(context), len(token_ids), max_model_len):
+        raise ValueError(why)
+    found: list[float | Unbelieved] = []
     for skip_cache in (False, True):
         output = await generate(
             prompt,
@@ -38,25 +51,43 @@ async def server_score(
                 "skip_reading_prefix_cache": skip_cache,
             },
         )
-        said = output.extra_fields
-        values, ids = said.get("prompt_logprobs"), said.get("prompt_ids")
-        if values is None or ids is None or len(values) != len(prompt):
-            raise RuntimeError(
-                f"algorithm.info_gain_scorer=server: the rollout server gave {len(values or [])} prompt log-probs for "
-                f"{len(prompt)} tokens (stop reason {output.stop_reason!r})"
-            )
-        cached = said.get("num_cached_tokens")
-        if (cached is None and not skip_cache) or (cached or 0) > first:  # None: the server does not say
-            continue
-        read = slice(first, first + n_gold)
-        if [entry[0] for entry in ids[read]] != prompt[-n_gold:]:
-            raise RuntimeError(
-                "algorithm.info_gain_scorer=server: the log-probs are not those of the answer's tokens"
-            )
-        return math.fsum(entry[0] for entry in values[read]) / n_gold
+        found.append(read_score(output, prompt, n_gold, cacheless=skip_cache))
+        if not isinstance(found[-1], Unbelieved):
+            return found[-1]
     raise RuntimeError(
-        "algorithm.info_gain_scorer=server: the server read its prefix cache although told not to"
+        "algorithm.info_gain_scorer=server: "
+        f"{found[1].reason} without the prefix cache, and {found[0].reason} with it"
     )
+
+
+def read_score(output, prompt: Sequence[int], n_gold: int, *, cacheless: bool) -> float | Unbelieved:
+    """Mean of the log-probs of the last ``n_gold`` tokens of ``prompt``, where the answer can be told to hold them.
+
+    With n tokens, of which c came out of the prefix cache, verl's vLLM server gives a list that ends with a dummy, and
+    before it one entry for each of the last tokens of the prompt:
+
+        n entries      the first c are uninitialised memory (vLLM's first model runner)
+        n - c entries  what was computed, nothing else      (its second one)
+
+    So the gold tokens are read from the end, and only if all of them were predicted at positions c and later: c <= n - 1 -
+    n_gold. A list of another length, one whose c the server does not say, and one with other tokens' ids are not
+    believed. ``cacheless``: the server was told not to read its cache; then a full list needs no c.
+    """
+    said = output.extra_fields
+    values, ids, cached = (said.get(name) for name in ("prompt_logprobs", "prompt_ids", "num_cached_tokens"))
+    if values is None or ids is None or len(values) != len(ids):
+        return Unbelieved(f"no prompt log-probs (stop reason {output.stop_reason!r})")
+    if cached is None and cacheless:
+        cached = 0
+    told = f"{len(values)} prompt log-probs for {len(prompt)} tokens, {'?' if cached is None else cached} of them cached"
+    if cached is None or len(values) not in (len(prompt), len(prompt) - cached):
+        return Unbelieved(told)
+    if cached > len(prompt) - 1 - n_gold:
+        return Unbelieved(f"{told}, the answer's own among them")
+    end = len(values) - 1
+    if [entry[0] for entry in ids[end - n_gold : end]] != list(prompt[-n_gold:]):
+        return Unbelieved(f"{told}, which are not those of the answer's tokens")
+    return math.fsum(entry[0] for entry in values[end - n_gold : end]) / n_gold
 
 
 def scores_of_records(requests: Sequence[Request], records: Sequence[dict]) -> torch.Tensor:
