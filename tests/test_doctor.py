@@ -578,19 +578,12 @@ def test_data(lab, tmp_path):
     assert says(recipe.check_data_files(MACHINE, config)[0], FAIL, "holds 16 rows; at least 17")
 
 
-def test_the_retriever_and_its_fingerprint(lab, monkeypatch):
+def test_the_retriever_and_its_index(lab, monkeypatch):
     config = lab.copy()
-    config.search.url = ["http://me:secret@a", "http://b"]
-    info = {"kind": "flat", "rows": 1234, "corpus_sha256": "0123456789abcdef"}
-    monkeypatch.setattr(recipe, "check_server", lambda settings: None)
-    told = recipe.check_retriever(MACHINE, config, lambda url: info)
-    assert says(told, PASS, "http://***@a: flat index of 1,234 passages, corpus sha256 0123456789ab")
-    assert "secret" not in told.found
-    assert says(
-        recipe.check_retriever(MACHINE, config, lambda url: info if "b" in url else {}),
-        WARN,
-        "no fingerprint",
-    )
+    config.search.url = ["http://a", "http://b"]
+    said = "http://a 0123; http://b 0123"
+    monkeypatch.setattr(recipe, "check_server", lambda settings: ("0123", said))
+    assert says(recipe.check_retriever(MACHINE, config), PASS, f"index: {said}")
 
     def refuse(settings):
         raise PreflightError("search.url=http://b: the retriever is not ready")
@@ -599,12 +592,6 @@ def test_the_retriever_and_its_fingerprint(lab, monkeypatch):
     assert says(recipe.check_retriever(MACHINE, config), FAIL, "not ready", "verl-credit-retriever serve")
     config.search.max_searches = 0
     assert says(recipe.check_retriever(MACHINE, config), SKIP, "does not search")
-
-
-def test_a_server_without_info_has_no_fingerprint():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert recipe.server_info(f"http://127.0.0.1:{port}/retrieve") == {}
 
 
 # --- Ray -----------------------------------------------------------------------------------------------------------

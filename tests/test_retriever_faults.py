@@ -4,15 +4,22 @@ import asyncio
 import json
 import logging
 import math
+import socket
 import threading
 
 import httpx
 import pytest
+import uvicorn
+from omegaconf import OmegaConf
 from retriever_fakes import ROWS, FakeEncoder, FakeIndex, client_of, metric, until
 from verl_credit_retriever.limits import Limits
 from verl_credit_retriever.server import create_app
 from verl_credit_retriever.settings import TOKEN_VARIABLE, ServeSettings, read_token
 from verl_credit_retriever.sockets import check_host
+
+from verl_credit.doctor.recipe import check_retriever
+from verl_credit.doctor.result import Status
+from verl_credit.host.search_settings import KEYS
 
 TOKEN = "a-token-of-some-length"
 
@@ -355,6 +362,31 @@ def test_without_the_token_only_livez_answers(method, path, caplog):
 
     assert asyncio.run(run()).status_code == (404 if path == "/nothing" else 200)
     assert TOKEN not in caplog.text
+
+
+def test_the_doctor_asks_a_protected_server_with_the_token(monkeypatch):
+    """It used to ask /info once more without it, and to report a server that has none."""
+    section = {
+        **dict.fromkeys(KEYS), "topk": 3, "max_searches": 2, "max_page_chars": 500, "timeout_s": 30.0, "max_retries": 0,
+        "breaker_failures": 3, "breaker_pause_s": 1.0, "token_env": "SEARCH_TOKEN",
+    }  # fmt: skip
+    app, _ = _app(token=TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = OmegaConf.create({"search": {**section, "url": url}})
+        thread.start()
+        try:
+            monkeypatch.setenv("SEARCH_TOKEN", TOKEN)
+            right = check_retriever(None, config)
+            monkeypatch.setenv("SEARCH_TOKEN", "another")
+            wrong = check_retriever(None, config)
+        finally:
+            server.should_exit = True
+            thread.join()
+    assert (right.status, right.found) == (Status.PASS, f"index: {url} {FakeIndex.fingerprint}")
+    assert wrong.status is Status.FAIL and "401" in wrong.found and "another" not in wrong.found
 
 
 def test_where_a_token_comes_from(tmp_path):
