@@ -6,12 +6,15 @@ import socket
 import sys
 from collections import namedtuple
 from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import torch
+import verl
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from test_preflight import GOOD
@@ -91,6 +94,49 @@ def test_torch(cuda, lab):
         check(LAPTOP, cuda), FAIL, "CPUs only, and trainer.device=cuda", "pip install --force-reinstall"
     )
     assert says(check(replace(MACHINE, torch=Torch(None, error="no libcudart")), None), FAIL, "no libcudart")
+
+
+@pytest.mark.parametrize(
+    "policy, status",
+    [
+        (None, PASS), ("auto", PASS), (" AUTO ", PASS), ("verl_credit", PASS), ("other, Verl_Credit", PASS),
+        ("none", FAIL), (" None", FAIL), ("", FAIL), ("other", FAIL), ("verl_credit2,auto", FAIL),
+    ],
+)  # fmt: skip
+def test_a_list_of_plugins_without_ours(lab, policy, status):
+    facts = replace(LAPTOP, environment={} if policy is None else {software.PLUGINS: policy})
+    texts = [f"VERL_USE_EXTERNAL_PLUGINS={policy}", "verl_credit"] if status is FAIL else []
+    assert says(software.check_environment(facts, lab), status, *texts)
+    assert says(software.check_environment(facts, None), status, *texts)
+
+
+POLICIES = ("auto", " AUTO ", "verl_credit", "x, Verl_Credit", "none", " None", "", "x", "verl_credit2,auto")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_verl_makes_of_the_list_of_plugins(policy):
+    """The rule is verl's: the lines of its own source, on an entry point with our name."""
+    assert entry_points(group="verl.plugins")[software.OURS].value == "verl_credit.host.external"
+    source = Path(verl.__file__).read_text()
+    begin, end = source.index("_plugins_policy = os"), source.index('if os.getenv("VERL_USE_MODELSCOPE"')
+    lines = source[begin:end].replace("from importlib.metadata import entry_points as _entry_points", "")
+    loaded = []
+    point = SimpleNamespace(name=software.OURS, load=lambda: loaded.append(software.OURS))
+    exec(lines, {"os": SimpleNamespace(getenv=lambda *_: policy), "_entry_points": lambda group: [point]})
+    assert bool(loaded) is software.loads_ours(policy)
+
+
+def test_a_platform_that_is_not_the_recipes(cuda, lab):
+    def check(platform, config):
+        return software.check_environment(replace(MACHINE, environment={software.PLATFORM: platform}), config)
+
+    assert says(
+        check("nvidia", lab), FAIL, "VERL_PLATFORM=nvidia, and trainer.device=cpu", "unset VERL_PLATFORM"
+    )
+    assert says(check("cpu", cuda), FAIL, "VERL_PLATFORM=cpu, and trainer.device=cuda")
+    assert (
+        says(check("cpu", lab), PASS) and says(check("nvidia", cuda), PASS) and says(check("cpu", None), PASS)
+    )
 
 
 LINES = ["transformers<5.11,>=5.5.3,!=5.6.0", "tensordict<=0.10.0", "vllm==0.24.0; extra == 'vllm'"]

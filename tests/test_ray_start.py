@@ -2,8 +2,9 @@
 
 import signal
 import socket
+import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -60,6 +61,36 @@ def test_train_refuses_two_nodes_without_a_cluster(tmp_path, capsys, alone, noth
     code, lines = run(capsys, tmp_path, "trainer.nnodes=2")
     assert code == 4 and len(lines) == 1
     assert "no cluster, and trainer.nnodes=2" in lines[0]
+
+
+def test_train_refuses_a_verl_that_would_leave_the_plugin_out(tmp_path, capsys, monkeypatch, nothing_heavy):
+    """verl ended such a run with a traceback about an unknown platform, and exit code 1."""
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    code, lines = run(capsys, tmp_path)
+    assert code == 4 and len(lines) == 1
+    assert "environment: VERL_USE_EXTERNAL_PLUGINS=none: verl would not load verl_credit" in lines[0]
+
+
+def test_a_verl_that_does_not_import_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", None)
+    monkeypatch.setenv("VERL_USE_MODELSCOPE", "true")
+    code, lines = run(capsys, tmp_path)
+    assert code == 4 and len(lines) == 1
+    assert (
+        "verl cannot be imported: ModuleNotFoundError" in lines[0] and "VERL_USE_MODELSCOPE=true" in lines[0]
+    )
+
+
+def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
+    class Refusing(ModuleType):
+        def __getattr__(self, name):
+            raise ValueError("Unknown platform 'nonsense'.\nRegistered: ...")
+
+    monkeypatch.setitem(sys.modules, "verl_credit.host.launch", Refusing("launch"))
+    with pytest.raises(
+        PreflightError, match="verl does not start here: ValueError: Unknown platform 'nonsense'. Reg"
+    ):
+        train_module._check_with_verl(None)
 
 
 def test_which_cluster_a_run_would_join(alone):

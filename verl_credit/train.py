@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "VERL_USE_EXTERNAL_PLUGINS": "auto",
 }
 
 
@@ -139,11 +140,20 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
     check_data(config.data.val_files, "data.val_files", searches=searches)
     for line in check_all_prompts(config):
         progress.note("data", line)
-    from verl_credit.host.launch import check_with_verl
-
-    check_with_verl(config)
+    _check_with_verl(config)
     if said := check_answers(config):
         progress.say(said)
+
+
+def _check_with_verl(config: DictConfig) -> None:
+    """The first time that all of verl is imported here: what it dislikes about this machine it says while that happens."""
+    try:
+        from verl_credit.host.launch import check_with_verl
+    except (ImportError, ValueError) as error:
+        raise PreflightError(
+            f"verl does not start here: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    check_with_verl(config)
 
 
 def _save_config(config: DictConfig, run_dir: Path) -> None:

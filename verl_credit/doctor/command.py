@@ -19,6 +19,7 @@ from verl_credit.doctor.recipe import check_data_files, check_model_files, check
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.doctor.room import check_room
 from verl_credit.doctor.software import (
+    check_environment,
     check_python,
     check_requirements,
     check_torch,
@@ -42,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     check_python,
     check_torch,
     check_requirements,
+    check_environment,
     check_vllm,
     check_cuda,
     check_ptxas,
@@ -59,7 +61,14 @@ CHECKS: tuple[Check, ...] = (
     check_flex,
 )
 # Those that `verl-credit train` makes before anything heavy; their failures are refusals.
-BEFORE_TRAINING: tuple[Check, ...] = (check_vllm, check_memory, _disk, check_ports, check_cluster)
+BEFORE_TRAINING: tuple[Check, ...] = (
+    check_environment,
+    check_vllm,
+    check_memory,
+    _disk,
+    check_ports,
+    check_cluster,
+)
 BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (check_torch, check_cuda, *BEFORE_TRAINING, check_room)
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}

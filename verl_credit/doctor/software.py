@@ -13,6 +13,8 @@ from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
 
+PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
+OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 PYTHON = ((3, 11), (3, 13))  # from this one up to, not including, that one: pyproject.toml
 
 
@@ -86,6 +88,26 @@ def judge_requirements(
         ", ".join(right for right, _ in wrong),
         "pip install " + " ".join(f"'{right}'" for right, _ in wrong),
     )
+
+
+def check_environment(facts: Facts, config: DictConfig | None) -> Result:
+    """The variables by which verl would leave our plugin out, or take another kind of device than the recipe's."""
+    name, policy = "environment", facts.environment.get(PLUGINS, "auto")
+    if not loads_ours(policy):
+        return failed(name, f"{PLUGINS}={policy}: verl would not load verl_credit, nor its platform, engine and loss",
+                      f"not set, auto, or a list with {OURS} in it", f"unset {PLUGINS}")  # fmt: skip
+    device = None if config is None else config.trainer.device
+    platform = facts.environment.get(PLATFORM, "").strip().lower()
+    if device is not None and platform and (platform == "cpu") != (device == "cpu"):
+        return failed(name, f"{PLATFORM}={platform}, and trainer.device={device}",
+                      "not set: train chooses the platform by trainer.device", f"unset {PLATFORM}")  # fmt: skip
+    return passed(name, f"verl loads the plugin ({PLUGINS}={policy})")
+
+
+def loads_ours(policy: str) -> bool:
+    """As verl reads the variable: "auto" loads every plugin, "none" none, anything else the names in it."""
+    policy = policy.strip().lower()
+    return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 
 
 def check_vllm(facts: Facts, config: DictConfig | None) -> Result:

@@ -20,7 +20,7 @@ from verl_credit.host.preflight import PreflightError, check_names
 from verl_credit.host.register import register_all, registered_names, require_registered
 from verl_credit.host.task_runner import CreditTaskRunner
 
-EVERYWHERE = ("VERL_PLATFORM", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 
 
 class RunFailed(RuntimeError):
