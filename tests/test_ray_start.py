@@ -1,5 +1,6 @@
 """A Ray that cannot be reached or started: one line and exit code 4, before anything heavy where that can be told."""
 
+import json
 import signal
 import socket
 import sys
@@ -55,6 +56,18 @@ def test_train_refuses_keys_that_ray_refuses_beside_a_cluster(
         code, lines = run(capsys, tmp_path)
     assert code == 4 and len(lines) == 1
     assert "ray_kwargs.ray_init.num_cpus=16" in lines[0] and "refuses these beside a cluster" in lines[0]
+
+
+def test_train_refuses_a_folder_that_a_node_does_not_see(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
+    blind = {"host": "spark-2", "cpus": 20.0, "found": ["No such file or directory"]}
+    answer = (0, json.dumps({"nodes": [blind]}))
+    monkeypatch.setattr(ray_checks, "in_a_process", lambda arguments, timeout_s: answer)
+    keys = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        code, lines = run(capsys, tmp_path, *keys)
+    assert code == 4 and len(lines) == 1
+    assert f"nodes: run_dir={tmp_path}: what this machine writes there is not seen by spark-2" in lines[0]
 
 
 def test_train_refuses_two_nodes_without_a_cluster(tmp_path, capsys, alone, nothing_heavy):

@@ -13,6 +13,7 @@ from verl_credit.doctor.disk import check_disk
 from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.gather import gather
 from verl_credit.doctor.machine import check_memory, check_ports, check_shm
+from verl_credit.doctor.node_checks import check_nodes
 from verl_credit.doctor.orphans import check_processes
 from verl_credit.doctor.ray_checks import check_cluster, check_ray
 from verl_credit.doctor.recipe import check_data_files, check_model_files, check_retriever, parameters_of
@@ -57,6 +58,7 @@ CHECKS: tuple[Check, ...] = (
     check_data_files,
     check_retriever,
     check_ray,
+    check_nodes,
     check_flash,
     check_flex,
 )
@@ -68,8 +70,14 @@ BEFORE_TRAINING: tuple[Check, ...] = (
     _disk,
     check_ports,
     check_cluster,
+    check_nodes,
 )
-BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (check_torch, check_cuda, *BEFORE_TRAINING, check_room)
+BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (
+    check_torch,
+    check_cuda,
+    *BEFORE_TRAINING,
+    check_room,
+)
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}
 

@@ -20,7 +20,7 @@ def check_disk(
     name = "disk"
     if config is None:
         return skipped(name, "no recipe was given")
-    there = _existing(_folder(config))
+    there = existing(_folder(config))
     free = usage(there).free
     found = f"{size(free)} free at {there}"
     if not _writes(config):
@@ -57,7 +57,7 @@ def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> li
         if parameters is None:
             continue
         folder, one = _folder(config), checkpoint_bytes(config, parameters)
-        there = _existing(folder)
+        there = existing(folder)
         disk = there.stat().st_dev
         kept = one * (checkpoints_kept(config) or 1)
         needed[disk] = needed.get(disk, 0) + max(0, kept - _held(folder))
@@ -96,7 +96,8 @@ def _folder(config: DictConfig) -> Path:
     return Path(str(config.trainer.default_local_dir)).expanduser().absolute()
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
     return next(p for p in (folder, *folder.parents) if p.exists())
 
 

@@ -38,7 +38,7 @@ def check_ray(
     if first.status is Status.FAIL:
         return [first]
     code, said = ask("cluster", address)
-    found = _answer(code, said)
+    found = answer_of(code, said)
     if isinstance(found, str):
         return [failed("ray", f"the cluster at {address}: {found}", "a cluster that takes this Python and Ray",
                        "the same versions of both on every node")]  # fmt: skip
@@ -150,7 +150,7 @@ def _resources(address: str, nodes: list[dict], config: DictConfig | None) -> Re
 
 
 def _plugin_here(ask: Ask) -> Result:
-    found = _answer(*ask("plugin"))
+    found = answer_of(*ask("plugin"))
     if isinstance(found, str):
         return failed("plugin", f"a fresh process: {found}", "a process that imports verl registers the plugin",
                       "pip install 'verl-credit[verl]' in this environment")  # fmt: skip
@@ -178,7 +178,7 @@ def _plugin(found: dict[str, dict[str, bool]]) -> Result:
     return passed("plugin", f"{len(some)} names registered in {', '.join(found)}")
 
 
-def _answer(code: int | None, said: str) -> dict | str:
+def answer_of(code: int | None, said: str) -> dict | str:
     """The JSON of the last line, or what went wrong in words."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
     if code is None:

@@ -1,8 +1,9 @@
 """What doctor asks of Ray and verl, each in a process of its own: ``python -m verl_credit.host.doctor_probes ...``.
 
 ``plugin``: is the plugin registered in a fresh process? ``cluster ADDRESS``: the nodes of a Ray cluster, and the same
-question in a fresh worker of every node. The last line of the output is JSON. This file imports neither verl nor ray
-before it is asked: where they are missing, that is an answer.
+question in a fresh worker of every node. ``files ADDRESS PATHS``: what a process of every node reads there (PATHS: a JSON
+list). The last line of the output is JSON. This file imports neither verl nor ray before it is asked: where they are
+missing, that is an answer.
 """
 
 from __future__ import annotations
@@ -23,26 +24,44 @@ def registered() -> dict[str, bool]:
     return registered_names()
 
 
+def read_files(paths: list[str]) -> list[str]:
+    """The text of each, or what the reader met."""
+    from pathlib import Path
+
+    found = []
+    for path in paths:
+        try:
+            found.append(Path(path).read_text(errors="replace"))
+        except OSError as error:
+            found.append(error.strerror or type(error).__name__)
+    return found
+
+
 def cluster(ray, address: str, timeout_s: float = WORKER_S) -> dict:
     """{"nodes": [{"id", "host", "cpus", "gpus", "plugin": {name: there?} or "error": text}]} of the living nodes."""
+    return ask_nodes(ray, address, "plugin", registered, timeout_s=timeout_s)
+
+
+def ask_nodes(ray, address: str, key: str, question, *arguments, timeout_s: float = WORKER_S) -> dict:
+    """The nodes as in `cluster`, each with ``key``: what ``question(*arguments)`` gives in a worker there."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        task = ray.remote(registered)
+        task = ray.remote(question)
         asked = {}
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asked[node["NodeID"]] = task.options(
-                num_cpus=0, max_retries=0, scheduling_strategy=there
-            ).remote()
-        return {"nodes": [_report(ray, node, asked[node["NodeID"]], timeout_s) for node in nodes]}
+            asked[node["NodeID"]] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(
+                *arguments
+            )
+        return {"nodes": [_report(ray, node, key, asked[node["NodeID"]], timeout_s) for node in nodes]}
     finally:
         ray.shutdown()
 
 
-def _report(ray, node: dict, reference, timeout_s: float) -> dict:
+def _report(ray, node: dict, key: str, reference, timeout_s: float) -> dict:
     resources = node["Resources"]
     found = {
         "id": node["NodeID"][:8],
@@ -51,7 +70,7 @@ def _report(ray, node: dict, reference, timeout_s: float) -> dict:
         "gpus": resources.get("GPU", 0.0),
     }
     try:
-        return {**found, "plugin": ray.get(reference, timeout=timeout_s)}
+        return {**found, key: ray.get(reference, timeout=timeout_s)}
     except Exception as error:  # whatever the worker ended with is the answer
         last = (str(error).strip().splitlines() or ["no message"])[-1]
         return {**found, "error": f"{type(error).__name__}: {last[:300]}"}
@@ -64,8 +83,13 @@ def main(arguments: list[str]) -> int:
         import ray
 
         found = cluster(ray, arguments[1])
+    elif arguments[:1] == ["files"] and len(arguments) == 3:
+        import ray
+
+        found = ask_nodes(ray, arguments[1], "found", read_files, json.loads(arguments[2]))
     else:
-        print("usage: python -m verl_credit.host.doctor_probes plugin | cluster ADDRESS", file=sys.stderr)
+        questions = "plugin | cluster ADDRESS | files ADDRESS PATHS"
+        print(f"usage: python -m verl_credit.host.doctor_probes {questions}", file=sys.stderr)
         return 2
     print(json.dumps(found))
     return 0

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
+from socket import inet_aton
 
 import httpx
 
@@ -70,6 +72,23 @@ def endpoint(url: str) -> str:
     ):
         raise ValueError(wrong)
     return url.rstrip("/") if parts.path.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
+
+
+def loopback(url: str) -> bool:
+    """Is it this machine whatever machine asks: localhost, 127.0.0.0/8, ::1, and the "any" addresses, which a client that
+    connects to them takes for itself?"""
+    host = httpx.URL(url).host.rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        try:
+            address = ip_address(inet_aton(host))  # 127.1 and other ways to write it, which resolvers take
+        except OSError:
+            return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 def base(url: str) -> str:

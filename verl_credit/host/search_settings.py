@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.redact import redact
 from verl_credit.host.search_client import SearchClient
-from verl_credit.host.search_servers import endpoint
+from verl_credit.host.search_servers import endpoint, loopback
 
 KEYS = (
     "url",
@@ -54,6 +54,7 @@ def validate_search(config: DictConfig) -> None:
     if gone := [key for key in KEYS if key not in settings]:
         raise ConfigError(f"search.{gone[0]} is missing: the recipe must list credit_defaults, which has it")
     _url(settings["url"])
+    _reached_from_everywhere(config)
     name = settings["token_env"]
     if name is not None and not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)):
         # The value stays out of the message: it may be the token itself.
@@ -79,6 +80,20 @@ def _url(value) -> None:
             endpoint(url)
         except ValueError as error:
             raise ConfigError(f"search.url: {error}") from error
+
+
+def _reached_from_everywhere(config: DictConfig) -> None:
+    """Agent loops, which search, run on all nodes."""
+    nodes = config.trainer.nnodes
+    if nodes == 1 or config.search.url is None or not config.search.max_searches:
+        return
+    for url in urls_of(config.search):
+        if loopback(url):
+            raise ConfigError(
+                f"search.url={redact(url)} with trainer.nnodes={nodes}: agent loops search from every node, and that "
+                "address is each node itself; give the address by which all of them reach the server, which has to listen "
+                "there (verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE)"
+            )
 
 
 def urls_of(settings) -> list[str]:
