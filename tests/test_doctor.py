@@ -22,10 +22,21 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from verl_credit.cli import main
-from verl_credit.doctor import command, device, disk, gather, machine, orphans, ray_checks, recipe, software
+from verl_credit.doctor import (
+    command,
+    device,
+    disk,
+    first_start,
+    gather,
+    machine,
+    orphans,
+    ray_checks,
+    recipe,
+    software,
+)
 from verl_credit.doctor.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size
 from verl_credit.doctor.result import Status, failed, passed
-from verl_credit.doctor.room import check_room
+from verl_credit.doctor.room import check_room, plan_here
 from verl_credit.host import doctor_probes
 from verl_credit.host.compose import load_config
 from verl_credit.host.preflight import PreflightError
@@ -872,6 +883,120 @@ def test_room_for_what_the_recipe_holds():
     assert says(check_room(MACHINE, alone), WARN, "59.9 GiB weights", "lora_rank")
     larger = load_config("multihop_qwen3_4b", [*GIVEN, "hardware=h100x1", "model=qwen3_8b"])
     assert says(check_room(MACHINE, larger), FAIL, "122.1 GiB weights", "at most", "lora_rank")
+
+
+SPARK = replace(
+    MACHINE,
+    torch=Torch("2.11.0", "13.0", (GB10,)),
+    memory=Memory(121 * GIB, 110 * GIB),
+    cpus=20,
+    packages={"vllm": "0.24.0"},
+)
+
+
+def test_a_unified_device_is_planned_as_one_whatever_the_recipe_was_made_for():
+    config = load_config("multihop_qwen3_4b", [*GIVEN, "hardware=h100x1"])
+    (found,) = [p for p in plan_here(config, GB10).phases if p.name == "rollout"]
+    assert found.capacity == GB10.total and "host: processes" in found.parts
+    assert "host: processes" not in plan_here(load_config("spark_qwen3_4b", GIVEN), H100).phases[0].parts
+
+
+@pytest.fixture(scope="module")
+def spark():
+    return load_config("spark_qwen3_4b", GIVEN)
+
+
+SHARE = first_start.SHARE_KEY
+
+
+def compiling(config, jobs=None, share=None, **changes):
+    config = config.copy()
+    OmegaConf.update(
+        config, SHARE, config.actor_rollout_ref.rollout.gpu_memory_utilization if share is None else share
+    )
+    facts = replace(SPARK, environment={} if jobs is None else {"MAX_JOBS": jobs}, **changes)
+    return first_start.check_compilation(facts, config)
+
+
+def test_compilers_have_to_fit_beside_what_is_planned(spark):
+    """What the plan leaves of 121 GiB holds a few compilers of 8 GiB; ninja would start 22 on 20 cores."""
+    planned = next(p for p in plan_here(spark, GB10).phases if p.name == "rollout").total
+    fit = int((121 * GIB - planned) / (8 * GIB))
+    assert 2 <= fit < 20
+    assert says(
+        compiling(spark), WARN, "MAX_JOBS not set: 22 compilers on 20 cores", f"export MAX_JOBS={fit}"
+    )
+    assert says(compiling(spark, "0"), WARN, "not set") and says(compiling(spark, "auto"), WARN, "not set")
+    assert says(compiling(spark, str(fit + 1)), WARN, f"at most {fit} compilers", "flashinfer#3634")
+    assert says(compiling(spark, str(fit)), PASS, f"{SHARE}=0.3 of 121.0 GiB")
+    assert says(compiling(spark, cpus=fit - 2), PASS, f"{fit} compilers on {fit - 2} cores")
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_a_share_at_which_a_machine_froze(spark, share):
+    assert says(compiling(spark, "1", share), WARN, "a share below 0.5", "sglang#35860", f"{SHARE}=0.3")
+
+
+def test_a_share_that_leaves_no_compiler_its_memory(spark):
+    unknown = spark.copy()
+    unknown.actor_rollout_ref.model.path = "some/where"  # cannot be planned: the free memory counts
+    full = Memory(121 * GIB, 40 * GIB)
+    found = compiling(unknown, "1", memory=full)
+    assert says(
+        found, WARN, "36.3 GiB of 40.0 GiB that are free", "at most 0 compilers", f"a smaller {SHARE}"
+    )
+
+
+def test_compilation_where_there_is_nothing_to_say(spark, lab, cuda):
+    check = first_start.check_compilation
+    assert says(check(MACHINE, cuda), SKIP, "no device shares")
+    assert says(check(SPARK, lab), SKIP) and says(check(SPARK, None), SKIP)
+
+
+FLASHINFER = {"flashinfer-python": "0.6.14"}
+
+
+@pytest.mark.parametrize(
+    "others, status, texts",
+    [
+        ({"flashinfer-cubin": "0.6.14"}, PASS, ["flashinfer-jit-cache not installed"]),
+        ({"flashinfer-cubin": "0.6.14", "flashinfer-jit-cache": "0.6.14+cu130"}, PASS, ["0.6.14+cu130"]),
+        (
+            {"flashinfer-cubin": "0.6.13"},
+            WARN,
+            ["flashinfer-cubin==0.6.14 --index-url https://flashinfer.ai/whl"],
+        ),
+        ({"flashinfer-cubin": "0.6.14.post1"}, WARN, ["pip uninstall flashinfer-cubin"]),
+        (
+            {"flashinfer-cubin": "0.6.14", "flashinfer-jit-cache": "0.6.1+cu130"},
+            WARN,
+            ["flashinfer-jit-cache==0.6.14"],
+        ),
+        ({}, WARN, ["flashinfer-cubin not installed", "fetches and compiles"]),
+    ],
+)
+def test_flashinfer_and_its_packages_are_of_one_version(cuda, others, status, texts):
+    facts = replace(MACHINE, packages={**FLASHINFER, **others})
+    assert says(first_start.check_flashinfer(facts, cuda), status, *texts)
+    assert says(first_start.check_flashinfer(facts, None), status, *texts)
+
+
+def test_flashinfer_where_it_does_not_matter(cuda, lab):
+    check, odd = first_start.check_flashinfer, {**FLASHINFER, "flashinfer-cubin": "0.6.13"}
+    assert says(check(MACHINE, cuda), SKIP, "not installed")
+    assert says(check(replace(MACHINE, packages=odd), lab), SKIP, "does not roll out with vLLM")
+    told = {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
+    assert says(check(replace(MACHINE, packages=odd, environment=told), cuda), WARN, "VERSION_CHECK=1")
+
+
+@pytest.mark.parametrize(
+    "built, device, status",
+    [("12.8", GB10, WARN), ("12.9", GB10, WARN), ("13.0", GB10, PASS), ("12.8", H100, PASS)],
+)
+def test_the_wheel_for_a_spark(cuda, built, device, status):
+    facts = replace(MACHINE, torch=Torch("2.11.0", built, (device,)))
+    texts = ["on NVIDIA GB10", "built for CUDA 13", "whl/cu130"] if status is WARN else []
+    assert says(software.check_torch(facts, cuda), status, *texts)
 
 
 def test_room_where_there_is_nothing_to_say(lab, cuda):

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from verl_credit.doctor.device import check_cuda, check_flash, check_flex, check_ptxas
 from verl_credit.doctor.disk import check_disk
 from verl_credit.doctor.facts import Facts
+from verl_credit.doctor.first_start import check_compilation, check_flashinfer
 from verl_credit.doctor.gather import gather
 from verl_credit.doctor.machine import check_memory, check_ports, check_shm
 from verl_credit.doctor.node_checks import check_nodes
@@ -46,10 +47,12 @@ CHECKS: tuple[Check, ...] = (
     check_requirements,
     check_environment,
     check_vllm,
+    check_flashinfer,
     check_cuda,
     check_ptxas,
     check_memory,
     check_room,
+    check_compilation,
     check_shm,
     _disk,
     check_ports,
@@ -77,6 +80,8 @@ BEFORE_TRAINING_ON_CUDA: tuple[Check, ...] = (
     check_cuda,
     *BEFORE_TRAINING,
     check_room,
+    check_flashinfer,
+    check_compilation,
 )
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.facts import GIB, Facts, size
+from verl_credit.doctor.facts import GIB, Device, Facts, size
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.doctor.software import wants_cuda
 from verl_credit.plan.errors import PlanError
 from verl_credit.plan.plan import Plan, make_plan
 
 STATE = ("weights", "gradients", "optimizer")  # counted; activations and the engine's needs are estimates
+
+ELSEWHERE = (None, "cpu", "laptop", "gb10")  # machines of a recipe that was sent to a GPU of its own memory
 
 
 def check_room(facts: Facts, config: DictConfig | None) -> Result:
@@ -23,9 +25,8 @@ def check_room(facts: Facts, config: DictConfig | None) -> Result:
         return skipped(name, "on a CPU: verl-credit plan says what is predicted")
     if not facts.devices:
         return skipped(name, "no device to fit")
-    smallest = min(device.total for device in facts.devices)
     try:
-        plan = make_plan(_here(config, smallest))
+        plan = plan_here(config, min(facts.devices, key=lambda device: device.total))
     except PlanError as error:
         return skipped(name, f"cannot be planned: {error}")
     state, phase = _state(plan), plan.peak
@@ -38,12 +39,15 @@ def check_room(facts: Facts, config: DictConfig | None) -> Result:
     return passed(name, found) if plan.fits else warned(name, found, right, _mend(plan))
 
 
-def _here(config: DictConfig, memory: int) -> dict:
+def plan_here(config: DictConfig, device: Device) -> Plan:
+    """`verl-credit plan` with this device for the recipe's. Raises PlanError."""
     plain = OmegaConf.to_container(config, resolve=True)
     block = dict(plain.get("hardware") or {})
-    if block.get("name") in (None, "cpu", "laptop"):  # a recipe for a CPU that was sent to a GPU
+    if device.unified:
+        block["name"] = "gb10"
+    elif block.get("name") in ELSEWHERE:
         block["name"] = "h100"
-    return {**plain, "hardware": {**block, "memory_gib": memory / GIB}}
+    return make_plan({**plain, "hardware": {**block, "memory_gib": device.total / GIB}})
 
 
 def _state(plan: Plan) -> float:

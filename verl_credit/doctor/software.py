@@ -15,6 +15,7 @@ from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
+CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 PYTHON = ((3, 11), (3, 13))  # from this one up to, not including, that one: pyproject.toml
 
 
@@ -44,7 +45,15 @@ def check_torch(facts: Facts, config: DictConfig | None) -> Result:
             name,
             f"{build}, and trainer.device=cuda",
             "a CUDA build",
-            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",
+            CUDA_13,
+        )
+    spark = next((d for d in facts.devices if d.unified), None)
+    if spark is not None and torch.cuda is not None and torch.cuda.startswith("12."):
+        return warned(
+            name,
+            f"{build}, on {spark.name}",
+            "built for CUDA 13: reports say 1.9 to 2.9 times as fast there (docs/spark.md)",
+            f"{CUDA_13} for the same version, and a vLLM built for CUDA 13",
         )
     return passed(name, build)
 
