@@ -993,10 +993,12 @@ def test_flashinfer_where_it_does_not_matter(cuda, lab):
     "built, device, status",
     [("12.8", GB10, WARN), ("12.9", GB10, WARN), ("13.0", GB10, PASS), ("12.8", H100, PASS)],
 )
-def test_the_wheel_for_a_spark(cuda, built, device, status):
+def test_the_wheel_for_a_spark(cuda, lab, built, device, status):
     facts = replace(MACHINE, torch=Torch("2.11.0", built, (device,)))
     texts = ["on NVIDIA GB10", "built for CUDA 13", "whl/cu130"] if status is WARN else []
     assert says(software.check_torch(facts, cuda), status, *texts)
+    assert says(software.check_torch(facts, None), status, *texts)
+    assert says(software.check_torch(facts, lab), PASS)
 
 
 def test_room_where_there_is_nothing_to_say(lab, cuda):

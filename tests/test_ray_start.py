@@ -87,11 +87,11 @@ def test_train_refuses_a_verl_that_would_leave_the_plugin_out(tmp_path, capsys, 
 def test_a_verl_that_does_not_import_is_told_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "verl", None)
     monkeypatch.setenv("VERL_USE_MODELSCOPE", "true")
+    monkeypatch.setenv("VERL_CREDIT_RETRIEVER_TOKEN", "a-secret")
     code, lines = run(capsys, tmp_path)
     assert code == 4 and len(lines) == 1
-    assert (
-        "verl cannot be imported: ModuleNotFoundError" in lines[0] and "VERL_USE_MODELSCOPE=true" in lines[0]
-    )
+    assert "verl cannot be imported: ModuleNotFoundError" in lines[0]
+    assert "VERL_USE_MODELSCOPE=true" in lines[0] and "a-secret" not in lines[0]
 
 
 def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):

@@ -1,6 +1,6 @@
 """What a first start of vLLM meets: FlashInfer's packages, which have to be of one version, and compilers and their memory.
 
-On a device that shares its memory with the CPU (GB10) both have taken whole machines down; docs/spark.md names the reports.
+A device that shares its memory with the CPU (GB10) takes the whole machine down with it; docs/spark.md names the reports.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def check_torch(facts: Facts, config: DictConfig | None) -> Result:
             CUDA_13,
         )
     spark = next((d for d in facts.devices if d.unified), None)
-    if spark is not None and torch.cuda is not None and torch.cuda.startswith("12."):
+    asked = config is None or wants_cuda(config)
+    if asked and spark is not None and torch.cuda is not None and torch.cuda.startswith("12."):
         return warned(
             name,
             f"{build}, on {spark.name}",

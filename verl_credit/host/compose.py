@@ -52,8 +52,8 @@ def _import_verl() -> None:
     try:
         import verl  # noqa: F401
     except Exception as error:
-        given = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("VERL_")]
-        told = f" (in the environment: {', '.join(sorted(given))})" if given else ""
+        read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
+        told = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
         reason = " ".join(str(error).split())
         raise ConfigError(f"verl cannot be imported: {type(error).__name__}: {reason}{told}") from error
 
