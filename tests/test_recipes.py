@@ -170,7 +170,8 @@ def test_the_sepa_recipe_and_its_factorial():
 
 
 def test_several_machines_are_an_override():
-    assert checked("multihop_qwen3_4b", "trainer.nnodes=2").trainer.nnodes == 2
+    two = ["trainer.nnodes=2", "search.url=http://10.0.0.1:8000"]
+    assert checked("multihop_qwen3_4b", *two).trainer.nnodes == 2
 
 
 def test_without_a_tool_there_is_no_gain_to_measure():
