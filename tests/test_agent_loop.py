@@ -41,6 +41,7 @@ class ScriptedPolicy:
             return self._scored(prompt_ids)
         self.requests.append((prompt_ids, sampling_params))
         ids = self.tokenizer(self.script[len(self.requests) - 1], add_special_tokens=False)["input_ids"]
+        ids = ids[: sampling_params["max_tokens"]]
         return SimpleNamespace(
             token_ids=ids,
             log_probs=[-0.5] * len(ids),
@@ -151,6 +152,45 @@ def test_trajectories_that_end_without_an_answer(tokenizer, script, reason, bad_
     assert max(output.turn_ids) == len(script) - 1  # its last policy tokens are the answer turn
 
 
+BUDGET = "search.max_new_tokens=40"
+
+
+@pytest.mark.parametrize(
+    "text, reason, bad_calls",
+    [
+        ("<think>" + "x" * 40, "turn_length", 0),  # still thinks
+        ("y" * 41, "turn_length", 0),
+        ("<tool_call>" + "x" * 40, "turn_length", 0),  # a call that it had no room to close
+        ("<tool_call>{a</tool_call><tool_call>" + "x" * 40, "bad_call", 1),  # one is whole, and broken
+        ("<answer>c</answer>" + "x" * 40, "answer", 0),
+        ("y" * 39 + TURN_END, "no_answer", 0),  # as long, and ended by the policy
+    ],
+)
+def test_a_turn_cut_at_its_budget_says_so(tokenizer, text, reason, bad_calls):
+    """What stands there whole, an answer or a call, counts as it would without the cut; in the last turn too."""
+    output, _ = run(tokenizer, [text], BUDGET)
+    assert len(output.response_ids) == 40
+    assert (record(output)["stop_reason"], record(output)["bad_calls"]) == (reason, bad_calls)
+    output, _ = run(tokenizer, [search_turn("a"), search_turn("b"), text], BUDGET)
+    assert record(output)["stop_reason"] == ("max_turns" if reason == "bad_call" else reason)
+
+
+def test_a_turn_that_is_cut_behind_a_whole_call_searches(tokenizer):
+    output, _ = run(tokenizer, [search_turn("a").removesuffix(TURN_END) + "y" * 40, answer_turn("c")], BUDGET)
+    assert (record(output)["stop_reason"], record(output)["n_searches"]) == ("answer", 1)
+
+
+def test_a_row_that_is_full_is_no_turn_that_was_cut(tokenizer):
+    async def long(query):
+        return "x" * 130, ["7"], 0
+
+    output, policy = run(
+        tokenizer, [search_turn("a"), "y" * 41], BUDGET, "data.max_response_length=200", lookup=long
+    )
+    assert policy.requests[1][1]["max_tokens"] < 40 and len(output.response_ids) == 200
+    assert record(output)["stop_reason"] == "length"
+
+
 @pytest.mark.parametrize(
     "call, told",
     [
@@ -165,7 +205,8 @@ def test_trajectories_that_end_without_an_answer(tokenizer, script, reason, bad_
     ],
 )
 def test_a_wrong_call_is_told_and_counted(tokenizer, call, told):
-    output, _ = run(tokenizer, [f"<tool_call>\n{call}\n</tool_call>{TURN_END}", answer_turn("c")])
+    script = [f"<tool_call>\n{call}\n</tool_call>{TURN_END}", answer_turn("c")]
+    output, _ = run(tokenizer, script, "search.max_new_tokens=2200")
     assert told in tokenizer.decode(output.response_ids)
     assert (record(output)["bad_calls"], record(output)["n_searches"]) == (1, 0)
     assert record(output)["stop_reason"] == "answer" and sum(output.response_mask) > 0

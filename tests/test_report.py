@@ -54,6 +54,7 @@ def training(step):
         "credit/outcome/em": 0.25 * step,
         "credit/outcome/format_ok": 1.0,
         "critic/score/mean": 0.2 * step,
+        "credit/turns_cut": 0.04 * step,
         "credit/turns_per_row": 3.0 - 0.25 * step,
         "credit/gain/mean": 0.0625 * step,
         "credit/gain/turn_0": 0.125 * step,
@@ -90,6 +91,7 @@ def run_dir(tmp_path):
         [
             {"time": 1.0, "kind": "banner", "text": "verl_credit: advantage=turn-group-v1d"},
             {"time": 2.0, "kind": "resume", "text": "resume: exact (step 2)"},
+            {"time": 3.0, "kind": "turn_length", "text": "warning: in step 2 8% of the turns were cut"},
         ],
     )
     (tmp_path / "config.yaml").write_text(
@@ -157,6 +159,7 @@ def test_first_and_last_values(run_dir):
     assert ["EM of well-formatted answers, greedy", "not recorded"] in rows
     assert ["Training", "Step 1", "Step 3", "Change"] in rows
     assert ["Exact match (EM)", "25.0 %", "75.0 %", "+50.0 points"] in rows
+    assert ["Turns cut at their token budget", "4.0 %", "12.0 %", "+8.0 points"] in rows
     assert ["Turns per trajectory", "2.75", "2.25", f"{MINUS}0.500"] in rows
     assert ["Information gain, mean", "+0.062", "+0.188", "+0.125"] in rows
     assert ["Clipped tokens", "1.2 %", "3.8 %", "+2.5 points"] in rows
@@ -188,6 +191,7 @@ def test_banner_resume_and_settings_are_told(run_dir):
     for words in (
         "verl_credit: advantage=turn-group-v1d",
         "resume: exact (step 2)",
+        "warning: in step 2 8% of the turns were cut",
         "algorithm.info_gain_norm_mode",
     ):
         assert words in text

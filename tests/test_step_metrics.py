@@ -1,6 +1,7 @@
 """Metrics of one step on a batch small enough to count by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from turn_rows import Row, credited, lost_row, padding_row, settings, turn_batch
 from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.run_files import EVENTS, read_json_lines
 from verl_credit.host.search_faults import FAULT_CODES
 from verl_credit.host.turn_book import STOP_REASONS, RowRecord
+from verl_credit.host.turn_cuts import TURNS_CUT, cut_note
 
 GARBAGE = 1e9  # stands where nothing may be read
 GROUP_SIZE = 2
@@ -82,6 +85,7 @@ def test_what_the_agent_loops_reported(turns):
     assert {reason: got[f"credit/stop/{reason}"] * 8 for reason in STOP_REASONS} == {
         "answer": 4,
         "no_answer": 1,
+        "turn_length": 0,
         "bad_call": 1,
         "length": 0,
         "max_turns": 1,
@@ -92,6 +96,34 @@ def test_what_the_agent_loops_reported(turns):
     assert got["credit/tool/retries"] == 2
     assert got["credit/tool/searches_per_row"] == 1.0  # 8 of 8 rows, the lost one included
     assert got["credit/rows_trained"] == 7
+
+
+def test_turns_that_were_cut_are_counted_among_all_turns(tokenizer):
+    """A lost row has no turns; a padding row is nobody's."""
+    cut = [row(2, 0.0, "turn_length"), row(0, 0.0, "turn_length")]
+    turns = turn_batch([*cut, row(1, 1.0), lost_row("connect"), padding_row(cut[0])], tokenizer)
+    got = row_metrics(turns)
+    assert got["credit/stop/turn_length"] == 2 / 4
+    assert got[TURNS_CUT] == 2 / (3 + 1 + 2)
+
+
+def test_a_few_turns_that_were_cut_are_no_news_and_many_are():
+    assert cut_note(0.0, 3, 884) is None and cut_note(0.05, 3, 884) is None
+    said = cut_note(0.0625, 3, 884)
+    for words in ("step 3 6% of the turns", "search.max_new_tokens=884", "enable_thinking=false"):
+        assert words in said
+
+
+def test_cut_turns_are_noted_once_a_run(tmp_path):
+    from verl_credit.host.trainer import CreditTrainer
+
+    trainer = object.__new__(CreditTrainer)
+    trainer.run_dir, trainer._cut_noted, trainer.global_steps = tmp_path, False, 1
+    trainer.config = SimpleNamespace(search=SimpleNamespace(max_new_tokens=884))
+    for trainer.global_steps, share in enumerate((0.01, 0.2, 0.5), 1):
+        trainer._note_cuts({TURNS_CUT: share})
+    (event,) = read_json_lines(tmp_path / EVENTS)
+    assert event["kind"] == "turn_length" and "step 2 20%" in event["text"]
 
 
 def test_scores_are_means_over_the_rows_that_count(turns):

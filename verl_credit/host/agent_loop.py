@@ -121,18 +121,25 @@ class SearchAgentLoop(ToolAgentLoop):
             params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
         state = await super()._handle_generating_state(agent_data, params, ignore_termination)
         self.book.wrote_turn(agent_data.response_mask)
+        written = agent_data.response_ids
+        cut = len(written) >= self.max_new_tokens and written[-1] not in self.tokenizer.all_special_ids
         text = self.tokenizer.decode(agent_data.response_ids, skip_special_tokens=True)
         self.record.final_text = text
-        self.record.stop_reason = self._stop_reason(text, agent_data, state)
+        self.record.stop_reason = self._stop_reason(text, agent_data, state, cut)
         return state
 
-    def _stop_reason(self, text: str, agent_data, state) -> str:
-        """Why the row would end here; also counts calls that verl drops (broken JSON, too many at once)."""
+    def _stop_reason(self, text: str, agent_data, state, cut: bool) -> str:
+        """Why the row would end here; also counts calls that verl drops (broken JSON, too many at once).
+
+        ``cut``: the turn has all tokens of its budget and did not end itself; a call that it left open is no mistake.
+        """
         last_turn = agent_data.assistant_turns >= self.max_assistant_turns
         executed = (
             agent_data.tool_calls[: self.max_parallel_calls] if state == AgentState.PROCESSING_TOOLS else []
         )
-        dropped = 0 if last_turn else max(text.count("<tool_call>") - len(executed), 0)
+        opened, closed = text.count("<tool_call>"), text.count("</tool_call>")
+        called = opened - (cut and opened > closed)
+        dropped = 0 if last_turn else max(called - len(executed), 0)
         self.record.bad_calls += dropped
         if state == AgentState.PROCESSING_TOOLS:
             return "length"  # stays if the observation does not fit
@@ -140,7 +147,9 @@ class SearchAgentLoop(ToolAgentLoop):
             return "answer"
         if len(agent_data.response_mask) >= self.response_length:
             return "length"
-        if "<tool_call>" in text:
+        if cut and not closed:
+            return "turn_length"
+        if opened:
             return "max_turns" if last_turn else "bad_call"
         return "no_answer"
 

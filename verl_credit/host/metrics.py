@@ -17,6 +17,7 @@ from verl_credit.host.gain_step import GainPlan
 from verl_credit.host.search_faults import FAULT_CODES
 from verl_credit.host.turn_batch import TurnBatch
 from verl_credit.host.turn_book import STOP_REASONS
+from verl_credit.host.turn_cuts import TURNS_CUT
 
 DROPPED = ("nonfinite_outcomes", "nonfinite_gains")
 SCORES = ("em", "f1", "format_ok", "format_penalty")
@@ -28,6 +29,8 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     records, rows = [turns.records[row] for row in real], max(len(real), 1)
     reasons = Counter(record["stop_reason"] for record in records)
     metrics = {f"credit/stop/{reason}": reasons[reason] / rows for reason in STOP_REASONS}
+    all_turns = int(turns.n_turns_B[real].sum())
+    metrics[TURNS_CUT] = reasons["turn_length"] / max(all_turns, 1)  # a turn that is cut is its row's last
     faults = Counter(record["tool_fault"] for record in records if record["tool_fault"])
     metrics |= {f"credit/tool/fault_{code}": faults[code] for code in FAULT_CODES}
     metrics["credit/tool/fault_rows"] = sum(faults.values())

@@ -66,6 +66,7 @@ from verl_credit.host.time_limit import TimeLimit
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 from verl_credit.host.trajectories import sample_trajectories
 from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
+from verl_credit.host.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.host.watch import RolloutWatch
 from verl_credit.host.worker import CreditWorker
 
@@ -77,7 +78,7 @@ class CreditTrainer(PPOTrainerSync):
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
-        self._gain_checked = self._planning_checked = False
+        self._gain_checked = self._planning_checked = self._cut_noted = False
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self._evaluation_mode: str | None = None
         self._watch = RolloutWatch(config.faults.max_failed_rollouts)
@@ -185,6 +186,7 @@ class CreditTrainer(PPOTrainerSync):
             self._turns = fetch_turn_batch(batch)
             batch = self._write_rows(batch, {TURN_IDS: self._turns.turn_ids_B_T})
             self._check_faults(self._turns, metrics)
+            self._note_cuts(metrics)
             plan = plan_gains(
                 self._turns, self.settings, self.tokenizer, scored=self.settings.scores_at(self.global_steps)
             )
@@ -231,6 +233,13 @@ class CreditTrainer(PPOTrainerSync):
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[BRANCH_LOG_PROBS]
         )
         return plan.branches.scores(list(found[BRANCH_LOG_PROBS].unbind()))
+
+    def _note_cuts(self, metrics) -> None:
+        """Once a run: the metric has the rest."""
+        said = cut_note(metrics[TURNS_CUT], self.global_steps, self.config.search.max_new_tokens)
+        if said and not self._cut_noted:
+            events.note(self.run_dir, "turn_length", said)
+            self._cut_noted = True
 
     def _check_faults(self, turns: TurnBatch, metrics) -> None:
         metrics.update(row_metrics(turns))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-STOP_REASONS = ("answer", "no_answer", "bad_call", "length", "max_turns", "tool_fault")
+STOP_REASONS = ("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault")
+"""``turn_length``: the last turn was cut at search.max_new_tokens before a call or an answer was whole; ``length``: the row
+is full."""
 
 
 @dataclass

@@ -48,6 +48,7 @@ def _banner(run: Run) -> str:
     banners = run.event("banner")
     lines = [f"<code>{escape(banners[-1])}</code>" if banners else "events.jsonl has no banner line."]
     lines += [f"<code>{escape(text)}</code>" for text in dict.fromkeys(run.event("idle"))]
+    lines += [f"<code>{escape(text)}</code>" for text in run.event("turn_length")[-1:]]
     lines += [f"<code>{escape(text)}</code>" for text in run.event("resume")]
     return "".join(f'<p class="banner">{line}</p>' for line in lines)
 

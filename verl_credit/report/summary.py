@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from verl_credit.host.turn_cuts import TURNS_CUT
 from verl_credit.report.markup import escape
 from verl_credit.report.numbers import percent, plain, points, seconds, seconds_change, signed
 from verl_credit.report.run_data import Run, Series
@@ -33,6 +34,7 @@ def training_rows(run: Run) -> list[Row]:
         Row("Exact match (EM)", run.series("credit/outcome/em"), percent, points),
         Row("Answers in format", run.series("credit/outcome/format_ok"), percent, points),
         Row("Ended with an answer", run.series("credit/stop/answer"), percent, points),
+        Row("Turns cut at their token budget", run.series(TURNS_CUT), percent, points),
         Row("Reward, mean", run.series("critic/score/mean"), plain, signed),
         Row("Turns per trajectory", run.series("credit/turns_per_row"), plain, signed),
         Row("Information gain, mean", run.series("credit/gain/mean"), signed, signed),

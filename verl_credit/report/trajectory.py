@@ -13,6 +13,7 @@ SCROLL_CHARACTERS = 1200
 _STOPPED = {
     "answer": "stopped with an answer",
     "no_answer": "stopped without an answer",
+    "turn_length": "cut at the token budget of its turn",
     "bad_call": "stopped by a call that cannot be read",
     "length": "stopped by the length limit",
     "max_turns": "stopped by the turn limit",
