@@ -7,11 +7,12 @@ from byte_world import make_tokenizer
 from test_preflight import GOOD
 from turn_rows import Row, settings, turn_batch
 
-from verl_credit.host.answer_budget import check_answers, worst_row
+from verl_credit.host.answer_budget import MODEL_LEN, check_answers, worst_row
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.gain_branches import plan_branches
 from verl_credit.host.gain_requests import gain_requests
 from verl_credit.host.preflight import PreflightError
+from verl_credit.host.row_room import engine_tokens
 from verl_credit.host.validate import validate
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
@@ -112,33 +113,44 @@ def test_what_counts_is_what_rides(tmp_path, tokenizer, overrides, needed):
         preflight(tmp_path, tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed - 1}")
 
 
-SERVER = "algorithm.info_gain_scorer=server"
-LENGTH = f"{ROLLOUT}.max_model_len"
-
-
-def test_the_requests_of_the_server_fit_what_the_engine_takes(tmp_path, tokenizer):
-    """Row, the tag and the longest answer alone (aliases are requests of their own), and the token that is drawn."""
-    given = data(tmp_path, ["x" * 25, "y" * 7], ["z"])
-    needed = ROW + PER_TAG + 25 + 1
-    told = preflight(tmp_path, tokenizer, given, TEMPLATE, SERVER, f"{LENGTH}={needed}")
-    assert f"{PER_TAG + 25} tokens" in told and "train.parquet row 0" in told
-    with pytest.raises(PreflightError) as error:
-        preflight(tmp_path, tokenizer, given, TEMPLATE, SERVER, f"{LENGTH}={needed - 1}")
-    said = str(error.value)
-    assert f"{LENGTH}={needed - 1} cannot hold" in said and "train.parquet row 0" in said
-    assert f"Set it to {needed} or more" in said
-
-
-def test_an_engine_too_short_for_any_answer_is_refused_without_the_data():
-    validate(load_config("lab", [SERVER, f"{LENGTH}={ROW + 8 + 1}"]))
-    with pytest.raises(ConfigError, match=f"{LENGTH}={ROW + 8} cannot hold .* Set it to {ROW + 9} or more"):
-        validate(load_config("lab", [SERVER, f"{LENGTH}={ROW + 8}"]))
-
-
 def test_nothing_is_counted_where_nothing_rides(tmp_path):
-    unbounded = ["algorithm.info_gain_scorer=server", f"{ROLLOUT}.max_model_len=null"]
+    unbounded = ["algorithm.info_gain_scorer=server", f"{MODEL_LEN}=null"]
     for overrides in (["credit=grpo"], unbounded):
         assert check_answers(load_config("lab", ["data.train_files=nowhere", *overrides])) is None
+
+
+def test_what_the_server_scores_fits_its_longest_sequence(tmp_path, tokenizer):
+    """One answer behind the longest row, and the token that the engine writes: other answers have requests of their own."""
+    given = data(tmp_path, ["x" * 25], ["y" * 10, "z" * 20])
+    served = (TEMPLATE, "algorithm.info_gain_scorer=server")
+    needed = ROW + PER_TAG + 25 + 1
+    with pytest.raises(PreflightError) as error:
+        preflight(tmp_path, tokenizer, given, *served, f"{MODEL_LEN}={needed - 1}")
+    said = str(error.value)
+    assert f"{MODEL_LEN}={needed - 1} cannot hold" in said and f"Set it to {needed} or more" in said
+    assert "row 0" in said and "1 x 26 tokens" in said
+    assert f"{MODEL_LEN}={needed} has room for 26" in preflight(
+        tmp_path, tokenizer, given, *served, f"{MODEL_LEN}={needed}"
+    )
+
+
+@pytest.mark.parametrize("overrides, length", [([], ROW), (["algorithm.info_gain_scorer=server"], ROW + 9)])
+def test_a_longest_sequence_too_short_for_a_row_is_refused(overrides, length):
+    validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length}"]))
+    with pytest.raises(
+        ConfigError, match=f"{MODEL_LEN}={length - 1} cannot hold a row .* set it to {length}"
+    ):
+        validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length - 1}"]))
+
+
+def test_auto_is_the_longest_row_and_what_the_server_scores_behind_it():
+    def length(*overrides):
+        return load_config("lab", list(overrides)).actor_rollout_ref.rollout.max_model_len
+
+    assert length() == ROW and length("data.max_response_length=500") == 548
+    assert length("algorithm.info_gain_scorer=server") == engine_tokens(ROW, True) > ROW + 9
+    assert length("algorithm.info_gain_scorer=server", "credit=grpo") == ROW  # no gain, no answer
+    assert length(f"{MODEL_LEN}=9000") == 9000 and length(f"{MODEL_LEN}=null") is None
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_told(tmp_path):

@@ -39,6 +39,7 @@ CONFIG = {
         },
         "rollout": {
             "name": "vllm", "n": 16, "gpu_memory_utilization": 0.6, "tensor_model_parallel_size": 1, "dtype": "bfloat16",
+            "max_model_len": 8192,
             "log_prob_use_dynamic_bsz": True, "log_prob_max_token_len_per_gpu": 16640, "multi_turn": {"enable": True},
         },
     },
@@ -60,6 +61,9 @@ def test_the_configuration_is_read():
     assert (job.devices, job.shards, job.rows, job.longest_row, job.max_turns) == (8, 8, 1024, 8192, 7)
     assert (job.update_tokens, job.log_prob_tokens, job.branches) == (16640, 16640, True)
     assert (job.weight_bytes, job.compute_bytes) == (4, 2)
+    assert (job.model_len, job.served_answers) == (8192, False)
+    assert read_job(changed("actor_rollout_ref.rollout.max_model_len", None), flash_attn=True).model_len == 0
+    assert read_job(changed("algorithm.info_gain_scorer", "server"), flash_attn=True).served_answers
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from verl_credit.doctor.facts import Memory
+from verl_credit.host.row_room import engine_tokens
 from verl_credit.plan import Job, PlanError, actor_peak, find_hardware, hardware, phases, shape_of
 from verl_credit.plan.activations import layer, log_prob_loss, loss
 from verl_credit.plan.hardware import GIB, index_bytes
@@ -16,7 +17,7 @@ SHAPE = shape_of("Qwen/Qwen3-4B")
 H100, SPARK = find_hardware("h100"), find_hardware("spark")
 JOB = Job(
     per_node=8, shards=8, prompts=64, rollouts=16, mini_batch=8, max_prompt=2000, max_response=6192, max_turns=7,
-    update_tokens=16384, log_prob_tokens=16384, entropy="chunked", utilization=0.6, bucket_bytes=2**31,
+    update_tokens=16384, log_prob_tokens=16384, entropy="chunked", utilization=0.6, bucket_bytes=2**31, model_len=8192,
 )  # fmt: skip
 ASSUMED = Assumptions(mean_prompt_tokens=500, mean_response_tokens=3096, mean_turns=3.5, host_gib=32)
 
@@ -105,6 +106,32 @@ def test_an_engine_that_cannot_hold_a_row_is_a_problem():
     runner = engine(SHAPE, replace(JOB, utilization=0.1), H100, ASSUMED)
     assert "one row of 8192 tokens" in runner.problems[0]
     assert not by_name(phases(SHAPE, replace(JOB, utilization=0.1), H100, ASSUMED))["rollout"].fits
+
+
+def test_without_a_length_the_engine_keeps_cache_for_all_positions_of_the_model():
+    """36 GiB for the 262,144 of Qwen3-4B-Instruct-2507: half an H100 holds the weights and 30 GiB."""
+    shape = shape_of("Qwen/Qwen3-4B-Instruct-2507")
+    unbounded = replace(JOB, utilization=0.5, model_len=0)
+    (said,) = engine(shape, unbounded, H100, ASSUMED).problems
+    assert "one row of 262144 tokens (rollout.max_model_len=null" in said and "needs 36.0 GiB" in said
+    assert not engine(SHAPE, unbounded, H100, ASSUMED).problems  # its 40,960 take 5.6
+    assert engine(shape, replace(unbounded, model_len=8192), H100, ASSUMED).problems == ()
+    found = remedies(
+        shape, unbounded, H100, ASSUMED, 0.0, lambda job, index: phases(shape, job, H100, ASSUMED)
+    )
+    assert found[0].overrides == ("actor_rollout_ref.rollout.max_model_len=8192",) and found[0].missing <= 0
+    served = replace(unbounded, served_answers=True)
+    found = remedies(shape, served, H100, ASSUMED, 0.0, lambda job, index: phases(shape, job, H100, ASSUMED))
+    assert found[0].overrides == (f"actor_rollout_ref.rollout.max_model_len={engine_tokens(8192, True)}",)
+
+
+@pytest.mark.parametrize(
+    "length, said",
+    [(8191, "cannot hold the longest row, 8192 tokens"), (40961, "has 40960 positions"), (40960, None)],
+)
+def test_a_length_that_the_engine_would_refuse_is_a_problem(length, said):
+    problems = engine(SHAPE, replace(JOB, model_len=length), H100, ASSUMED).problems
+    assert problems == () if said is None else said in problems[0]
 
 
 def test_wiki_18_takes_64_6_gb():

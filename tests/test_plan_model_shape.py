@@ -1,6 +1,7 @@
 """Shapes: exact parameter counts against transformers' own models, published totals, bytes of the KV cache by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny_models import tiny_config, tiny_model
@@ -63,9 +64,21 @@ def test_kv_bytes_of_qwen3_4b_by_hand():
     assert shape_of("Qwen/Qwen3-4B").kv_bytes_per_token(2) == 2 * 36 * 8 * 128 * 2 == 147_456
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-4B-Base", "qwen3-4b", "/models/Qwen3-4B-Instruct-2507"])
-def test_variants_share_a_shape(name):
-    assert shape_of(name) == shape_of("Qwen/Qwen3-4B")
+@pytest.mark.parametrize(
+    "name, positions",
+    [
+        ("Qwen/Qwen3-4B-Base", 32768),
+        ("qwen3-4b", 40960),
+        ("/models/Qwen3-4B-Instruct-2507", 262144),
+    ],
+)
+def test_variants_share_a_shape_and_differ_in_their_positions(name, positions):
+    assert shape_of(name) == replace(shape_of("Qwen/Qwen3-4B"), positions=positions)
+    assert shape_of("Qwen/Qwen2.5-7B-Instruct").positions == 32768
+
+
+def test_positions_are_those_of_the_config():
+    assert shape_of(tiny_config("qwen3").to_dict()).positions == 256
 
 
 def test_a_folder_goes_before_a_name(tmp_path):

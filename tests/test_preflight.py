@@ -1,5 +1,7 @@
 """A run that cannot work ends before Ray starts, saying why."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -9,8 +11,15 @@ from omegaconf import OmegaConf
 from scripted_server import dead_port, scripted_server
 
 from verl_credit.cli import main
+from verl_credit.host.compose import load_config
 from verl_credit.host.hub import HubError, fetch_config
-from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.host.preflight import (
+    PreflightError,
+    check_data,
+    check_model,
+    check_positions,
+    check_server,
+)
 
 GOOD = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}
 
@@ -67,6 +76,28 @@ def test_model_folder_without_a_model(tmp_path):
     with pytest.raises(PreflightError, match="give a model folder or a hub name"):
         check_model(None)
     check_model("hdfs://here/or/there")  # verl's own
+
+
+@pytest.mark.parametrize("overrides, length", [([], 464), (["algorithm.info_gain_scorer=server"], 721)])
+def test_a_model_without_positions_for_the_longest_row_is_refused(tmp_path, overrides, length):
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    for unbounded in ([], ["actor_rollout_ref.rollout.max_model_len=null"]):
+        needed = 464 if unbounded else length
+        config = load_config("lab", [model, *overrides, *unbounded])
+        for values in (
+            {},
+            {"max_position_embeddings": needed},
+            {"text_config": {"max_position_embeddings": needed}},
+        ):
+            (tmp_path / "config.json").write_text(json.dumps(values))
+            check_positions(config)
+        (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": needed - 1}))
+        with pytest.raises(PreflightError, match=f"has {needed - 1} positions .* shorten the rows to 463"):
+            check_positions(config)
+
+
+def test_positions_of_a_model_that_is_not_here_are_not_asked():
+    check_positions(load_config("lab", ["actor_rollout_ref.model.path=Qwen/Qwen3-4B-Instruct-9999"]))
 
 
 def test_a_model_that_is_not_on_the_hub_is_refused_before_the_start(tmp_path, hub):

@@ -14,6 +14,7 @@ from verl_credit.host.compose import RECIPES, ConfigError, load_config, shipped_
 from verl_credit.host.doubts import doubts
 from verl_credit.host.launch import check_with_verl
 from verl_credit.host.validate import validate
+from verl_credit.plan import shape_of
 
 GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
@@ -91,6 +92,7 @@ def test_every_recipe_composes_on_every_hardware(name, hardware, vllm_ranks):
     actor = config.actor_rollout_ref.actor
     row = config.data.max_prompt_length + config.data.max_response_length
     assert actor.ppo_max_token_len_per_gpu > row  # a row fits a micro-batch
+    assert config.actor_rollout_ref.rollout.max_model_len == row  # and the engine's longest sequence is one
     if hardware != "laptop":  # and 24 gold answers of 12 tokens with it, as docs/recipes.md says
         room = config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu - row
         assert room >= (config.search.max_searches + 1) * 24 * 12
@@ -107,7 +109,11 @@ def test_an_engine_that_takes_no_adapters_is_told_so_before_the_start(name):
 
 @pytest.mark.parametrize("model", options("model"))
 def test_the_multi_hop_recipe_composes_with_every_model(model):
-    path = checked("multihop_qwen3_4b", f"model={model}").actor_rollout_ref.model.path
+    actor = checked(
+        "multihop_qwen3_4b", f"model={model}", "algorithm.info_gain_scorer=server"
+    ).actor_rollout_ref
+    path = actor.model.path
+    assert 8192 + 256 < actor.rollout.max_model_len < shape_of(path).positions
     assert model.replace("_", "").replace("instruct", "") in path.lower().replace("-", "").replace(".", "")
 
 

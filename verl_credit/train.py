@@ -17,7 +17,13 @@ from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.network import network_lines
-from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.host.preflight import (
+    PreflightError,
+    check_data,
+    check_model,
+    check_positions,
+    check_server,
+)
 from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.prompt_lengths import check_all_prompts
 from verl_credit.host.redact import redact
@@ -135,6 +141,7 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
             config.search.index_fingerprint = fingerprint
         progress.say(f"index: {said}")
     check_model(config.actor_rollout_ref.model.path)
+    check_positions(config)
     searches, batch = bool(config.search.max_searches), config.data.train_batch_size
     check_data(config.data.train_files, "data.train_files", at_least=batch, searches=searches)
     check_data(config.data.val_files, "data.val_files", searches=searches)

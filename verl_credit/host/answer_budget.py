@@ -1,18 +1,18 @@
 """Rows, and the answers scored with them, have to fit a micro-batch: checked before the start, not by a dead step.
 
 With dynamic batching verl refuses a row that is longer than the forward's budget. On ``old_log_probs`` the answers
-ride behind their row (`gain_branches`); with the scorer ``rows`` each has a row of its own:
+ride behind their row (`gain_branches`); with the scorers ``rows`` and ``server`` each has a row, or a request, of its own:
 
     tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
 
-with contexts = search.max_searches + 1. The longest row is the one that the length limits allow. With the scorer ``server``
-each answer is a request of its own, which has to fit what the rollout engine takes (`request_room`).
+with contexts = search.max_searches + 1. The longest row is the one that the length limits allow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -21,7 +21,7 @@ from verl_credit.host.compose import ConfigError
 from verl_credit.host.gain_requests import aliases_that_count, writer_of
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
-from verl_credit.host.request_room import DRAWN, longest, requests_fit
+from verl_credit.host.request_room import DRAWN, MODEL_LEN
 from verl_credit.host.reward import stated_form
 from verl_credit.host.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.host.settings import CreditSettings
@@ -44,8 +44,6 @@ def validate_budgets(config: DictConfig) -> None:
     referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if referred and ref.log_prob_use_dynamic_bsz:
         _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, sequence_parallel(ref), row)
-    if _by_server(config):
-        requests_fit(config, SHORT_ANSWER, "a short one")
     if not actor.use_dynamic_bsz:
         return
     ranks = sequence_parallel(actor)
@@ -62,7 +60,7 @@ def check_answers(config: DictConfig) -> str | None:
 
     Loads the policy's tokenizer and counts. Raises PreflightError.
     """
-    if not answers_are_counted(config):
+    if _room(config, CreditSettings.from_config(config)) is None:
         return None
     model = config.actor_rollout_ref.model
     path = model.get("tokenizer_path") or model.path
@@ -81,12 +79,28 @@ def check_answers(config: DictConfig) -> str | None:
         ) from error
 
 
-def answers_are_counted(config: DictConfig) -> bool:
-    """Gains are scored by the actor, in micro-batches of so many tokens, or by a server that takes so many."""
-    if _by_server(config):
-        return longest(config) is not None
-    settings = CreditSettings.from_config(config)
-    return bool(_contexts(config, settings)) and config.actor_rollout_ref.actor.use_dynamic_bsz
+class Room(NamedTuple):
+    key: str
+    budget: int
+    tokens: int
+    """Left behind the longest row."""
+    contexts: int
+    """How often an answer stands there."""
+
+
+def _room(config: DictConfig, settings: CreditSettings) -> Room | None:
+    """Where answers are scored, if that place has so many tokens and no more."""
+    actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
+    if settings.scores_gain and settings.info_gain_scorer == "server":
+        length = rollout.max_model_len  # null: all positions of the model
+        return (
+            None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
+        )  # and one token is written
+    contexts = _contexts(config, settings)
+    if not contexts or not actor.use_dynamic_bsz:
+        return None
+    budget = rollout.log_prob_max_token_len_per_gpu
+    return Room(LOG_PROB, budget, budget * sequence_parallel(actor) - row, contexts)
 
 
 def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]]) -> str:
@@ -95,13 +109,8 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
     ``rows``: (where it stands, a row with ``prompt`` and ``reward_model``). Raises ConfigError with the row that needs most
     and what the budget would have to be, ValueError for a tokenizer or a row whose answer cannot be written.
     """
-    settings = CreditSettings.from_config(config)
-    if _by_server(config):
-        where, tokens, _ = worst_row(tokenizer, settings, rows, longest(config) - _row(config) - DRAWN)
-        return requests_fit(config, tokens, f"that of {where}")
-    contexts = _contexts(config, settings)
-    row, budget = _row(config), config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu
-    room = budget * sequence_parallel(config.actor_rollout_ref.actor) - row
+    settings, row = CreditSettings.from_config(config), _row(config)
+    key, budget, room, contexts = _room(config, settings)
     where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
     needed = contexts * tokens
     golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
@@ -109,10 +118,10 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
     if needed > room:
         fewer = ", or algorithm.info_gain_aliases=first" if n_golds > 1 else ""
         raise ConfigError(
-            f"{LOG_PROB}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
+            f"{key}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
             f"data.max_response_length = {row}, and {said} = {needed}. Set it to {budget + needed - room} or more{fewer}"
         )
-    return f"the longest answers of a row: {said} = {needed}; {LOG_PROB}={budget} has room for {room}"
+    return f"the longest answers of a row: {said} = {needed}; {key}={budget} has room for {room}"
 
 
 def tokens_per_micro_batch(config: DictConfig) -> int | None:
@@ -197,11 +206,6 @@ def _contexts(config: DictConfig, settings: CreditSettings) -> int:
     if not settings.scores_gain or settings.info_gain_scorer == "server":
         return 0
     return config.search.max_searches + 1 if settings.info_gain_scorer == "branch" else 1
-
-
-def _by_server(config: DictConfig) -> bool:
-    settings = CreditSettings.from_config(config)
-    return settings.scores_gain and settings.info_gain_scorer == "server"
 
 
 def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.credit.modes import ADAPTIVE
 from verl_credit.host.fields import ADV_ESTIMATOR
+from verl_credit.host.row_room import engine_tokens
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 RECIPES = "verl_credit_recipes"
@@ -59,11 +60,22 @@ def _import_verl() -> None:
 
 
 def _decide_auto(config: DictConfig) -> DictConfig:
-    """``dynamic_clip=auto`` becomes true or false here, so that nothing after this has to know the word."""
+    """``dynamic_clip=auto`` becomes true or false and ``max_model_len=auto`` a number here, so that nothing after this has
+    to know the word."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
     if loss is not None and loss.get("dynamic_clip") == "auto":
         scaled = algorithm.get("info_gain_norm_mode") in ADAPTIVE and algorithm.get("algorithm_mode") is None
         loss.dynamic_clip = scaled and algorithm.get("adv_estimator") == ADV_ESTIMATOR
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
+    if rollout is not None and rollout.get("max_model_len") == "auto":
+        row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
+        gains = (
+            algorithm.get("adv_estimator") == ADV_ESTIMATOR and algorithm.get("info_gain_norm_mode") != "none"
+        )
+        if all(isinstance(length, int) for length in row):  # else those keys are refused
+            rollout.max_model_len = engine_tokens(
+                sum(row), gains and algorithm.get("info_gain_scorer") == "server"
+            )
     return config
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
-from verl_credit.host.hub import HubError, refuse_absent
+from verl_credit.host.hub import HubError, cached_config, refuse_absent
 from verl_credit.host.redact import redact
 from verl_credit.host.reward import answer_form, gold_answers, stated_form
 from verl_credit.host.search_client import SearchFault
@@ -59,6 +60,27 @@ def check_model(path: str | None) -> None:
         refuse_absent(path)
     except HubError as error:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
+
+
+def check_positions(config: DictConfig) -> None:
+    """The model has a position for every token of the longest sequence; one whose config is not here is not asked."""
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    row = config.data.max_prompt_length + config.data.max_response_length
+    length = rollout.max_model_len or row
+    file = Path(model.path).expanduser() / "config.json"
+    found = str(file) if file.exists() else cached_config(model.path)
+    if found is None:
+        return
+    values = json.loads(Path(found).read_text(encoding="utf-8"))
+    positions = values.get("max_position_embeddings") or (values.get("text_config") or {}).get(
+        "max_position_embeddings"
+    )
+    if positions is not None and length > positions:
+        raise PreflightError(
+            f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len}, data.max_prompt_length + "
+            f"data.max_response_length = {row}: {model.path} has {positions} positions (max_position_embeddings of its "
+            f"config.json); shorten the rows to {positions - (length - row)} tokens, or take another model"
+        )
 
 
 def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> int:

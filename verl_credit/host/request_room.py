@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_credit.host.compose import ConfigError
-
-KEY = "actor_rollout_ref.rollout.max_model_len"
+MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 DRAWN = 1  # a server that only scores draws a token all the same
 
 
@@ -23,20 +21,9 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
     if max_model_len is None or needed <= max_model_len:
         return ""
     return (
-        f"{KEY}={max_model_len} cannot hold a context of {context} tokens, an answer of {answer} and the one that is drawn: "
-        f"{needed}"
+        f"{MODEL_LEN}={max_model_len} cannot hold a context of {context} tokens, an answer of {answer} and the one that is "
+        f"drawn: {needed}"
     )
-
-
-def requests_fit(config: DictConfig, tokens: int, whose: str) -> str:
-    """What an answer of ``tokens`` tokens (``whose``) needs behind the longest row, as a sentence. Raises ConfigError."""
-    row, most = config.data.max_prompt_length + config.data.max_response_length, longest(config)
-    if why := does_not_fit(row, tokens, most):
-        raise ConfigError(
-            f"algorithm.info_gain_scorer=server: {why} (the longest row is data.max_prompt_length + "
-            f"data.max_response_length = {row}, the answer is {whose}). Set it to {row + tokens + DRAWN} or more"
-        )
-    return f"the longest answer has {tokens} tokens ({whose}); {KEY}={most} has room for it behind a row of {row}"
 
 
 def longest(config: DictConfig) -> int | None:

@@ -22,6 +22,7 @@ from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.host.validate_pipeline import validate_pipeline
+from verl_credit.host.validate_rollout import validate_rollout
 from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -82,6 +83,7 @@ def validate(config: DictConfig) -> None:
     validate_scorer(config)
     _resolve(config)
     validate_pipeline(config)
+    validate_rollout(config)
     validate_budgets(config)
 
 

@@ -23,6 +23,7 @@ HOST_NUMBERS = {  # key: (smallest, largest, whole number?)
 }
 FOLDERS = ("run_dir", "trainer.default_local_dir")
 OR_NULL = {  # the same, or null
+    f"{ROLLOUT}.max_model_len": (1, math.inf, True),
     f"{ACTOR}.ulysses_sequence_parallel_size": (1, math.inf, True),
     "actor_rollout_ref.model.lora_rank": (0, math.inf, True),
     "trainer.total_training_steps": (1, math.inf, True),

@@ -68,6 +68,10 @@ class Job:
     engine: str = "vllm"
     engine_bytes: int = 2
     tensor_parallel: int = 1
+    model_len: int = 0
+    """rollout.max_model_len: tokens of the longest sequence that the engine takes; 0 (null): all positions of the model."""
+    served_answers: bool = False
+    """Answers are scored by the engine, behind their rows."""
     utilization: float = 0.5
     sleeps: bool = True
     max_seqs: int = 256
@@ -206,6 +210,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     searches = get.whole("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
     attention = str(get(f"{_M}.override_config.attn_implementation", "flash_attention_2"))
     on_cpu = get("trainer.device", "cuda") == "cpu"
+    gains = get("algorithm.info_gain_norm_mode", "none") != "none" and searches > 0
     job = Job(
         nodes=nodes,
         per_node=per_node,
@@ -230,9 +235,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         entropy_chunk=get.whole(f"{_A}.entropy_from_logits_chunk_size", 2048),
         update_entropy=bool(get(f"{_A}.calculate_entropy", False)) or get(f"{_A}.entropy_coeff", 0) != 0,
         unit_temperature=get.number(f"{_R}.temperature", 1.0) == 1.0,
-        branches=get("algorithm.info_gain_norm_mode", "none") != "none"
-        and get("algorithm.info_gain_scorer", "branch") == "branch"
-        and searches > 0,
+        branches=gains and get("algorithm.info_gain_scorer", "branch") == "branch",
         weight_bytes=get.bytes(f"{_A}.fsdp_config.model_dtype", "fp32"),
         compute_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.param_dtype", "bf16"),
         reduce_bytes=get.bytes(f"{_A}.fsdp_config.mixed_precision.reduce_dtype", "fp32"),
@@ -250,6 +253,8 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         engine=str(get(f"{_R}.name", "vllm")),
         engine_bytes=get.bytes(f"{_R}.dtype", "bfloat16"),
         tensor_parallel=get.count(f"{_R}.tensor_model_parallel_size", 1),
+        model_len=_model_len(get),
+        served_answers=gains and get("algorithm.info_gain_scorer", "branch") == "server",
         utilization=get.number(f"{_R}.gpu_memory_utilization", 0.5),
         sleeps=bool(get(f"{_R}.free_cache_engine", True)),
         max_seqs=get.count(f"{_R}.max_num_seqs", 256),
@@ -274,6 +279,11 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         update_tokens=_tokens(get, _A, "ppo", job),
         log_prob_tokens=_tokens(get, _R, "log_prob", job),
     )
+
+
+def _model_len(get: _Reader) -> int:
+    key = f"{_R}.max_model_len"
+    return 0 if get.whole(key, None) is None else get.count(key, 1)
 
 
 def _entropy(get: _Reader) -> str:

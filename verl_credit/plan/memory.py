@@ -142,15 +142,28 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
         return Engine(weights + kv + last_logits, weights, kv, per_token, ())
     share = job.utilization * hw.memory
     kv = share - weights - assumed.engine_activation_gib * GIB
-    need = job.longest_row * per_token
-    problems = ()
+    length = job.model_len or shape.positions or job.longest_row
+    need = length * per_token
+    problems = _too_long(shape, job, length)
     if kv < need:
         least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
+        share_would_do = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
+        all_of_them = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
         problems = (
+            *problems,
             f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
-            f"{job.longest_row} tokens needs {need / GIB:.1f} GiB, hence at least {least + 0.005:.2f}",
+            f"{length} tokens{all_of_them} needs {need / GIB:.1f} GiB, hence {share_would_do}",
         )
     return Engine(share, weights, kv, per_token, problems)
+
+
+def _too_long(shape: ModelShape, job: Job, length: int) -> tuple[str, ...]:
+    """The engine starts for no more positions than the model has, and rows have to fit what it starts for."""
+    if job.longest_row > length:
+        return (f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens",)
+    if length > (shape.positions or length):
+        return (f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions",)
+    return ()
 
 
 def branch_tokens(job: Job, assumed: Assumptions) -> int:

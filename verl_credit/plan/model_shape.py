@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verl_credit.plan.errors import PlanError
@@ -31,6 +31,8 @@ class ModelShape:
     active_experts: int = 0
     expert_intermediate: int = 0
     expert_layers: int = 0
+    positions: int | None = None
+    """max_position_embeddings: the longest row that the model was made for; None when the config does not say."""
 
     @property
     def q_width(self) -> int:
@@ -125,18 +127,19 @@ def _row(
 PUBLISHED = {
     shape.name: shape
     for shape in (
-        _row("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, True),
-        _row("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, True),
-        _row("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, True),
-        _row("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, False),
-        _row("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, False, "qwen2"),
+        _row("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, True, positions=40960),
+        _row("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, True, positions=40960),
+        _row("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, True, positions=40960),
+        _row("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, False, positions=40960),
+        _row("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, False, "qwen2", positions=131072),
         _row(
             "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151936, False, "qwen3_moe",
-            experts=128, active_experts=8, expert_intermediate=768, expert_layers=48,
+            experts=128, active_experts=8, expert_intermediate=768, expert_layers=48, positions=40960,
         ),
     )
 }  # fmt: skip
-_SUFFIXES = ("-base", "-instruct", "-instruct-2507", "-thinking-2507")
+# Variants of these differ in their positions alone.
+_SUFFIXES = {"-base": 32768, "-instruct": 32768, "-instruct-2507": 262144, "-thinking-2507": 262144}
 
 
 def shape_of(model: str | Path | Mapping) -> ModelShape:
@@ -150,16 +153,16 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
             return _from_config(json.loads(config.read_text(encoding="utf-8")), str(model))
         except json.JSONDecodeError as error:
             raise PlanError(f"{config} is not JSON: {error}") from error
-    name = folder.name.lower()
+    name, positions = folder.name.lower(), None
     for suffix in sorted(_SUFFIXES, key=len, reverse=True):
-        if name not in PUBLISHED:
-            name = name.removesuffix(suffix)
+        if name not in PUBLISHED and name.endswith(suffix):
+            name, positions = name.removesuffix(suffix), _SUFFIXES[suffix]
     if name not in PUBLISHED:
         raise PlanError(
             f"model {model}: no config.json there and not a known name; give plan.model=FOLDER or one of "
             f"{', '.join(PUBLISHED)}"
         )
-    return PUBLISHED[name]
+    return PUBLISHED[name] if positions is None else replace(PUBLISHED[name], positions=positions)
 
 
 def _from_config(config: Mapping, name: str) -> ModelShape:
@@ -193,5 +196,6 @@ def _read(config: Mapping, name: str, family: str) -> ModelShape:
         head_dim=config.get("head_dim") or default_dim,
         intermediate=config["intermediate_size"], vocabulary=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=bool(config.get("attention_bias", False)), **experts,
+        attention_bias=bool(config.get("attention_bias", False)),
+        positions=config.get("max_position_embeddings"), **experts,
     )  # fmt: skip

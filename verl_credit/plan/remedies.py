@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from verl_credit.host.log_prob_path import FLASH, LOOP
-from verl_credit.host.row_room import least_log_prob_tokens
+from verl_credit.host.row_room import engine_tokens, least_log_prob_tokens
 from verl_credit.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import RESERVING, Phase, engine
@@ -75,6 +75,15 @@ class Case:
     assumed: Assumptions
     index: float
     kind: str | None
+
+
+def _shorter_sequences(case: Case) -> Iterator[Candidate]:
+    """The engine keeps cache for one sequence of max_model_len, which need be no longer than the longest row."""
+    least = engine_tokens(case.job.longest_row, case.job.served_answers)
+    length = case.job.model_len or case.shape.positions or least
+    if case.job.engine in RESERVING and length > least:
+        key = f"{ROLLOUT}.max_model_len={least}"
+        yield "sequences no longer than the rows", (key,), replace(case.job, model_len=least), case.index
 
 
 def _larger_share(case: Case) -> Iterator[Candidate]:
@@ -193,6 +202,6 @@ def _share(what: str, case: Case, share: float) -> Candidate:
 
 
 LADDER = (
-    _larger_share, _checkpointing, _chunked_entropy, _micro_batch, _lora, _frozen_in_bf16, _offload_optimizer,
-    _offload_weights, _smaller_share, _quantised_index,
+    _shorter_sequences, _larger_share, _checkpointing, _chunked_entropy, _micro_batch, _lora, _frozen_in_bf16,
+    _offload_optimizer, _offload_weights, _smaller_share, _quantised_index,
 )  # fmt: skip

@@ -1,0 +1,32 @@
+"""What the rollout engine has to hold, refused with the reason before anything heavy starts."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from verl_credit.host.answer_budget import MODEL_LEN
+from verl_credit.host.compose import ConfigError
+from verl_credit.host.row_room import SHORT_ANSWER
+from verl_credit.host.settings import CreditSettings
+
+
+def validate_rollout(config: DictConfig) -> None:
+    """Raise ConfigError for the first thing that is wrong."""
+    _room(config)
+
+
+def _room(config: DictConfig) -> None:
+    """The engine would cut what the policy writes, or refuse a prompt in the middle of a trajectory."""
+    length = config.actor_rollout_ref.rollout.max_model_len
+    if length is None:
+        return
+    row = config.data.max_prompt_length + config.data.max_response_length
+    settings = CreditSettings.from_config(config)
+    served = settings.scores_gain and settings.info_gain_scorer == "server"
+    needed = row + served * (SHORT_ANSWER + 1)
+    if length < needed:
+        said = ", and an answer behind it (algorithm.info_gain_scorer=server)" if served else ""
+        raise ConfigError(
+            f"{MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + data.max_response_length = {row} "
+            f"tokens{said}: set it to {needed} or more, or to auto"
+        )
