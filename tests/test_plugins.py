@@ -92,7 +92,7 @@ def test_plug_ins_written_for_retrain_run_through_the_token_stage(module):
     advantage_B = stage.outcome_operator(OUTCOME, GROUP, row_valid_B=VALID)
     assert advantage_B.tolist() == [1.0, 0.0, -1.0, 0.0]
     inputs = TokenInputs(0, MASK, MASK.long(), LOG_PROB, None, VALID)
-    got, metrics = stage.apply(TURN, advantage_B, OUTCOME, GROUP, inputs)
+    got, metrics = stage.apply(TURN, advantage_B, OUTCOME, GROUP, inputs, inputs.mask_B_T)
     assert torch.equal(got, torch.where(COUNTED, 3 * advantage_B[:, None], 0.0))
     assert metrics["credit/advantage_abs/token"] == pytest.approx(15 / 6)
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from byte_world import make_tokenizer
 from turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
+from verl import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
 from verl_credit.credit import INFO_GAIN_NORM_MODES, gtpo_weights
 from verl_credit.credit.token_transforms import TRANSFORMS
@@ -59,8 +61,11 @@ def tokenizer():
     return make_tokenizer()
 
 
-def run(tokenizer, pipeline=None, order=range(ROWS), **changes):
-    """(advantages_B_T, step, turns); places past the batch's end are padding rows, no pipeline is no stage."""
+def run(tokenizer, pipeline=None, order=range(ROWS), reject=None, **changes):
+    """(advantages_B_T, step, turns); places past the batch's end are padding rows, no pipeline is no stage.
+
+    ``reject``: turns and token inputs to what is left of the response mask.
+    """
     rows, columns = (
         [*BATCH, *[padding_row(BATCH[0])] * 2],
         ([*GAINS, [], []], [*OUTCOMES, 0.0, 0.0], [*GROUPS, "p", "p"]),
@@ -71,7 +76,8 @@ def run(tokenizer, pipeline=None, order=range(ROWS), **changes):
     step = turn_step(turns, gains, pipeline=settings, **changes)
     if pipeline is not None:
         step.stage, step.tokens = TokenStage(settings, tokenizer), token_inputs(turns, order)
-    return estimate(step, turns, outcomes, groups), step, turns
+    mask_B_T = None if reject is None else reject(turns, step.tokens)
+    return estimate(step, turns, outcomes, groups, mask_B_T), step, turns
 
 
 def token_inputs(turns, order):
@@ -135,6 +141,44 @@ def test_with_all_strengths_at_zero_nothing_is_left_of_the_token_level(tokenizer
 def test_a_transform_of_the_users_reads_the_advantages_of_turns(tokenizer):
     advantages_B_T, _, _ = run(tokenizer, {"transform_mode": f"{__name__}.of_turns"})
     assert torch.allclose(advantages_B_T, 3 * run(tokenizer)[0])
+
+
+def reject_by_verl(turns, tokens):
+    """verl's own rejection, of single tokens and of rows: the engine was wrong about a whole turn and about a row."""
+    wrong_B_T = turns.turn_ids_B_T == torch.tensor([0, 1, -2, -2, -2, -2, -2])[:, None]
+    wrong_B_T[6] = True
+    batch = DataProto.from_dict(
+        {
+            "old_log_probs": tokens.log_prob_B_T,
+            "rollout_log_probs": tokens.log_prob_B_T + torch.where(wrong_B_T, 3.0, 0.001),
+            "response_mask": turns.response_mask_B_T,
+        }
+    )
+    config = {"rollout_rs": "token_k2,seq_mean_k3", "rollout_rs_threshold": "1.0,10.0"}
+    left_B_T = compute_rollout_correction_and_add_to_batch(batch, config)[0].batch["response_mask"].bool()
+    assert torch.equal(left_B_T, turns.response_mask_B_T.bool() & ~wrong_B_T) and wrong_B_T.any()
+    return left_B_T
+
+
+@pytest.mark.parametrize(
+    "pipeline", [*map(of, TRANSFORMS), *REPLACING], ids=lambda pipeline: next(iter(pipeline.values()))
+)
+def test_what_verl_rejects_is_in_no_token_statistic(tokenizer, pipeline):
+    """A first turn that is gone as a whole stops nothing; its mean in the table is 0."""
+
+    def wild(turns, tokens):
+        left_B_T = reject_by_verl(turns, tokens)
+        for values_B_T in (tokens.log_prob_B_T, tokens.entropy_B_T):
+            values_B_T[~left_B_T] = torch.nan
+        return left_B_T
+
+    mode = "none" if pipeline in REPLACING else "turn-group-v1d"
+    advantages_B_T, step, turns = run(tokenizer, pipeline, reject=reject_by_verl, info_gain_norm_mode=mode)
+    other_B_T, other, _ = run(tokenizer, pipeline, reject=wild, info_gain_norm_mode=mode)
+    assert torch.equal(advantages_B_T, other_B_T) and step.token_metrics == other.token_metrics
+    left_B_T = reject_by_verl(turns, token_inputs(turns, range(ROWS)))
+    assert advantages_B_T.isfinite().all() and advantages_B_T.any() and not advantages_B_T[~left_B_T].any()
+    assert (step.credit.advantage_B_K1[0, 0] == 0) == (pipeline in REPLACING)
 
 
 @each_replacing

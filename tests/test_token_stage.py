@@ -63,8 +63,9 @@ def batch(step=STEP):
     return TokenInputs(step, mask_B_T, ids_B_T, log_prob_B_T, entropy_B_T, torch.ones(ROWS, dtype=torch.bool))
 
 
-def apply(stage, inputs, outcome_B=OUTCOME_B, group_B=GROUP_B):
-    """(advantage_B_T, metrics, turn_advantage_B_T); one turn per row."""
+def apply(stage, inputs, outcome_B=OUTCOME_B, group_B=GROUP_B, trained_B_T=None):
+    """(advantage_B_T, metrics, turn_advantage_B_T); one turn per row. Without ``trained_B_T`` nothing is rejected."""
+    trained_B_T = inputs.mask_B_T if trained_B_T is None else trained_B_T
     credit = turn_credit(
         outcome_B,
         torch.zeros(len(outcome_B), 0),
@@ -75,8 +76,9 @@ def apply(stage, inputs, outcome_B=OUTCOME_B, group_B=GROUP_B):
         outcome_operator=stage.outcome_operator,
         row_valid_B=inputs.row_valid_B,
     )
-    turn_B_T = torch.where(inputs.mask_B_T, credit.outcome_advantage_B[:, None], 0.0)
-    return *stage.apply(turn_B_T, credit.outcome_advantage_B, outcome_B, group_B, inputs), turn_B_T
+    turn_B_T = torch.where(trained_B_T, credit.outcome_advantage_B[:, None], 0.0)
+    done = stage.apply(turn_B_T, credit.outcome_advantage_B, outcome_B, group_B, inputs, trained_B_T)
+    return *done, turn_B_T
 
 
 def with_padding(inputs):
@@ -123,6 +125,66 @@ def test_rows_that_do_not_count_change_no_bit_and_no_observation(pipeline):
         assert metrics == pytest.approx(expected, rel=1e-12)
     if alone.controller is not None:
         assert alone.controller.state_dict() == padded.controller.state_dict()
+
+
+def rejected(inputs):
+    """What rollout correction leaves of the policy's tokens: single ones are gone, a row's beginning, a row."""
+    trained_B_T = inputs.mask_B_T.clone()
+    trained_B_T[1, 7] = trained_B_T[5, 1] = False  # the latter in the middle of a planning phrase
+    trained_B_T[4, :4] = trained_B_T[6] = False
+    return trained_B_T
+
+
+@each_pipeline
+def test_rejected_tokens_are_in_no_statistic(pipeline):
+    """Whatever stands on them, advantages, metrics and what SEPA observed are the same; they get nothing."""
+    here, there, inputs = stage_of(**pipeline), stage_of(**pipeline), batch()
+    trained_B_T = rejected(inputs)
+    advantage_B_T, metrics, _ = apply(here, inputs, trained_B_T=trained_B_T)
+    assert advantage_B_T[trained_B_T].isfinite().all() and not advantage_B_T[~trained_B_T].any()
+    wild = replace(
+        inputs,
+        log_prob_B_T=torch.where(trained_B_T, inputs.log_prob_B_T, torch.nan),
+        entropy_B_T=torch.where(trained_B_T, inputs.entropy_B_T, torch.nan),
+    )
+    other_B_T, others, _ = apply(there, wild, trained_B_T=trained_B_T)
+    assert torch.equal(other_B_T, advantage_B_T) and others == metrics
+    if here.controller is not None:
+        assert here.controller.state_dict() == there.controller.state_dict()
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("none",)])
+def test_what_is_left_is_credited_as_if_the_rest_had_not_been_written(mode):
+    """But for planning phrases, which are found in the text as it was written."""
+    inputs, pipeline = batch(), {"uncertainty_kind": "shannon_entropy"}
+    trained_B_T = rejected(inputs)
+    if "sepa" in mode or "hicra" in mode:
+        trained_B_T[5] = inputs.mask_B_T[5]
+    left_B_T, metrics, _ = apply(stage_of(mode, **pipeline), inputs, trained_B_T=trained_B_T)
+    alone_B_T, expected, _ = apply(stage_of(mode, **pipeline), replace(inputs, mask_B_T=trained_B_T))
+    assert torch.equal(left_B_T, alone_B_T) and metrics == expected
+    assert not torch.equal(
+        left_B_T, torch.where(trained_B_T, apply(stage_of(mode, **pipeline), inputs)[0], 0.0)
+    )
+
+
+def test_a_phrase_that_lost_a_token_still_plans():
+    inputs = batch()
+    trained_B_T = inputs.mask_B_T.clone()
+    trained_B_T[5, 1] = False
+    stage = stage_of("gtpo_hicra")
+    planned = apply(stage, inputs)[1]["credit/planning/token_share"] * int(inputs.mask_B_T.sum())
+    metrics = apply(stage, inputs, trained_B_T=trained_B_T)[1]
+    assert metrics["credit/planning/token_share"] * int(trained_B_T.sum()) == pytest.approx(planned - 1)
+
+
+def test_a_batch_of_which_everything_is_rejected_gets_nothing_and_breaks_nothing():
+    for pipeline in (*({"transform_mode": mode} for mode in TRANSFORMS), *OWN):
+        inputs = batch()
+        advantage_B_T, _, _ = apply(
+            stage_of(**pipeline), inputs, trained_B_T=torch.zeros_like(inputs.mask_B_T)
+        )
+        assert not advantage_B_T.any()
 
 
 @pytest.mark.parametrize("row", range(ROWS))

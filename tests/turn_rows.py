@@ -96,12 +96,21 @@ def turn_step(turns: TurnBatch, gains: list[list[float | None]], **changes) -> T
     )
 
 
-def estimate(step: TurnStep, turns: TurnBatch, outcomes: list[float], groups: list) -> torch.Tensor:
-    """advantages_B_T, with the outcome as the reward of the last token; ``step`` is filled."""
+def estimate(
+    step: TurnStep,
+    turns: TurnBatch,
+    outcomes: list[float],
+    groups: list,
+    mask_B_T: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """advantages_B_T, with the outcome as the reward of the last token; ``step`` is filled.
+
+    ``mask_B_T``: what rejection has left of the response mask."""
     rewards_B_T = torch.zeros(turns.turn_ids_B_T.shape)
     rewards_B_T[:, -1] = torch.tensor(outcomes)
     with bring_turns(step):
-        return info_gain_advantage(rewards_B_T, turns.response_mask_B_T, index=groups)[0]
+        mask_B_T = turns.response_mask_B_T if mask_B_T is None else mask_B_T
+        return info_gain_advantage(rewards_B_T, mask_B_T, index=groups)[0]
 
 
 def credited(turns: TurnBatch, gains, outcomes: list[float], groups: list, **changes) -> TurnStep:

@@ -63,6 +63,9 @@ def info_gain_advantage(
     """(advantages_B_T, returns_B_T): the turns' advantages, weighed by the token level, on the tokens the policy wrote.
 
     The outcome of a row is the sum of its token rewards (with ``use_kl_in_reward`` the KL penalty is in it).
+    ``response_mask`` is the one after rejection by rollout correction: rejected tokens get 0 and are in no token statistic.
+    Rows and turns that lost tokens keep their outcome and gain in the statistics of their group, as with verl's own
+    estimators.
     Modes, equations and edge cases: ``verl_credit.credit.turn_credit``.
     """
     step = _STEP.get()
@@ -95,7 +98,12 @@ def info_gain_advantage(
     advantages_B_T = spread(step.credit.advantage_B_K1, step.turn_ids_B_T, response_mask)
     if step.stage is not None and step.stage.active:
         advantages_B_T, step.token_metrics = step.stage.apply(
-            advantages_B_T, step.credit.outcome_advantage_B, step.outcome_B, step.group_B, step.tokens
+            advantages_B_T,
+            step.credit.outcome_advantage_B,
+            step.outcome_B,
+            step.group_B,
+            step.tokens,
+            trained_B_T=response_mask,
         )
         if settings.pipeline.replaces_turns:
             step.credit = as_turn_credit(advantages_B_T, step.turn_ids_B_T, response_mask, step.credit)
@@ -109,15 +117,18 @@ def info_gain_advantage(
 def as_turn_credit(
     advantage_B_T: torch.Tensor, turn_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor, like: TurnCredit
 ) -> TurnCredit:
-    """Means over turns of advantages that were made without turns, for metrics and trajectories."""
-    table = turn_table(turn_ids_B_T, mask_B_T)
-    n_B_K1, turns = table.n_tokens_B_K1, like.advantage_B_K1.shape[1]
-    ids_B_T = torch.where(mask_B_T.bool(), turn_ids_B_T, 0).long()
-    sum_B_K1 = torch.zeros(len(n_B_K1), turns, dtype=torch.float64)
-    sum_B_K1.scatter_add_(1, ids_B_T, torch.where(mask_B_T.bool(), advantage_B_T, 0.0).double())
-    mean_B_K1 = sum_B_K1 / torch.nn.functional.pad(n_B_K1, (0, turns - n_B_K1.shape[1])).clamp(min=1)
+    """Means over turns of advantages that were made without turns, for metrics and trajectories.
+
+    A turn whose tokens are all rejected by rollout correction has the mean 0.
+    """
+    table, mask_B_T = turn_table(turn_ids_B_T, turn_ids_B_T >= 0), mask_B_T.bool()
+    ids_B_T = torch.where(mask_B_T, turn_ids_B_T, 0).long()
+    sum_B_K1 = torch.zeros(like.advantage_B_K1.shape, dtype=torch.float64)
+    n_B_K1 = sum_B_K1.scatter_add(1, ids_B_T, mask_B_T.double())
+    sum_B_K1.scatter_add_(1, ids_B_T, torch.where(mask_B_T, advantage_B_T, 0.0).double())
+    mean_B_K1 = sum_B_K1 / n_B_K1.clamp(min=1)
     answer_B = mean_B_K1.gather(1, table.n_tool_turns_B[:, None]).squeeze(1)
-    own_B_K = torch.arange(turns - 1) < table.n_tool_turns_B[:, None]
+    own_B_K = torch.arange(mean_B_K1.shape[1] - 1) < table.n_tool_turns_B[:, None]
     tool_B_K = torch.where(own_B_K, mean_B_K1[:, :-1], answer_B[:, None])
     return TurnCredit(
         tool_B_K.to(like.advantage_B_K), answer_B.to(like.advantage_B_K), like.clip_scale_B_K, like.counts

@@ -11,6 +11,7 @@ from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.uncertainty import canonical_kind
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import LOSS
+from verl_credit.host.correction import correction_without_effect
 from verl_credit.host.doubts import doubts
 from verl_credit.host.fields import LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
@@ -137,7 +138,7 @@ def without_effect(config: DictConfig) -> list[str]:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
-    return found
+    return found + correction_without_effect(config)
 
 
 def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:

@@ -15,6 +15,7 @@ from verl.utils.config import validate_config
 from verl_credit.doctor.ray_checks import run_address, unreachable
 from verl_credit.host.checks import IntegrityError
 from verl_credit.host.compose import ConfigError
+from verl_credit.host.correction import check_correction
 from verl_credit.host.network import loopback_settings, why_not_loopback
 from verl_credit.host.preflight import PreflightError, check_names
 from verl_credit.host.register import register_all, registered_names, require_registered
@@ -32,6 +33,7 @@ def check_with_verl(config: DictConfig) -> None:
     register_all()
     require_registered("the launching process", registered_names())
     check_names(config)
+    check_correction(config)
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
     except (AssertionError, ValueError, TypeError) as error:

@@ -33,15 +33,11 @@ class TokenInputs:
 
     step: int
     mask_B_T: torch.Tensor
+    """Tokens that the policy wrote, those included that rollout correction then rejects."""
     token_ids_B_T: torch.Tensor
     log_prob_B_T: torch.Tensor
     entropy_B_T: torch.Tensor | None
     row_valid_B: torch.Tensor
-
-    @property
-    def counted_B_T(self) -> torch.Tensor:
-        """Policy tokens of the rows that count."""
-        return self.mask_B_T.bool() & self.row_valid_B[:, None]
 
 
 class TokenStage:
@@ -87,10 +83,19 @@ class TokenStage:
         outcome_B: torch.Tensor,
         group_B: torch.Tensor,
         inputs: TokenInputs,
+        trained_B_T: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """(advantage_B_T, metrics). lambda is what it was before this step; then the step is observed."""
-        settings, mask_B_T = self.settings, inputs.counted_B_T
-        planning_B_T = None if self._detect is None else self._detect(inputs.token_ids_B_T, mask_B_T)
+        """(advantage_B_T, metrics). lambda is what it was before this step; then the step is observed.
+
+        ``trained_B_T``: the policy's tokens that the loss counts. Rollout correction (``rollout_rs``) has left out those
+        that it rejects, so that no statistic of uncertainties has them; planning phrases are found in the text as it was
+        written.
+        """
+        settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]
+        mask_B_T = written_B_T & trained_B_T.bool()
+        planning_B_T = None
+        if self._detect is not None:
+            planning_B_T = self._detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
         uncertainty_B_T = self._uncertainties(inputs, mask_B_T, planning_B_T)
         lam = 0.0 if self.controller is None else self.controller.lam(inputs.step)
         shared = {

@@ -1,0 +1,73 @@
+"""verl's rollout correction beside our pipeline: what its trainer reads of its keys, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from omegaconf import DictConfig
+
+from verl_credit.host.compose import ConfigError
+
+KEY = "algorithm.rollout_correction"
+DEFAULTS = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+    "loss_type": "ppo_clip",
+}
+
+
+def correction_without_effect(config: DictConfig) -> list[str]:
+    """Keys that are set and change nothing, with the reason."""
+    given = config.algorithm.get("rollout_correction") or {}
+    changed = {name: given[name] for name, value in DEFAULTS.items() if given.get(name, value) != value}
+    if not changed:
+        return []
+    if given.get("bypass_mode", False):
+        return [
+            f"{_said(changed)}: with {KEY}.bypass_mode=true verl's v1 trainer weighs no token and rejects none; set "
+            "bypass_mode=false"
+        ]
+    if not config.actor_rollout_ref.rollout.calculate_log_probs:
+        return [
+            f"{_said(changed)}: there is nothing to correct by without the rollout engine's log-probs; set "
+            "actor_rollout_ref.rollout.calculate_log_probs=true"
+        ]
+    idle = {
+        name for name in changed if name == "loss_type"
+    }  # of the loss that bypass_mode has in verl's older trainer
+    if given.get("rollout_is") is None:
+        idle |= changed.keys() & {"rollout_is_threshold", "rollout_is_batch_normalize"}
+    if given.get("rollout_rs") is None:
+        idle |= changed.keys() & {"rollout_rs_threshold"}
+    left = {name: value for name, value in changed.items() if name in idle}
+    return [f"{_said(left)}: what would read it is off"] if left else []
+
+
+def check_correction(config: DictConfig) -> None:
+    """What verl would refuse at its first step is refused here, in verl's words. Imports verl; raises ConfigError."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    given = config.algorithm.get("rollout_correction") or {}
+    if given.get("bypass_mode", False) and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        raise ConfigError(
+            f"{KEY}.bypass_mode=true trains on the rollout engine's log-probs: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=true"
+        )
+    one_1_1 = torch.zeros(1, 1)
+    try:
+        compute_rollout_correction_and_rejection_mask(
+            old_log_prob=one_1_1,
+            rollout_log_prob=one_1_1,
+            response_mask=one_1_1 + 1,
+            **{name: given.get(name, value) for name, value in DEFAULTS.items() if name != "loss_type"},
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"verl refuses {KEY}: {error}") from error
+
+
+def _said(values: Mapping) -> str:
+    return ", ".join(f"{KEY}.{name}={value}" for name, value in values.items())
