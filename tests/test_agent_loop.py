@@ -58,9 +58,9 @@ class ScriptedPolicy:
         return SimpleNamespace(extra_fields={**said, "num_cached_tokens": 0}, stop_reason="length")
 
 
-def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, **row):
-    """(output, policy) of one trajectory; ``lookup`` replaces the search."""
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, tools=(), **row):
+    """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     from verl_credit.host.agent_loop import SearchAgentLoop
@@ -80,6 +80,7 @@ def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, **row):
             processor=None,
             dataset_cls=RLHFDataset,
             data_config=DictConfigWrap(config.data),
+            tools=ToolListWrap(list(tools)),
             hf_model_type="qwen3",
         )
         policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]

@@ -100,6 +100,7 @@ CASES = {
     "lora": ("qwen3", LORA),
     "checkpointed": ("qwen3", CHECKPOINTED),
     "sliding and checkpointed": ("mistral", CHECKPOINTED),
+    "experts and checkpointed": ("qwen3_moe", CHECKPOINTED),
     "lora, checkpointed": ("qwen3", LORA | CHECKPOINTED),
 }
 CASES |= {

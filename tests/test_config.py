@@ -208,7 +208,24 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
         ),
         (
             ["actor_rollout_ref.actor.strategy=megatron"],
-            "strategy=megatron: built for verl's FSDP",
+            "strategy=megatron: built for and tested with verl's FSDP engine, whichever .* use fsdp2 or fsdp",
+        ),
+        (
+            [
+                "actor_rollout_ref.actor.strategy=megatron",
+                "algorithm.info_gain_scorer=rows",
+                f"{ATTENTION}=flash_attention_2",
+            ],
+            "strategy=megatron: built for and tested with verl's FSDP",
+        ),
+        (["actor_rollout_ref.rollout.name=sglang"], "rollout.name=sglang: .* tested with hf and vllm"),
+        (
+            ["actor_rollout_ref.rollout.name=trtllm", "algorithm.info_gain_scorer=server"],
+            "rollout.name=trtllm",
+        ),
+        (
+            ["actor_rollout_ref.rollout.enable_rollout_routing_replay=true"],
+            "enable_rollout_routing_replay=true: verl's FSDP engine replays no routes",
         ),
         (
             ["algorithm.rollout_correction.bypass_mode=true"],

@@ -17,6 +17,7 @@ from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.network import network_lines
+from verl_credit.host.other_tools import check_other_tools
 from verl_credit.host.preflight import (
     PreflightError,
     check_data,
@@ -148,6 +149,8 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
     for line in check_all_prompts(config):
         progress.note("data", line)
     _check_with_verl(config)
+    for line in check_other_tools(config):
+        progress.note("tools", line)
     if said := check_answers(config):
         progress.say(said)
 

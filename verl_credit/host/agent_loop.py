@@ -22,6 +22,7 @@ from verl.tools.schemas import ToolResponse
 from verl_credit.host.fields import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.host.gain_requests import RowPlanner
 from verl_credit.host.gain_server import server_score
+from verl_credit.host.other_tools import FAILED
 from verl_credit.host.request_room import longest
 from verl_credit.host.reward import final_answer
 from verl_credit.host.search_client import SearchFault
@@ -164,11 +165,14 @@ class SearchAgentLoop(ToolAgentLoop):
         return state
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
-        if self.search is None or tool_call.name != self.search.name:
-            if tool_call.name not in self.tools:
-                self.record.bad_calls += 1
-                return ToolResponse(text=self._unknown_tool(tool_call.name)), 0.0, {}
-            return await super()._call_tool(tool_call, tools_kwargs, agent_data)
+        offered = getattr(
+            agent_data, "_active_tools", self.tools
+        )  # fewer where the row says extra_info.tool_selection
+        if tool_call.name not in offered:
+            self.record.bad_calls += 1
+            return ToolResponse(text=self._unknown_tool(tool_call.name, offered)), 0.0, {}
+        if tool_call.name != self.search.name:
+            return await self._call_other(tool_call, tools_kwargs, agent_data)
         reason, query = bad_query_reason(tool_call.arguments)
         if reason is not None:
             self.record.bad_calls += 1
@@ -184,10 +188,18 @@ class SearchAgentLoop(ToolAgentLoop):
         self.record.searches.append({"turn": turn, "query": query, "pages": page_ids})
         return ToolResponse(text=without_markup(text, self.control_tokens)), 0.0, {}
 
-    def _unknown_tool(self, name: str) -> str:
+    async def _call_other(self, tool_call, tools_kwargs, agent_data):
+        """A tool of the recipe's: called by verl, which makes an observation of what it raises (see ``other_tools``)."""
+        response, reward, found = await super()._call_tool(tool_call, tools_kwargs, agent_data)
+        text = response.text or ""
+        self.record.n_other_calls += 1
+        self.record.other_errors += text.startswith(FAILED)
+        return response.model_copy(update={"text": without_markup(text, self.control_tokens)}), reward, found
+
+    def _unknown_tool(self, name: str, offered) -> str:
         """The name is the policy's text: it may hold control tokens or no valid Unicode."""
         shown = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self.control_tokens)
-        return f"Error: there is no tool {shown!r}; available: {', '.join(self.tools)}."
+        return f"Error: there is no tool {shown!r}; available: {', '.join(offered)}."
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
         turn_ids = self.book.close(len(output.response_ids))

@@ -64,6 +64,18 @@ def check_gain_has_signal(step: TurnStep) -> None:
         )
 
 
+def check_outcomes(step: TurnStep) -> None:
+    """MaxRL measures outcomes from 0: with negative ones the mean that it divides by says nothing."""
+    if step.settings.pipeline.advantage_mode != "maxrl":
+        return
+    lowest = step.outcome_B[step.row_valid_B].amin().item() if step.row_valid_B.any() else 0.0
+    if lowest < 0:
+        raise IntegrityError(
+            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and a row of this step has outcome {lowest:g}: "
+            "the reward function or the reward manager gives penalties; use another advantage_mode, or scores of at least 0"
+        )
+
+
 def check_planning_has_signal(step: TurnStep) -> None:
     """Called for the first step: a planning mask without a single token leaves HICRA and SEPA without effect."""
     if step.token_metrics.get("credit/planning/token_share") == 0:

@@ -13,7 +13,7 @@ NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 def doubts(config: DictConfig) -> list[str]:
     """One sentence each, with keys and values."""
-    return [*_clip(config), *_sampling(config), *_normalisation(config), *_room(config)]
+    return [*_clip(config), *_sampling(config), *_normalisation(config), *_room(config), *_manager(config)]
 
 
 def _clip(config: DictConfig) -> Iterator[str]:
@@ -60,4 +60,13 @@ def _room(config: DictConfig) -> Iterator[str]:
             f"{search.max_searches} searches return (search.topk={search.topk} pages of max_page_chars="
             f"{search.max_page_chars}, {CHARACTERS} characters a token, titles and markup not counted) about {results} "
             "more. Rows that do not fit end without an answer (credit/stop/length)"
+        )
+
+
+def _manager(config: DictConfig) -> Iterator[str]:
+    manager = config.reward.reward_manager
+    if manager.source != "register" and config.search.max_searches:
+        yield (
+            f"reward.reward_manager.source={manager.source}: a manager of yours has to hand tool_extra_fields to the reward "
+            "function, as verl's naive does; without them an answer in a retrieved page counts as the policy's"
         )

@@ -17,6 +17,7 @@ from verl_credit.host.fields import LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.sepa_effect import sepa_without_effect
 from verl_credit.host.settings import CreditSettings
+from verl_credit.host.validate_reward import overlong_unread
 
 RESCALED = ("turn-group-v1d", "turn-group-unbiased")
 SEPA_DEFAULTS = {
@@ -138,7 +139,7 @@ def without_effect(config: DictConfig) -> list[str]:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
-    return found + correction_without_effect(config)
+    return [*found, *correction_without_effect(config), *overlong_unread(config)]
 
 
 def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:

@@ -36,6 +36,8 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     metrics["credit/tool/fault_rows"] = sum(faults.values())
     metrics["credit/tool/retries"] = sum(record["n_retries"] for record in records)
     metrics["credit/tool/bad_calls"] = sum(record["bad_calls"] for record in records)
+    metrics["credit/tool/other_calls"] = sum(record["n_other_calls"] for record in records)
+    metrics["credit/tool/other_errors"] = sum(record["other_errors"] for record in records)
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
     metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())
     for name in SCORES:

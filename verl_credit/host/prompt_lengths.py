@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.host.other_tools import tools_given
 from verl_credit.host.preflight import PreflightError
 
 MOST = 5000  # prompts of a key that are tokenised
@@ -131,10 +132,8 @@ def check_all_prompts(config: DictConfig) -> list[str]:
             f"{config.data.max_prompt_length} would lose their beginning"
         ]
     said = []
-    if OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
-        said.append(
-            "prompts were counted without the tools of actor_rollout_ref.rollout.multi_turn.tool_config_path"
-        )
+    if others := tools_given(config):
+        said.append(f"prompts were counted without the tools of {', '.join(others)}")
     said += check_prompts(config, "data.train_files", tokenizer, at_least=config.data.train_batch_size)
     return said + check_prompts(config, "data.val_files", tokenizer)
 

@@ -30,6 +30,7 @@ from verl_credit.host.answer_budget import tokens_per_micro_batch
 from verl_credit.host.checks import (
     check_evaluation_faults,
     check_gain_has_signal,
+    check_outcomes,
     check_planning_has_signal,
     check_tool_faults,
 )
@@ -258,6 +259,7 @@ class CreditTrainer(PPOTrainerSync):
         if step.credit is None:  # another estimator with our loss: no gain, no adaptive clip
             return self._write_rows(batch, {CLIP_SCALE: torch.ones(step.turn_ids_B_T.shape)})
         batch = self._write_rows(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
+        check_outcomes(step)
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, self._turns, n))

@@ -23,6 +23,10 @@ class RowRecord:
     """Requests that its searches needed beyond their first, the search that failed included."""
     bad_calls: int = 0
     """Calls that are the policy's mistake: broken JSON, unknown tool, missing query."""
+    n_other_calls: int = 0
+    """Calls of other tools than the search."""
+    other_errors: int = 0
+    """Those of them that raised."""
     tool_fault: str = ""
     """Code of a fault that is *not* the policy's (server down, deadline): the row is not trained on."""
     final_text: str = ""

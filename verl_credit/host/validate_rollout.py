@@ -6,12 +6,30 @@ from omegaconf import DictConfig
 
 from verl_credit.host.answer_budget import MODEL_LEN
 from verl_credit.host.compose import ConfigError
+from verl_credit.host.fields import ROLLOUT_NAME
+from verl_credit.host.other_tools import validate_other_tools
 from verl_credit.host.row_room import SHORT_ANSWER
 from verl_credit.host.settings import CreditSettings
+from verl_credit.host.validate_reward import validate_reward_manager
+
+ENGINES = (ROLLOUT_NAME, "vllm")
 
 
 def validate_rollout(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
+    name = config.actor_rollout_ref.rollout.name
+    if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=true: verl's FSDP engine replays no routes of experts, "
+            "so that it would do nothing; set it to false"
+        )
+    if name not in ENGINES:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.name={name}: verl_credit is built for and tested with {' and '.join(ENGINES)}; with "
+            "another engine nobody has looked whether turns keep their token budget and rows their log-probs. Use vllm"
+        )
+    validate_other_tools(config)
+    validate_reward_manager(config)
     _room(config)
 
 

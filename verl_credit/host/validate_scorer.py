@@ -8,7 +8,6 @@ from verl_credit.host.compose import ConfigError
 from verl_credit.host.fields import ADV_ESTIMATOR
 
 SCORERS = ("branch", "rows", "server")
-SERVERS = ("hf", "vllm")  # rollout engines whose servers give log-probs of prompts
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 OURS = ("auto", "credit_varlen", "credit_flex", "credit_sdpa")
 ULYSSES = "ulysses_sequence_parallel_size"
@@ -19,18 +18,17 @@ def validate_scorer(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     attention = OmegaConf.select(config, ATTENTION)
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    if actor.strategy not in STRATEGIES:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.strategy={actor.strategy}: built for and tested with verl's FSDP engine, whichever "
+            f"algorithm.info_gain_scorer; use {' or '.join(reversed(STRATEGIES))}"
+        )
     if attention in OURS:
         if not model.use_remove_padding:
             raise ConfigError(
                 f"{ATTENTION}={attention} serves packed rows: set actor_rollout_ref.model.use_remove_padding=true"
             )
         _one_rank_a_sequence(config, attention)
-        if actor.strategy not in STRATEGIES:
-            raise ConfigError(
-                f"{ATTENTION}={attention} with actor_rollout_ref.actor.strategy={actor.strategy}: built for verl's FSDP "
-                f"engine ({', '.join(STRATEGIES)}), which says where the rows lie; use another attention and "
-                "algorithm.info_gain_scorer=rows"
-            )
         if model.get("use_fused_kernels", False):
             raise ConfigError(
                 f"{ATTENTION}={attention} with actor_rollout_ref.model.use_fused_kernels=true: verl's fused head does not "
@@ -39,12 +37,6 @@ def validate_scorer(config: DictConfig) -> None:
     gains = config.algorithm.adv_estimator == ADV_ESTIMATOR and config.algorithm.info_gain_norm_mode != "none"
     if gains and config.algorithm.info_gain_scorer == "branch":
         _branch(config, attention)
-    rollout = config.actor_rollout_ref.rollout.name
-    if gains and config.algorithm.info_gain_scorer == "server" and rollout not in SERVERS:
-        raise ConfigError(
-            f"algorithm.info_gain_scorer=server with actor_rollout_ref.rollout.name={rollout}: built for "
-            f"{' and '.join(SERVERS)}; use branch or rows"
-        )
 
 
 def sequence_parallel(role: DictConfig) -> int:

@@ -1,0 +1,71 @@
+"""Tools beside the search: loaded once before Ray starts, so that what verl's workers would stumble over ends the run here.
+
+A call of one is a turn like any other: it counts against ``search.max_searches``, and its gain is measured. What such a tool
+raises verl turns into an observation. Whether that was the policy's mistake (a wrong argument) or the tool's, nothing says;
+it is counted (``credit/tool/other_errors``).
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from verl_credit.host.compose import ConfigError
+from verl_credit.host.preflight import PreflightError
+
+MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+KEYS = ("tool_config_path", "function_tool_path")
+FAILED = "Error executing tool"  # how verl's observation of a tool that raised begins
+
+
+def tools_given(config: DictConfig) -> dict[str, str]:
+    """Key -> path of those that are set."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}
+
+
+def validate_other_tools(config: DictConfig) -> None:
+    """Raises ConfigError where the agent loop would offer none of them."""
+    given = tools_given(config)
+    if given and not config.search.max_searches:
+        key, path = next(iter(given.items()))
+        raise ConfigError(
+            f"{key}={path} with search.max_searches=0: there is one turn and no call, so that its tools would never be "
+            f"used; set {key}=null"
+        )
+
+
+def check_other_tools(config: DictConfig) -> list[str]:
+    """Loads them as verl's workers will. Raises PreflightError for such as cannot be; a line that names the others."""
+    from verl_credit.host.search_tool import SCHEMA
+
+    given = tools_given(config)
+    if not given:
+        return []
+    said = ", ".join(f"{key}={path}" for key, path in given.items())
+    names = [tool.name for tool in _loaded(config, said)]
+    if not names:
+        raise PreflightError(f"{said}: holds no tool")
+    search = SCHEMA["function"]["name"]
+    if search in names:
+        raise PreflightError(
+            f"{said}: a tool is called {search!r}, as the search tool is, which would take its place; rename it"
+        )
+    return [
+        f"tools beside the search: {', '.join(names)}; their calls are turns and count against search.max_searches, what "
+        "they raise is shown to the policy (credit/tool/other_errors)"
+    ]
+
+
+def _loaded(config: DictConfig, said: str) -> list:
+    from verl.tools.tool_registry import load_all_tools
+    from verl.utils.import_utils import resolve_config_path
+
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    try:
+        paths = {key: multi_turn.get(key) and resolve_config_path(multi_turn[key]) for key in KEYS}
+        return load_all_tools(**paths)
+    except Exception as error:  # a user's module raises what it likes
+        mcp = "; verl 0.9.1 has no MCP tools: type: native" if "ToolType" in str(error) else ""
+        raise PreflightError(
+            f"{said}: verl cannot load it ({type(error).__name__}: {' '.join(str(error).split())[:300]}){mcp}"
+        ) from error

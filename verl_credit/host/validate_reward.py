@@ -1,0 +1,43 @@
+"""verl's reward managers: which of them leave the reward function what it reads, and outcomes what MaxRL needs."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.host.compose import ConfigError
+
+MANAGER = "reward.reward_manager"
+HAND_ON = ("naive", "rate_limited", "remote")
+"""Managers of verl 0.9.1 that hand the agent loop's record (``tool_extra_fields``) to the reward function."""
+
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
+
+
+def validate_reward_manager(config: DictConfig) -> None:
+    """Raise ConfigError for the first thing that is wrong."""
+    manager = config.reward.reward_manager
+    if manager.source != "register":
+        return  # a manager of the user's: its outcomes are looked at in every step (`checks`)
+    if config.search.max_searches and manager.name not in HAND_ON:
+        raise ConfigError(
+            f"{MANAGER}.name={manager.name} with search.max_searches={config.search.max_searches}: it does not hand the "
+            "agent loop's record to the reward function, so that an answer in a retrieved page would count as the policy's; "
+            f"use one of {', '.join(HAND_ON)}"
+        )
+    if manager.name == "dapo" and config.algorithm.advantage_mode == "maxrl" and _overlong(config):
+        raise ConfigError(
+            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and {MANAGER}.name=dapo with {OVERLONG}=true "
+            "makes outcomes of long rows negative: set it to false"
+        )
+
+
+def overlong_unread(config: DictConfig) -> list[str]:
+    """The overlong penalty under a manager that does not know it."""
+    manager = config.reward.reward_manager
+    if not _overlong(config) or manager.source != "register" or manager.name == "dapo":
+        return []
+    return [f"{OVERLONG}=true: {MANAGER}.name={manager.name} knows no penalty for long rows"]
+
+
+def _overlong(config: DictConfig) -> bool:
+    return bool(OmegaConf.select(config, OVERLONG))
