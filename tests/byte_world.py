@@ -37,6 +37,7 @@ class ByteWorld:
             f"actor_rollout_ref.model.path={self.root}/policy",
             "data.max_prompt_length=256",
             "data.max_response_length=1200",
+            "search.require_schema=false",  # its policy has seen calls, its template writes no tools
             "search.max_page_chars=100",
             "search.max_searches=2",
             "search.max_new_tokens=48",

@@ -256,6 +256,7 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
     monkeypatch.setattr("verl_credit.host.launch.launch", seen.append)
     arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
     arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
+    arguments += ["search.require_schema=false"]
     assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
     assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
@@ -275,6 +276,7 @@ def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch
     monkeypatch.setattr("verl_credit.host.launch.check_with_verl", lambda config: None)
     arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
     arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
+    arguments += ["search.require_schema=false"]
     assert main(["train", "--config-name", "search_cpu", *arguments]) == 4
     said = capsys.readouterr().out
     assert "log_prob_max_token_len_per_gpu=8448 cannot hold" in said and "train.parquet row 8" in said

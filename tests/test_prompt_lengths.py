@@ -123,7 +123,8 @@ def test_training_and_validation_are_checked_with_the_model_s_tokenizer(tokenize
     told.data.val_files = [str(tmp_path / "val.parquet")]
     with pytest.raises(PreflightError, match="data.val_files: 1 of 1 prompts"):
         check_all_prompts(told)
-    told.actor_rollout_ref.model.custom_chat_template = "{{ messages[0].content[:5] }}"
+    shorter = TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role == 'tool' else m.content[:5] }}")
+    told.actor_rollout_ref.model.custom_chat_template = shorter
     assert check_all_prompts(told) == []
 
 
@@ -156,3 +157,4 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path, monkeypatch):
         "prompts were not counted: the tokenizer of hub/name cannot be loaded here (OSError: no network)"
         in line
     )
+    assert "Whether its chat template writes the search tool was not tried" in line

@@ -62,16 +62,19 @@ def check_model(path: str | None) -> None:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 
 
+def model_values(path: str) -> dict | None:
+    """The model's config.json, from its folder or the hub's cache; None where neither has it."""
+    file = Path(path).expanduser() / "config.json"
+    found = str(file) if file.exists() else cached_config(path)
+    return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+
+
 def check_positions(config: DictConfig) -> None:
     """The model has a position for every token of the longest sequence; one whose config is not here is not asked."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     length = rollout.max_model_len or row
-    file = Path(model.path).expanduser() / "config.json"
-    found = str(file) if file.exists() else cached_config(model.path)
-    if found is None:
-        return
-    values = json.loads(Path(found).read_text(encoding="utf-8"))
+    values = model_values(model.path) or {}
     positions = values.get("max_position_embeddings") or (values.get("text_config") or {}).get(
         "max_position_embeddings"
     )

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.host.other_tools import tools_given
 from verl_credit.host.preflight import PreflightError
+from verl_credit.host.template_check import check_template
 
 MOST = 5000  # prompts of a key that are tokenised
 SLACK = 16  # tokens by which a template may differ between two texts
@@ -30,17 +31,18 @@ class PromptMeter:
         self.tokenizer = tokenizer
         self.tools = [SCHEMA] if config.search.max_searches else None
         given = config.data.get("apply_chat_template_kwargs") or {}
-        self.arguments = {
-            **(OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given),
-            "tokenize": False,
-            "add_generation_prompt": True,
-        }
+        self.kwargs = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
         self._around: dict[tuple, int] = {}
 
     def count(self, prompt: list[dict], *, with_tools: bool = True) -> int:
-        tools = self.tools if with_tools else None
-        text = self.tokenizer.apply_chat_template(prompt, tools=tools, **self.arguments)
+        text = self.text(prompt, with_tools=with_tools)
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, prompt: list[dict], *, with_tools: bool = True) -> str:
+        tools = self.tools if with_tools else None
+        return self.tokenizer.apply_chat_template(
+            prompt, tools=tools, **self.kwargs, tokenize=False, add_generation_prompt=True
+        )
 
     def at_most(self, prompt: list[dict]) -> float:
         """A bound that costs no tokenising: a token is at least a byte of the text. Infinite for what is no text."""
@@ -122,15 +124,17 @@ def load_tokenizer(model: DictConfig):
 
 
 def check_all_prompts(config: DictConfig) -> list[str]:
-    """Training and validation; lines for the run's notes."""
+    """Training and validation, and the template that writes them; lines for the run's notes."""
     model = config.actor_rollout_ref.model
     try:
         tokenizer = load_tokenizer(model)
     except NotHere as error:
         return [
-            f"prompts were not counted: {error}. Longer ones than data.max_prompt_length="
+            f"prompts were not counted: {error}. Whether its chat template writes the search tool was not tried, and longer "
+            f"prompts than data.max_prompt_length="
             f"{config.data.max_prompt_length} would lose their beginning"
         ]
+    check_template(config, PromptMeter(tokenizer, config))
     said = []
     if others := tools_given(config):
         said.append(f"prompts were counted without the tools of {', '.join(others)}")

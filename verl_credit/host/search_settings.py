@@ -27,6 +27,7 @@ KEYS = (
     "token_env",
     "index_fingerprint",
     "shuffle_seed",
+    "require_schema",
 )
 NUMBERS = {  # key: (smallest, largest, whole number?)
     "search.topk": (1, 1000, True),

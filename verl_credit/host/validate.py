@@ -50,7 +50,7 @@ NUMBERS = {  # key: (smallest, largest, whole number?)
     "actor_rollout_ref.rollout.n": (1, math.inf, True),
     "data.train_batch_size": (1, math.inf, True),
 }
-FLAGS = ("algorithm.norm_adv_by_std_in_grpo",)
+FLAGS = ("algorithm.norm_adv_by_std_in_grpo", "search.require_schema")
 
 
 def validate(config: DictConfig) -> None:

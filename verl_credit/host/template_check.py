@@ -1,0 +1,71 @@
+"""The chat template tells the policy of the search tool and shows it what a search returned, or the run ends before Ray.
+
+Tool responses are written by the builder of verl that the agent loop will use, so that what it cannot write is refused too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from verl_credit.host.preflight import PreflightError, model_values
+
+if TYPE_CHECKING:
+    from verl_credit.host.prompt_lengths import PromptMeter
+
+RESULT = "The river Nile ends in the sea."
+QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
+
+
+def check_template(config: DictConfig, meter: PromptMeter) -> None:
+    """Raises PreflightError that names the model and what its template leaves out; without searches it may do so."""
+    if not config.search.max_searches:
+        return
+    model = config.actor_rollout_ref.model
+    given = (
+        "actor_rollout_ref.model.custom_chat_template" if model.get("custom_chat_template") else model.path
+    )
+    named = f"actor_rollout_ref.model.path={model.path}: the chat template ({given})"
+    try:
+        told = meter.text(QUESTION) != meter.text(QUESTION, with_tools=False)
+    except Exception as error:  # templates raise what they like
+        raise PreflightError(f"{named} cannot write a question: {_first_line(error)}") from error
+    if config.search.require_schema and not told:
+        raise PreflightError(
+            f"{named} writes the same text with and without the search tool, so that the policy is told of no tool; take a "
+            "model whose template writes tools, give one with actor_rollout_ref.model.custom_chat_template, or, where the "
+            "policy or its prompts know how to call, set search.require_schema=false"
+        )
+    try:
+        shown = _observation(config, meter)
+    except Exception as error:
+        raise PreflightError(
+            f"{named} cannot write what a search returns (a message of the role tool behind a call): {_first_line(error)}"
+        ) from error
+    if RESULT not in shown:
+        raise PreflightError(
+            f"{named} leaves out what a search returns (a message of the role tool behind a call), which it wrote as "
+            f"{shown[:200]!r}; take a model whose template shows tool responses, or give one with "
+            "actor_rollout_ref.model.custom_chat_template"
+        )
+
+
+def _observation(config: DictConfig, meter: PromptMeter) -> str:
+    """What the agent loop would put behind a call, as text."""
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "Nile"}}}
+    before = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    builder = create_continuous_token_builder(
+        meter.tokenizer,
+        hf_model_type=(model_values(config.actor_rollout_ref.model.path) or {}).get("model_type"),
+        chat_template_kwargs=meter.kwargs,
+    )
+    after = [*before, {"role": "tool", "content": RESULT}]
+    ids = builder.tokenize_context_incremental_messages(before, after, tools=meter.tools)
+    return meter.tokenizer.decode(ids)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
