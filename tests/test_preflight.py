@@ -96,6 +96,12 @@ def test_a_model_without_positions_for_the_longest_row_is_refused(tmp_path, over
             check_positions(config)
 
 
+def test_a_config_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(PreflightError, match="model.path=.*config.json is not JSON"):
+        check_positions(load_config("lab", [f"actor_rollout_ref.model.path={tmp_path}"]))
+
+
 def test_positions_of_a_model_that_is_not_here_are_not_asked():
     check_positions(load_config("lab", ["actor_rollout_ref.model.path=Qwen/Qwen3-4B-Instruct-9999"]))
 

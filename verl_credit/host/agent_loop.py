@@ -165,9 +165,8 @@ class SearchAgentLoop(ToolAgentLoop):
         return state
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
-        offered = getattr(
-            agent_data, "_active_tools", self.tools
-        )  # fewer where the row says extra_info.tool_selection
+        # Fewer where the row says extra_info.tool_selection.
+        offered = getattr(agent_data, "_active_tools", self.tools)
         if tool_call.name not in offered:
             self.record.bad_calls += 1
             return ToolResponse(text=self._unknown_tool(tool_call.name, offered)), 0.0, {}

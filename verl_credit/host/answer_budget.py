@@ -92,10 +92,9 @@ def _room(config: DictConfig, settings: CreditSettings) -> Room | None:
     """Where answers are scored, if that place has so many tokens and no more."""
     actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
     if settings.scores_gain and settings.info_gain_scorer == "server":
-        length = rollout.max_model_len  # null: all positions of the model
-        return (
-            None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
-        )  # and one token is written
+        # null: all positions of the model. One token is written.
+        length = rollout.max_model_len
+        return None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
     contexts = _contexts(config, settings)
     if not contexts or not actor.use_dynamic_bsz:
         return None

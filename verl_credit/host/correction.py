@@ -36,9 +36,8 @@ def correction_without_effect(config: DictConfig) -> list[str]:
             f"{_said(changed)}: there is nothing to correct by without the rollout engine's log-probs; set "
             "actor_rollout_ref.rollout.calculate_log_probs=true"
         ]
-    idle = {
-        name for name in changed if name == "loss_type"
-    }  # of the loss that bypass_mode has in verl's older trainer
+    # Of the loss that bypass_mode has in verl's older trainer.
+    idle = changed.keys() & {"loss_type"}
     if given.get("rollout_is") is None:
         idle |= changed.keys() & {"rollout_is_threshold", "rollout_is_batch_normalize"}
     if given.get("rollout_rs") is None:

@@ -63,10 +63,13 @@ def check_model(path: str | None) -> None:
 
 
 def model_values(path: str) -> dict | None:
-    """The model's config.json, from its folder or the hub's cache; None where neither has it."""
+    """The model's config.json, from its folder or the hub's cache; None where neither has it. Raises PreflightError."""
     file = Path(path).expanduser() / "config.json"
     found = str(file) if file.exists() else cached_config(path)
-    return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+    try:
+        return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PreflightError(f"actor_rollout_ref.model.path={path}: {found} is not JSON ({error})") from error
 
 
 def check_positions(config: DictConfig) -> None:

@@ -1,5 +1,4 @@
-"""Tokens that must have room for the longest row and the answers that are scored with it: in a micro-batch of log-probs, and
-in a sequence of the rollout engine."""
+"""Tokens behind the longest row for answers scored with it: in a micro-batch of log-probs, in the engine's sequence."""
 
 from __future__ import annotations
 
@@ -11,9 +10,8 @@ def least_log_prob_tokens(row: int, contexts: int) -> int:
     return row + contexts * SHORT_ANSWER
 
 
-SERVED_ANSWER = (
-    256  # left for an answer, with its header, prefix and template, that the rollout server scores
-)
+# Left for an answer, with its header, prefix and template, that the rollout server scores.
+SERVED_ANSWER = 256
 
 
 def engine_tokens(row: int, served: bool) -> int:

@@ -1,4 +1,4 @@
-"""What the rollout engine has to hold, refused with the reason before anything heavy starts."""
+"""Rollout engine, tools, reward manager and the engine's longest sequence: what cannot work is refused with the reason."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def validate_rollout(config: DictConfig) -> None:
         )
     if name not in ENGINES:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name={name}: verl_credit is built for and tested with {' and '.join(ENGINES)}; with "
-            "another engine nobody has looked whether turns keep their token budget and rows their log-probs. Use vllm"
+            f"actor_rollout_ref.rollout.name={name}: verl_credit is built for and tested with {' and '.join(ENGINES)}; "
+            "whether turns keep their token budget and rows their log-probs with another engine has not been looked at"
         )
     validate_other_tools(config)
     validate_reward_manager(config)
