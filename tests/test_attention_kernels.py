@@ -6,12 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import FAMILIES, VOCABULARY, in_float64, log_probs, tiny_model
 
-from verl_credit.host.attention import forced, pack_rows
-from verl_credit.host.attention.implementation import NAMES, attention, choose
-from verl_credit.host.attention.kernels import KERNELS, flash, row_by_row
+from verl_credit.host.attention import forced, implementation, pack_rows
+from verl_credit.host.attention import sdpa as sdpa_kernel
+from verl_credit.host.attention import varlen as varlen_kernel
+from verl_credit.host.attention.implementation import NAMES, PREFERENCE, attention, choose
+from verl_credit.host.attention.kernels import KERNELS, row_by_row
+from verl_credit.host.attention.trial import BRANCHES as TRIAL_BRANCHES
+from verl_credit.host.attention.trial import TOLERANCE, Heads, trial
+from verl_credit.host.attention.trial import TRUNKS as TRIAL_TRUNKS
 
 
-def varlen(
+def documented(
     q,
     k,
     v,
@@ -39,11 +44,12 @@ def varlen(
     return out
 
 
-def flash_as_documented(*tensors, **options):
-    return flash(*tensors, varlen=varlen, **options)
+def varlen(*tensors, **options):
+    return KERNELS["varlen"](*tensors, call=documented, **options)
 
 
-METHODS = {"sdpa": KERNELS["sdpa"], "flex": KERNELS["flex"], "varlen": flash_as_documented}
+METHODS = {"sdpa": KERNELS["sdpa"], "flex": KERNELS["flex"], "varlen": varlen}
+CPU, SMALL = torch.device("cpu"), Heads(4, 2, 8)
 
 
 @st.composite
@@ -73,6 +79,45 @@ def test_every_kernel_is_the_definition(method, pack, window, softcap):
     ours = METHODS[method](*tensors(pack), pack, **options)
     expected = row_by_row(*tensors(pack), pack.rows, **options)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Budgets so small that everything is done in pieces."""
+    monkeypatch.setattr(sdpa_kernel, "MASK_NUMBERS", 24)
+    monkeypatch.setattr(sdpa_kernel, "LEAST_QUERIES", 2)
+    monkeypatch.setattr(varlen_kernel, "KEY_TOKENS", 9)
+
+
+@pytest.mark.parametrize("method", ["sdpa", "varlen"])
+@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_pieces_are_the_whole(method, window, softcap, small_pieces):
+    """Values and gradients."""
+    pack = pack_rows([11, 3, 1], [[(11, 2), (7, 1), (2, 4), (9, 1), (10, 9)], [], [(1, 3), (1, 1)]])
+    grads = []
+    for run in (METHODS[method], lambda *t, **o: row_by_row(*t[:3], t[3].rows, **o)):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors(pack)]
+        out = run(*leaves, pack, scaling=0.3, window=window, softcap=softcap)
+        out.pow(2).sum().backward()
+        grads.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_what_is_held_at_a_time_is_bounded(small_pieces):
+    """But for one branch that alone asks for more."""
+    pack = pack_rows([40, 3], [[(base, 2) for base in range(40, 4, -3)] + [(40, 30)], [(3, 1), (1, 1)]])
+    places = [*range(40, 94), 97, 98]  # of the branches' tokens
+    for most in (9, 90, 200):
+        some = list(varlen_kernel._branches(pack, most, CPU))
+        assert all(len(b.key_N) <= most or len(b.cumulative_keys) == 2 for b in some)
+        assert torch.cat([b.query_N for b in some]).tolist() == places
+    for window in (None, 5):
+        pieces = list(sdpa_kernel._pieces(pack, window, CPU))
+        assert [p.end for p in pieces[:-1]] == [p.start for p in pieces[1:]] and pieces[-1].end == pack.length
+        sizes = [(p.end - p.start, p.mask.numel()) for p in pieces if p.mask is not None]
+        assert all(numbers <= 24 or tokens in (2, 30) for tokens, numbers in sizes)  # those of one branch
 
 
 def test_gradients_flow_through_trunks_and_branches():
@@ -199,20 +244,33 @@ def test_auto_takes_the_first_kernel_that_runs_and_is_right():
     def wrong(*arguments, **options):
         return KERNELS["sdpa"](*arguments, **options) + 1
 
-    cpu = torch.device("cpu")
-    plain = choose("auto", cpu, torch.float32, 8)
+    def undefined(*arguments, **options):
+        return KERNELS["sdpa"](*arguments, **options) * torch.nan
+
+    plain = choose("auto", CPU, torch.float32, SMALL)
     assert plain.kernel == "sdpa" and plain.error < 1e-5
     with pytest.raises(RuntimeError, match="varlen: ImportError: No module named 'flash_attn'"):
-        choose("credit_varlen", cpu, torch.float32, 8, {"varlen": broken})
+        choose("credit_varlen", CPU, torch.float32, SMALL, {"varlen": broken})
     with pytest.raises(RuntimeError, match="sdpa: off by 1 on cpu in torch.float32"):
-        choose("auto", cpu, torch.float32, 8, {"sdpa": wrong})
+        choose("auto", CPU, torch.float32, SMALL, {"sdpa": wrong})
+    with pytest.raises(RuntimeError, match="sdpa: off by nan"):
+        choose("auto", CPU, torch.float32, SMALL, {"sdpa": undefined})
+    with pytest.raises(
+        ValueError, match="attn_implementation='credit_flash'; expected one of auto, credit_varlen"
+    ):
+        choose("credit_flash", CPU, torch.float32, SMALL)
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 128])
+def test_on_a_gpu_flash_attn_goes_first_and_flex_last():
+    """Flex until a GPU has shown it to be better than SDPA."""
+    assert PREFERENCE["cuda"] == ("varlen", "sdpa", "flex")
+
+
+@pytest.mark.parametrize("head_dim", [8, 32])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_the_plain_kernel_is_taken_in_every_precision(dtype, head_dim):
     for gradients in (False, True):
-        assert choose("auto", torch.device("cpu"), dtype, head_dim, gradients=gradients).kernel == "sdpa"
+        assert choose("auto", CPU, dtype, Heads(4, 2, head_dim), gradients=gradients).kernel == "sdpa"
 
 
 @pytest.mark.parametrize("dropped", ["window", "softcap"])
@@ -223,10 +281,66 @@ def test_a_kernel_that_forgets_window_softcap_or_a_gradient_is_not_taken(dropped
     def without_gradient(query, *others, **options):
         return KERNELS["sdpa"](query.detach() + 0 * query, *others, **options)
 
-    cpu = torch.device("cpu")
     for kernel in (forgetful, without_gradient):
         with pytest.raises(RuntimeError, match="sdpa: off by"):
-            choose("auto", cpu, torch.float32, 8, {"sdpa": kernel})
+            choose("auto", CPU, torch.float32, SMALL, {"sdpa": kernel})
+
+
+def test_the_trial_has_several_blocks_and_bases_on_both_sides_of_their_borders():
+    pack = pack_rows(TRIAL_TRUNKS, TRIAL_BRANCHES)
+    ends = {row.start + base for row in pack.rows for base, _ in row.branches}
+    assert pack.length >= 600
+    for border in (128, 256, 512):
+        assert {border - 1, border, border + 1} <= ends
+    assert max(tokens for row in pack.rows for _, tokens in row.branches) > 128
+
+
+def misplaced(change):
+    """SDPA with the branches that ``change`` makes of a row's."""
+
+    def kernel(query, key, value, pack, **options):
+        moved = pack_rows([row.trunk for row in pack.rows], [change(row) for row in pack.rows])
+        return KERNELS["sdpa"](query, key, value, moved, **options)
+
+    return kernel
+
+
+def rounded(base, trunk):
+    return min(trunk, -(-base // 128) * 128)
+
+
+WRONG = {
+    "a base behind its border": lambda row: [(b + (b == 128), n) for b, n in row.branches],
+    "a base before its border": lambda row: [(b - (b == 37), n) for b, n in row.branches],
+    "bases in whole blocks": lambda row: [(rounded(b, row.trunk), n) for b, n in row.branches],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_one_token_too_many_or_too_few_is_found_in_every_precision(wrong, dtype):
+    assert trial(misplaced(WRONG[wrong]), CPU, dtype, SMALL, False) > 1.5 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_window_off_by_one_is_found(off, dtype):
+    def kernel(*tensors, window=None, **options):
+        return KERNELS["sdpa"](*tensors, window=window if window is None else window + off, **options)
+
+    assert trial(kernel, CPU, dtype, SMALL, False) > 1.5 * TOLERANCE[dtype]
+
+
+def test_the_trial_has_the_models_own_heads(monkeypatch):
+    asked = []
+    monkeypatch.setattr(implementation, "_choices", {})
+    monkeypatch.setattr(
+        implementation,
+        "trial",
+        lambda kernel, device, dtype, heads, gradients: asked.append((heads, gradients)) or 0.0,
+    )
+    log_probs(tiny_model("qwen3"), torch.arange(9), pack=pack_rows([9]))
+    assert asked == [(Heads(4, 2, 8), False)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -249,13 +363,11 @@ def test_a_keyword_that_would_be_ignored_is_refused():
 
 
 def test_every_reason_for_passing_a_kernel_over_is_kept(monkeypatch):
-    from verl_credit.host.attention import implementation
-
     def broken(*_, **__):
         raise ImportError("No module named 'flash_attn'")
 
     monkeypatch.setitem(implementation.PREFERENCE, "cpu", ("varlen", "sdpa"))
-    found = choose("auto", torch.device("cpu"), torch.float32, 8, {**KERNELS, "varlen": broken})
+    found = choose("auto", CPU, torch.float32, SMALL, {**KERNELS, "varlen": broken})
     assert found.kernel == "sdpa"
     assert "varlen: ImportError: No module named 'flash_attn'" in str(found)
 

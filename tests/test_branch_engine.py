@@ -22,15 +22,21 @@ def rank_main(rank, ranks, folder, store, results):
 
 @contextmanager
 def masks_made():
-    """[what was asked for], a line for every branch mask that is built."""
-    from verl_credit.host.attention import pack
+    """[(number of the pack, first and last token, window)], a line for every mask that is built."""
+    from verl_credit.host.attention import sdpa
 
-    build, made = pack._branch_mask, []
-    pack._branch_mask = lambda *asked: (made.append(asked), build(*asked))[1]
+    build, made, packs = sdpa._mask, [], []
+
+    def mask(pack, first, last, keys, window, device):
+        packs.extend([] if pack in packs else [pack])
+        made.append((packs.index(pack), first, last, window))
+        return build(pack, first, last, keys, window, device)
+
+    sdpa._mask = mask
     try:
         yield made
     finally:
-        pack._branch_mask = build
+        sdpa._mask = build
 
 
 @contextmanager
@@ -80,7 +86,7 @@ def measure(folder, rank, ranks, options):
     return {
         "proof": prove(engine, VOCABULARY),
         "new": set(grown) - set(plain),
-        "masks": [(row, window) for row, window, _ in masks],
+        "masks": masks,
         "kept": max(kept),
         "checkpoints": len(calls),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],

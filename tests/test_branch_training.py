@@ -25,19 +25,24 @@ def gradients(engine, data) -> dict:
 
 def rank_main(rank, ranks, folder, store, results):
     with gloo_rank(rank, ranks, store):
-        from verl_credit.host.attention import pack
+        from verl_credit.host.attention import sdpa
         from verl_credit.host.attention_proof import prove
 
-        build, made = pack._causal, []
+        build, made = sdpa._mask, []
+
+        def mask(pack, first, last, keys, window, device):
+            made.append((last - first, window))
+            return build(pack, first, last, keys, window, device)
+
         for family in FAMILIES:
             for mode, options in MODES.items():
                 engine = build_engine(f"{folder}/{family}", precision="fp64", training=True, **options)
                 prove(engine, VOCABULARY)  # tries its kernel, which makes masks of its own
                 settings = {"temperature": 1.0, "calculate_entropy": False, "max_token_len_per_gpu": 256}
-                pack._causal = lambda *asked: (made.append(asked[:2]), build(*asked))[1]
+                sdpa._mask = mask
                 with engine.train_mode():
                     found = gradients(engine, batch(Trajectories(TRUNKS), **settings))
-                pack._causal = build
+                sdpa._mask = build
                 results[family, mode] = {"gradients": found, "masks": list(made)}
                 made.clear()
 

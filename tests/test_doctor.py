@@ -28,6 +28,7 @@ from verl_credit.doctor import (
     disk,
     first_start,
     gather,
+    kernels,
     machine,
     orphans,
     ray_checks,
@@ -239,46 +240,91 @@ def test_a_head_without_a_gpu_may_lead_a_cluster(cuda):
     assert says(device.check_cuda(leader, cuda), SKIP, "the Ray cluster's nodes")
 
 
-AGREES = (0, "some warning\nagrees: flash (within 0.01 of the definition)\n")
+AGREES = (0, "some warning\nagrees: it (within 0.01 of the definition)\n")
+NEVER = None  # the trial that must not be started
+
+
+def tried(check, facts, config, wanted, answer):
+    """``check`` with a trial that gives ``answer``; it must be of the kernel ``wanted``, with the heads of Qwen3-4B."""
+
+    def trial(name, heads):
+        assert (name, heads) == (wanted, (32, 8, 128))
+        return answer
+
+    OmegaConf.update(config, "actor_rollout_ref.model.path", "Qwen/Qwen3-4B")
+    return check(facts, config, trial)
 
 
 def test_flash_attention_has_to_run_and_not_only_to_import(cuda):
     there = replace(MACHINE, packages={"flash-attn": "2.8.3"})
 
-    def check(facts, answer, config=cuda):
-        return device.check_flash(facts, config, lambda kernel: answer if kernel == "credit_flash" else None)
+    def check(facts, answer):
+        return tried(kernels.check_flash, facts, cuda, "credit_varlen", answer)
 
-    assert says(check(there, AGREES), PASS, "flash-attn 2.8.3 runs", "within 0.01")
+    assert says(check(there, AGREES), PASS, "flash-attn 2.8.3 runs on 32 heads of queries", "within 0.01")
     error = (1, "Traceback\nRuntimeError: no kernel image is available\n")
     assert says(
         check(there, error), WARN, "does not run: RuntimeError: no kernel image", "attn_implementation=auto"
     )
     assert says(check(there, (0, "agrees: x\nand more")), WARN, "does not run")
     assert says(check(there, (-11, "")), WARN, "no output")
-    assert says(
-        check(replace(there, torch=Torch("2.11.0", "13.0")), None), SKIP, "no CUDA device to run it on"
-    )
-    assert says(check(MACHINE, None), SKIP, "not installed")
-    OmegaConf.update(cuda, device.ATTENTION, "credit_flash")
-    assert says(check(there, error), FAIL)
-    assert says(check(MACHINE, None), FAIL, "not installed, and")
+    no_device = replace(there, torch=Torch("2.11.0", "13.0"))
+    assert says(check(no_device, NEVER), SKIP, "no CUDA device to run it on")
+    assert says(check(MACHINE, NEVER), SKIP, "not installed")
+    for attention in ("credit_varlen", "flash_attention_2"):
+        OmegaConf.update(cuda, kernels.ATTENTION, attention)
+        assert says(check(there, error), FAIL)
+        assert says(check(MACHINE, NEVER), FAIL, "not installed, and")
 
 
-def test_flex_attention_has_to_compile_in_time(cuda):
+def test_sdpa_has_to_run_where_it_is_taken(cuda):
     def check(facts, answer):
-        return device.check_flex(facts, cuda, lambda kernel: answer if kernel == "credit_flex" else None)
+        return tried(kernels.check_sdpa, facts, cuda, "credit_sdpa", answer)
 
+    no_backend = (1, "RuntimeError: no attention kernel works for 'credit_sdpa': sdpa: No available kernel")
+    assert says(check(MACHINE, AGREES), PASS, "SDPA runs on 32 heads of queries, 8 of keys, 128 wide")
+    assert says(check(MACHINE, no_backend), FAIL, "No available kernel", "fused backends")
+    assert says(check(replace(MACHINE, packages={"flash-attn": "2.8.3"}), no_backend), WARN)
+    assert says(check(LAPTOP, NEVER), SKIP)
+    OmegaConf.update(cuda, kernels.ATTENTION, "credit_flex")
+    assert says(check(MACHINE, NEVER), SKIP, "attn_implementation=credit_flex")
+
+
+def test_flex_attention_has_to_compile_in_time_where_it_is_asked_for(cuda):
+    def check(facts, answer):
+        return tried(kernels.check_flex, facts, cuda, "credit_flex", answer)
+
+    assert says(check(MACHINE, NEVER), SKIP, "auto takes flash-attn or SDPA before it")
+    OmegaConf.update(cuda, kernels.ATTENTION, "credit_flex")
     assert says(check(MACHINE, AGREES), PASS)
-    assert says(check(MACHINE, (None, "compiling\n")), WARN, "not done after 240 s (compiling)")
-    OmegaConf.update(cuda, device.ATTENTION, "credit_flex")
+    assert says(check(MACHINE, (None, "compiling\n")), FAIL, "not done after 240 s (compiling)")
     assert says(check(MACHINE, (1, "PTXASError: sm_121a")), FAIL, "PTXASError: sm_121a", "ptxas")
-    assert says(check(LAPTOP, None), SKIP)
+    assert says(check(LAPTOP, NEVER), SKIP)
 
 
-def test_the_trial_itself_runs():
-    """The script that the check starts, on the CPU."""
-    code, said = gather.in_a_process(["-c", device.TRIAL, "credit_sdpa", "cpu", "16"], 120.0)
-    assert code == 0 and said.strip().splitlines()[-1].startswith("agrees: sdpa (within"), said
+def test_the_trials_themselves_run(cuda):
+    """The true ones, in processes of their own, of both kernels that `auto` may take; on the CPU, without flash-attn."""
+    OmegaConf.update(cuda, "actor_rollout_ref.model.path", "no such model")
+    facts = replace(MACHINE, packages={"flash-attn": "2.8.3"})
+
+    def on_the_cpu(name, heads):
+        assert heads == kernels.HEADS
+        return kernels.run_trial(name, (4, 2, 16), "cpu")
+
+    assert says(kernels.check_sdpa(facts, cuda, on_the_cpu), PASS, "bf16: sdpa (within 0.0")
+    missing = "no attention kernel works for 'credit_varlen': varlen: ModuleNotFoundError: No module named 'flash_attn'"
+    assert says(kernels.check_flash(facts, cuda, on_the_cpu), WARN, missing)
+
+
+def test_the_trial_has_the_heads_of_the_recipes_model(cuda, tmp_path):
+    shape = {"hidden_size": 64, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}
+    shape |= {"model_type": "qwen3", "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    OmegaConf.update(cuda, "actor_rollout_ref.model.path", str(tmp_path))
+    assert kernels.heads_of(cuda) == (6, 3, 24)
+    OmegaConf.update(cuda, "actor_rollout_ref.model.path", "Qwen/Qwen3-0.6B")
+    assert kernels.heads_of(cuda) == (16, 8, 128)
+    assert kernels.heads_of(None) == kernels.HEADS
 
 
 OLD = Ptxas("/triton/ptxas", (12, 8), bundled=True)

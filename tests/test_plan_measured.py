@@ -1,13 +1,14 @@
 """The plan against the allocator: a tiny actor's update and log-prob forward, measured (evidence/plan/measure_lab.py)."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from verl_credit.host.attention import PACK, pack_rows
-from verl_credit.plan import actor_peak, shape_of
+from verl_credit.host.attention import PACK, pack_rows, sdpa, varlen
+from verl_credit.plan import Job, activations, actor_peak, shape_of
 from verl_credit.plan.activations import kept
 
 TINY = {
@@ -34,6 +35,49 @@ def test_the_peak_of_an_update_and_of_a_log_prob_forward(measure, checkpointing,
     found = measure.compare(TINY, rows=ROWS, length=LENGTH, checkpointing=checkpointing, dtype=dtype)
     assert abs(found["update"]["off"]) < 0.08
     assert abs(found["log_prob"]["off"]) < 0.08
+
+
+ATTENDING = {**TINY, "intermediate_size": 64, "vocab_size": 32}  # attention is what a forward holds most for
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "length", "answers"), [(2, 256, 60), (1, 512, 100)])
+def test_scored_answers_hold_no_more_than_their_budget(measure, rows, length, answers, dtype, monkeypatch):
+    """A mask of 32,768 numbers at a time; without a budget it would have 400,000 and more."""
+    model = measure.build(ATTENDING, dtype=dtype)
+    shape, job = shape_of(ATTENDING), measure.job_of(model, rows=rows, length=length, checkpointing=False)
+    found = []
+    for budget in (2**24, 2**15):
+        monkeypatch.setattr(sdpa, "MASK_NUMBERS", budget)
+        monkeypatch.setattr(activations, "MASK_NUMBERS", budget)
+        found.append(measure.compare_log_prob(model, shape, job, rows=rows, length=length, answers=answers))
+    plain, bounded = found
+    assert bounded["measured"] < 0.97 * plain["measured"]
+    assert -0.05 < bounded["off"] < 0.15  # a second copy of the mask is planned, which a GPU may make
+    assert -0.05 < plain["off"] < 0.5
+
+
+def test_what_varlen_gathers_is_what_is_planned(measure, monkeypatch):
+    """Keys and values of the answers, call by call."""
+    held = []
+
+    def call(q, k, v, *rest, **options):
+        held.append(k.numel() * k.element_size() + v.numel() * v.element_size())
+        return torch.zeros_like(q)
+
+    row, answers, heads = 300, 40, {"heads": 4, "kv_heads": 2, "head_dim": 32}
+    shape = replace(shape_of(TINY), **heads)
+    job = replace(Job(max_prompt=row, log_prob_tokens=row), compute_bytes=4, attention="flash")
+    pack = pack_rows([row], [[(row - i, 2) for i in range(answers)]])
+    for budget in (2**16, 1000, 100):  # all at once, by threes, one by one
+        monkeypatch.setattr(varlen, "KEY_TOKENS", budget)
+        monkeypatch.setattr(activations, "KEY_TOKENS", budget)
+        held.clear()
+        query, key = torch.zeros(1, 4, pack.length, 32), torch.zeros(1, 2, pack.length, 32)
+        varlen.varlen(query, key, key, pack, scaling=1.0, call=call)
+        planned = activations.answers_attention(shape, job, answers=2 * answers)
+        assert max(held[1:]) <= planned + 2 * 2 * 64 * 4  # the tokens of one answer
+        assert len(held) == 1 + {2**16: 1, 1000: 14, 100: 40}[budget]
 
 
 def test_one_micro_batch(measure):

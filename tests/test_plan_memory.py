@@ -5,11 +5,19 @@ from dataclasses import replace
 import pytest
 
 from verl_credit.doctor.facts import Memory
+from verl_credit.host.attention_room import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.host.row_room import engine_tokens
 from verl_credit.plan import Job, PlanError, actor_peak, find_hardware, hardware, phases, shape_of
-from verl_credit.plan.activations import layer, log_prob_loss, loss
+from verl_credit.plan.activations import (
+    answers_attention,
+    answers_masks,
+    forward_only,
+    layer,
+    log_prob_loss,
+    loss,
+)
 from verl_credit.plan.hardware import GIB, index_bytes
-from verl_credit.plan.job import Assumptions
+from verl_credit.plan.job import Assumptions, read_job
 from verl_credit.plan.memory import engine, gathered, state, update_parts
 from verl_credit.plan.remedies import missing, remedies
 
@@ -54,6 +62,47 @@ def test_a_layer_in_bf16_by_hand():
     h, q, k, f, heads = 2560, 4096, 1024, 9728, 32
     expected = 16 * h + 6 * (q + k) + 2 * (q + 2 * k + q) + 4 * heads + 8 * f
     assert layer(SHAPE, 2, "flash") == expected
+    assert (
+        layer(SHAPE, 2, "sdpa") == expected + 2 * q
+    )  # the output in pieces, and whole; keys and values are not repeated
+
+
+def test_attention_of_scored_answers_by_hand():
+    """100 answers of 12 tokens behind each of 7 contexts of a row: varlen would gather gigabytes, SDPA mask 139 million."""
+    answers, row, k, job = 8400, 8192, 1024, replace(JOB, log_prob_tokens=8192)
+    assert answers_attention(SHAPE, job, answers=answers) == KEY_TOKENS * 2 * k * 2 == 2**28
+    assert answers_attention(SHAPE, replace(job, max_response=2**17), answers=1) == (2000 + 2**17) * 2 * k * 2
+    assert answers_attention(SHAPE, job, answers=3) == 3 * row * 2 * k * 2
+    sdpa, piece = replace(job, attention="sdpa"), 1696
+    assert piece * (row + piece) <= MASK_NUMBERS < (piece + 1) * (row + piece + 1)
+    gathered, mask = (row + piece) * 2 * k * 2, piece * (row + piece)
+    assert answers_attention(SHAPE, sdpa, answers=answers) == gathered + 2 * 2 * mask
+    assert answers_masks(sdpa, answers=answers) == answers * (row + piece)
+    assert answers_masks(job, answers=answers) == answers_attention(SHAPE, sdpa, answers=0) == 0
+    few = forward_only(SHAPE, sdpa, tokens=8192, answers=8)
+    assert few == forward_only(SHAPE, sdpa, tokens=8192)  # the MLP is wider
+
+
+@pytest.mark.parametrize(
+    ("name", "flash_attn", "device", "expected"),
+    [
+        ("auto", True, "cuda", "flash"),
+        ("auto", False, "cuda", "sdpa"),
+        ("credit_varlen", True, "cuda", "flash"),
+        ("credit_flex", False, "cuda", "flash"),
+        ("credit_sdpa", True, "cuda", "sdpa"),
+        ("auto", True, "cpu", "sdpa"),
+    ],
+)
+def test_the_kernel_that_is_planned_is_the_one_that_would_run(name, flash_attn, device, expected):
+    """``auto`` on a GPU without flash-attn takes SDPA (`PREFERENCE`)."""
+    model = {"override_config": {"attn_implementation": name}}
+    actor = {"use_dynamic_bsz": True}
+    config = {
+        "trainer": {"device": device},
+        "actor_rollout_ref": {"model": model, "actor": actor, "rollout": {"log_prob_use_dynamic_bsz": True}},
+    }
+    assert read_job(config, flash_attn=flash_attn).attention == expected
 
 
 def test_logits_by_hand():

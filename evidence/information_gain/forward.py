@@ -194,12 +194,13 @@ def main() -> None:
         print_peak(arguments)
         return
     model = build(arguments)
-    head = torch.empty(1, 1, 1, 64, device=arguments.device, dtype=next(model.parameters()).dtype)
+    heads = [model.config.num_attention_heads, model.config.num_key_value_heads]
+    query, key = (torch.empty(1, n, 1, 64, device=arguments.device, dtype=model.dtype) for n in heads)
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()}, 1 thread"
     result = {
         "machine": f"{device}, torch {torch.__version__}",
         "model": f"qwen3, hidden {arguments.hidden}, {arguments.layers} layers, vocabulary {arguments.vocabulary}",
-        "kernel": str(choice(arguments.kernel, head)),
+        "kernel": str(choice(arguments.kernel, query, key)),
         "shapes": [],
     }
     print(json.dumps(result))

@@ -22,9 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl_credit.host.attention import PACK, install, pack_rows
 from verl_credit.host.log_probs import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.plan import Job, actor_peak, shape_of
-from verl_credit.plan.activations import forward_only, log_prob_loss
+from verl_credit.plan.activations import answers_masks, forward_only, log_prob_loss
 
 TOLERANCE = 0.20
+ANSWER = 8  # tokens of a scored answer
 LARGER = {
     "model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1536, "vocab_size": 8192,
@@ -45,6 +46,9 @@ def build(config, *, device: str = "cpu", dtype=torch.float32, checkpointing: bo
     config = AutoConfig.for_model(**{k: v for k, v in config.items() if k not in ("dtype", "torch_dtype")})
     attention = "credit_sdpa" if device == "cpu" else "auto"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).to(device)
+    for gradients in (False, True):  # kernels are tried before anything is measured
+        with torch.set_grad_enabled(gradients):
+            _forward(model, torch.zeros(2, dtype=torch.long, device=device), pack_rows([2]))
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
@@ -90,12 +94,13 @@ def updates(model, *, rows: int, length: int, micro_batches: int = 2) -> None:
 
 
 @torch.no_grad()
-def log_prob_pass(model, *, rows: int, length: int) -> None:
-    """The forward that finds old_log_probs and entropies."""
+def log_prob_pass(model, *, rows: int, length: int, answers: int = 0) -> None:
+    """The forward that finds old_log_probs and entropies; behind every row so many answers of 8 tokens."""
+    pack = pack_rows([length] * rows, [[(length - i, ANSWER) for i in range(answers)]] * rows)
     ids = torch.randint(
-        0, model.config.vocab_size, (rows * length,), generator=torch.Generator().manual_seed(1)
+        0, model.config.vocab_size, (pack.length,), generator=torch.Generator().manual_seed(1)
     )
-    _forward(model, ids.to(next(model.parameters()).device), pack_rows([length] * rows), entropy=True)
+    _forward(model, ids.to(next(model.parameters()).device), pack, entropy=True)
 
 
 def tensor_peak(model, run) -> int:
@@ -123,6 +128,23 @@ def tensor_peak(model, run) -> int:
     return weights + peak
 
 
+def compare_log_prob(model, shape, job, *, rows: int, length: int, answers: int = 0) -> dict:
+    """Predicted and measured peak of a log-prob forward."""
+    scored = rows * answers * ANSWER
+    tokens = job.log_prob_tokens + scored
+    parts = (
+        forward_only(shape, job, tokens=tokens, answers=scored),
+        log_prob_loss(shape, job, tokens=tokens),
+    )
+    found = {
+        "measured": tensor_peak(
+            model, lambda: log_prob_pass(model, rows=rows, length=length, answers=answers)
+        ),
+        "predicted": shape.parameters * job.weight_bytes + max(parts) + answers_masks(job, answers=scored),
+    }
+    return {**found, "off": found["predicted"] / found["measured"] - 1}
+
+
 def compare(
     config, *, rows: int, length: int, checkpointing: bool, device: str = "cpu", dtype=torch.float32
 ) -> dict:
@@ -130,20 +152,12 @@ def compare(
     model = build(config, device=device, dtype=dtype, checkpointing=checkpointing)
     shape = shape_of(config if isinstance(config, dict) else model.config.to_dict())
     job = job_of(model, rows=rows, length=length, checkpointing=checkpointing)
-    forward = {
-        "measured": tensor_peak(model, lambda: log_prob_pass(model, rows=rows, length=length)),
-        "predicted": shape.parameters * job.weight_bytes
-        + max(
-            forward_only(shape, job, tokens=job.log_prob_tokens),
-            log_prob_loss(shape, job, tokens=job.log_prob_tokens),
-        ),
-    }
+    forward = compare_log_prob(model, shape, job, rows=rows, length=length)
     update = {
         "measured": tensor_peak(model, lambda: updates(model, rows=rows, length=length)),
         "predicted": actor_peak(shape, job),
     }
-    for found in (forward, update):
-        found["off"] = found["predicted"] / found["measured"] - 1
+    update["off"] = update["predicted"] / update["measured"] - 1
     return {
         "parameters": shape.parameters, "tokens": rows * length, "checkpointing": checkpointing, "device": device,
         "dtype": str(dtype).removeprefix("torch."), "update": update, "log_prob": forward,

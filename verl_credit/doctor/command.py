@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 
 from omegaconf import DictConfig
 
-from verl_credit.doctor.device import check_cuda, check_flash, check_flex, check_ptxas
+from verl_credit.doctor.device import check_cuda, check_ptxas
 from verl_credit.doctor.disk import check_disk
 from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.first_start import check_compilation, check_flashinfer
 from verl_credit.doctor.gather import gather
+from verl_credit.doctor.kernels import check_flash, check_flex, check_sdpa
 from verl_credit.doctor.machine import check_memory, check_ports, check_shm
 from verl_credit.doctor.node_checks import check_nodes
 from verl_credit.doctor.orphans import check_processes
@@ -63,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     check_ray,
     check_nodes,
     check_flash,
+    check_sdpa,
     check_flex,
 )
 # Those that `verl-credit train` makes before anything heavy; their failures are refusals.

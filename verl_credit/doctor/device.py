@@ -1,30 +1,12 @@
-"""CUDA devices, the attention kernels that have to run on them, and the assembler that triton calls."""
+"""CUDA devices, and the assembler that triton calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.doctor.facts import Facts, Ptxas, size
-from verl_credit.doctor.gather import in_a_process
-from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.doctor.software import wants_cuda
-
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-TRIAL_S = 240.0  # a first compilation takes tens of seconds, more where the assembler starts from cold disks
-HEAD_DIM = 128  # of all Qwen3 models above 0.6 B
-
-# The same trial as at the start of a run: two packed rows, one with answers behind it, against the definition.
-TRIAL = """
-import sys, torch
-from verl_credit.host.attention.implementation import choose
-device, dtype = torch.device(sys.argv[2]), torch.bfloat16
-print("agrees:", choose(sys.argv[1], device, dtype, int(sys.argv[3])))
-"""
-
-Trial = Callable[[str], tuple[int | None, str]]
 
 # CUDA release whose ptxas is the first to know a capability (PTX ISA release notes: 8.6, 8.7, 8.8, 9.0).
 FIRST_PTXAS = {
@@ -35,10 +17,6 @@ FIRST_PTXAS = {
     (12, 0): (12, 8),
     (12, 1): (12, 9),
 }
-
-
-def run_trial(kernel: str) -> tuple[int | None, str]:
-    return in_a_process(["-c", TRIAL, kernel, "cuda", str(HEAD_DIM)], TRIAL_S)
 
 
 def check_cuda(facts: Facts, config: DictConfig | None) -> Result:
@@ -84,52 +62,6 @@ def driver_too_old(driver: str, runtime: str | None) -> bool:
 def clustered(facts: Facts, config: DictConfig | None) -> bool:
     """A Ray cluster is named in the environment: its nodes, not this machine, have the devices."""
     return bool(facts.environment.get("RAY_ADDRESS")) or (config is not None and config.trainer.nnodes > 1)
-
-
-def check_flash(facts: Facts, config: DictConfig | None, trial: Trial = run_trial) -> Result:
-    """Importable is not enough: a wheel for another torch or device imports and then fails in the first call."""
-    name, version = "flash-attn", facts.packages.get("flash-attn")
-    attention = None if config is None else OmegaConf.select(config, ATTENTION)
-    required = wants_cuda(config) and attention in ("credit_flash", "flash_attention_2")
-    if version is None:
-        if required:
-            return failed(name, f"not installed, and {ATTENTION}={attention}", "flash-attn for this torch and CUDA",
-                          f"pip install flash-attn --no-build-isolation, or {ATTENTION}=auto")  # fmt: skip
-        return skipped(
-            name, "not installed; FlexAttention or SDPA stand in for it, and our log-probs for its loss"
-        )
-    if not facts.devices:
-        return skipped(name, f"flash-attn {version} is installed, and there is no CUDA device to run it on")
-    judge = failed if required else warned
-    return _tried(name, f"flash-attn {version}", partial(trial, "credit_flash"), judge,
-                  "reinstall it for this torch (pip install --force-reinstall --no-build-isolation flash-attn), "
-                  f"or leave it out: {ATTENTION}=auto takes the next kernel")  # fmt: skip
-
-
-def check_flex(facts: Facts, config: DictConfig | None, trial: Trial = run_trial) -> Result:
-    """FlexAttention has to compile, which takes triton, a C compiler and an assembler that knows the device."""
-    name = "flex-attention"
-    if not facts.devices:
-        return skipped(name, "no CUDA device; on a CPU attention is SDPA, row by row")
-    attention = None if config is None else OmegaConf.select(config, ATTENTION)
-    judge = failed if wants_cuda(config) and attention == "credit_flex" else warned
-    return _tried(name, "FlexAttention", partial(trial, "credit_flex"), judge,
-                  "see ptxas; a C compiler and Python.h are needed too (apt install gcc python3-dev)")  # fmt: skip
-
-
-def _tried(name: str, what: str, trial: Callable[[], tuple[int | None, str]], judge, mend: str) -> Result:
-    code, said = trial()
-    lines = [line for line in said.strip().splitlines() if line.strip()]
-    last = lines[-1] if lines else "no output"
-    if code is None:
-        return judge(
-            name, f"{what}: not done after {TRIAL_S:g} s ({last[:200]})", "a tiny call that ends", mend
-        )
-    if code != 0 or not last.startswith("agrees:"):
-        return judge(
-            name, f"{what} does not run: {last[:300]}", "a tiny call that agrees with the definition", mend
-        )
-    return passed(name, f"{what} runs on {HEAD_DIM}-wide heads in bf16: {last.removeprefix('agrees: ')}")
 
 
 def check_ptxas(facts: Facts, config: DictConfig | None) -> Result:

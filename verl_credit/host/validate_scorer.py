@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.host.attention import NAMES
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.fields import ADV_ESTIMATOR
 
 SCORERS = ("branch", "rows", "server")
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-OURS = ("auto", "credit_varlen", "credit_flex", "credit_sdpa")
 ULYSSES = "ulysses_sequence_parallel_size"
 STRATEGIES = ("fsdp", "fsdp2")
 
@@ -23,7 +23,7 @@ def validate_scorer(config: DictConfig) -> None:
             f"actor_rollout_ref.actor.strategy={actor.strategy}: built for and tested with verl's FSDP engine, whichever "
             f"algorithm.info_gain_scorer; use {' or '.join(reversed(STRATEGIES))}"
         )
-    if attention in OURS:
+    if attention in NAMES:
         if not model.use_remove_padding:
             raise ConfigError(
                 f"{ATTENTION}={attention} serves packed rows: set actor_rollout_ref.model.use_remove_padding=true"
@@ -59,9 +59,9 @@ def _one_rank_a_sequence(config: DictConfig, attention: str) -> None:
 
 def _branch(config: DictConfig, attention: str | None) -> None:
     rows = "or algorithm.info_gain_scorer=rows"
-    if attention not in OURS:
+    if attention not in NAMES:
         raise ConfigError(
-            f"algorithm.info_gain_scorer=branch with {ATTENTION}={attention}: only {', '.join(OURS)} let an answer see "
+            f"algorithm.info_gain_scorer=branch with {ATTENTION}={attention}: only {', '.join(NAMES)} let an answer see "
             f"its own context alone; set {ATTENTION}=auto, {rows}"
         )
     correction = config.algorithm.get("rollout_correction") or {}

@@ -7,6 +7,9 @@ In bf16 a norm works in fp32 and keeps that copy; in fp32 its input is the copy.
 
 from __future__ import annotations
 
+from math import isqrt
+
+from verl_credit.host.attention_room import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.host.log_prob_path import FLASH, FUSED, HELD_BYTES, LOOP, OURS, chunk_tokens
 from verl_credit.plan.job import Job
 from verl_credit.plan.model_shape import ModelShape
@@ -33,8 +36,8 @@ def _attention(shape: ModelShape, c: int, attention: str) -> int:
         head_norms = (4 + c) * (q + k)
     statistics = 4 * shape.heads
     if attention == "sdpa":
-        # Queries; keys and values repeated for every query head; the output, and its copy in token order.
-        return head_norms + c * (q + 2 * q + 2 * q) + statistics
+        # The output of every piece, and all of it in token order.
+        return head_norms + c * (q + 2 * k + 2 * q) + statistics
     return head_norms + c * (q + 2 * k + q) + statistics
 
 
@@ -127,10 +130,38 @@ def _chunk(
     return (4 if once else HELD_BYTES) * shape.vocabulary * min(tokens, at_a_time)
 
 
-def forward_only(shape: ModelShape, job: Job, *, tokens: int) -> int:
-    """Without a backward a layer's tensors pass by: the stream, a norm, gate, its activation, up and their product."""
+def forward_only(shape: ModelShape, job: Job, *, tokens: int, answers: int = 0) -> int:
+    """Without a backward a layer's tensors pass by: the stream, a norm, gate, its activation, up and their product.
+
+    ``answers`` of the tokens are scored answers, whose attention holds more (`answers_attention`).
+    """
     c = job.compute_bytes
     width = shape.active_experts * shape.expert_intermediate if shape.expert_layers else shape.intermediate
     mlp = c * (4 * width + 2 * shape.hidden)
     attention = c * (3 * shape.hidden + 4 * shape.q_width) + 4 * shape.q_width
-    return tokens * max(mlp, attention)
+    return max(tokens * mlp, tokens * attention + answers_attention(shape, job, answers=answers))
+
+
+def answers_attention(shape: ModelShape, job: Job, *, answers: int) -> int:
+    """At most, beside what every token has: gathered keys and values; with SDPA those of a piece of the answers, and its
+    mask in the forward's dtype, twice where its rows are aligned. FlexAttention gathers nothing and counts as flash-attn.
+    """
+    c, row = job.compute_bytes, job.longest_row
+    if not answers:
+        return 0
+    if job.attention != "sdpa":
+        return min(max(KEY_TOKENS, row), answers * row) * 2 * shape.kv_width * c
+    piece = mask_piece(job, answers)
+    return (row + piece) * 2 * shape.kv_width * c + piece * (row + piece) * 2 * c
+
+
+def answers_masks(job: Job, *, answers: int) -> int:
+    """SDPA: what the answers see, a byte a number, made once for all layers; each sees a row and its piece."""
+    return answers * (job.longest_row + mask_piece(job, answers)) if job.attention == "sdpa" else 0
+
+
+def mask_piece(job: Job, answers: int) -> int:
+    """Tokens n of a row's answers that SDPA takes at a time: n (row + n) numbers are in their mask."""
+    row = job.longest_row
+    of_a_row = -(-answers * row // max(row, job.log_prob_tokens))
+    return min(of_a_row, (isqrt(row * row + 4 * MASK_NUMBERS) - row) // 2)

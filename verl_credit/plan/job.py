@@ -35,7 +35,7 @@ class Job:
     log_prob_tokens: int = 0
     checkpointing: bool = True
     attention: str = "flash"
-    """flash (flash-attn or FlexAttention: nothing repeated) | sdpa (keys and values repeated per head)."""
+    """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
     """What makes the log-probs (verl_credit/host/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
@@ -223,7 +223,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         max_turns=searches + 1,
         dynamic=bool(get(f"{_A}.use_dynamic_bsz", False)),
         checkpointing=bool(get(f"{_M}.enable_gradient_checkpointing", True)),
-        attention="sdpa" if attention in ("credit_sdpa", "sdpa") or on_cpu else "flash",
+        attention=_attention(attention, flash_attn=flash_attn, on_cpu=on_cpu),
         log_prob_path=log_prob_path(
             flash=flash_attn and not on_cpu,
             fused=bool(get(f"{_M}.use_fused_kernels", False)),
@@ -284,6 +284,12 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
 def _model_len(get: _Reader) -> int:
     key = f"{_R}.max_model_len"
     return 0 if get.whole(key, None) is None else get.count(key, 1)
+
+
+def _attention(name: str, *, flash_attn: bool, on_cpu: bool) -> str:
+    """``auto`` takes flash-attn where it is, else SDPA."""
+    sdpa = on_cpu or name in ("credit_sdpa", "sdpa") or (name == "auto" and not flash_attn)
+    return "sdpa" if sdpa else "flash"
 
 
 def _entropy(get: _Reader) -> str:

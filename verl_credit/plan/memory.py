@@ -218,8 +218,9 @@ def phases(
         "optimizer": resident["optimizer"],
         "gathered weights": gathered(shape, job),
     }
-    tokens = job.log_prob_tokens + branch_tokens(job, assumed)
-    found.append(device("log-prob", {**forward, **_no_grad(shape, job, tokens, entropy=True), **asleep}))
+    answers = branch_tokens(job, assumed)
+    passing = _no_grad(shape, job, job.log_prob_tokens + answers, answers=answers, entropy=True)
+    found.append(device("log-prob", {**forward, **passing, **asleep}))
     if job.reference and not job.lora_rank:
         # verl keeps it on the host and brings its layers over one by one.
         layers = (2 * shape.largest_layer + shape.embeddings) * job.compute_bytes
@@ -248,14 +249,16 @@ def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[s
     return parts
 
 
-def _no_grad(shape: ModelShape, job: Job, tokens: int, *, entropy: bool) -> dict[str, float]:
+def _no_grad(
+    shape: ModelShape, job: Job, tokens: int, *, answers: int = 0, entropy: bool
+) -> dict[str, float]:
     """The larger of what passes through a layer and of the logits: the layers are done when the logits come."""
     parts = {
-        "activations": activations.forward_only(shape, job, tokens=tokens),
+        "activations": activations.forward_only(shape, job, tokens=tokens, answers=answers),
         "logits": activations.log_prob_loss(shape, job, tokens=tokens, entropy=entropy),
     }
     largest = max(parts, key=parts.get)
-    return {largest: parts[largest]}
+    return {largest: parts[largest], "answers' masks": activations.answers_masks(job, answers=answers)}
 
 
 def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> float:

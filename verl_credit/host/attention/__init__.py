@@ -1,6 +1,19 @@
-"""Attention over packed rows and branches, with or without flash-attn."""
+"""Attention over packed rows and branches, with or without flash-attn. Torch and transformers are all it needs."""
 
-from verl_credit.host.attention.implementation import AUTO, NAMES, PACK, choice, chosen, forced, install
+from verl_credit.host.attention.implementation import (
+    AUTO,
+    NAMES,
+    PACK,
+    choice,
+    chosen,
+    forced,
+    install,
+    named,
+)
+from verl_credit.host.attention.kernels import KERNELS, row_by_row
 from verl_credit.host.attention.pack import Pack, PackedRow, pack_rows
 
-__all__ = ["AUTO", "NAMES", "PACK", "Pack", "PackedRow", "choice", "chosen", "forced", "install", "pack_rows"]
+__all__ = [
+    "AUTO", "KERNELS", "NAMES", "PACK", "Pack", "PackedRow", "choice", "chosen", "forced", "install", "named",
+    "pack_rows", "row_by_row",
+]  # fmt: skip

@@ -9,14 +9,15 @@ from functools import partial
 
 import torch
 
-from verl_credit.host.attention.kernels import KERNELS, row_by_row
-from verl_credit.host.attention.pack import Pack, pack_rows
+from verl_credit.host.attention.kernels import KERNELS
+from verl_credit.host.attention.pack import Pack
+from verl_credit.host.attention.trial import TOLERANCE, Heads, trial
 from verl_credit.host.attention.windows import note
 
 AUTO = "auto"
-NAMES = (AUTO, *(f"credit_{name}" for name in KERNELS))
-PREFERENCE = {"cuda": ("varlen", "flex", "sdpa")}  # others: sdpa
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+PREFIX = "credit_"
+NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
+PREFERENCE = {"cuda": tuple(KERNELS)}  # others: sdpa
 PACK = "credit_pack"
 
 # Keywords that models hand on and that say nothing about what a token sees.
@@ -95,7 +96,7 @@ def attention(
         )
     note(module, sliding_window)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kernel = KERNELS[choice(implementation, query).kernel]
+    kernel = KERNELS[choice(implementation, query, key).kernel]
     out = kernel(
         query,
         key,
@@ -109,19 +110,27 @@ def attention(
     return out, None
 
 
-def choice(implementation: str, query: torch.Tensor) -> Choice:
-    """The kernel for this kind of tensor; tried once per device, dtype and head size, with and without gradients."""
+def named(kernel: str) -> str:
+    """The ``attn_implementation`` that means this kernel. Raises ValueError for one that is not of `KERNELS`."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
+    return PREFIX + kernel
+
+
+def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choice:
+    """The kernel for this kind of tensors; tried once per device, dtype, heads and head size, with and without gradients."""
     wanted = _forced[-1] if _forced else implementation
-    return _chosen(wanted, query.device, query.dtype, query.shape[-1], torch.is_grad_enabled())
+    heads = Heads(query.shape[1], key.shape[1], query.shape[3])
+    return _chosen(wanted, query.device, query.dtype, heads, torch.is_grad_enabled())
 
 
 _choices: dict[tuple, Choice] = {}
 
 
-def _chosen(wanted: str, device: torch.device, dtype: torch.dtype, head_dim: int, gradients: bool) -> Choice:
-    key = (wanted, device, dtype, head_dim, gradients)
+def _chosen(wanted: str, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> Choice:
+    key = (wanted, device, dtype, heads, gradients)
     if key not in _choices:
-        _choices[key] = choose(wanted, device, dtype, head_dim, gradients=gradients)
+        _choices[key] = choose(wanted, device, dtype, heads, gradients=gradients)
     return _choices[key]
 
 
@@ -129,20 +138,22 @@ def choose(
     wanted: str,
     device: torch.device,
     dtype: torch.dtype,
-    head_dim: int,
+    heads: Heads,
     kernels: dict[str, Callable] | None = None,
     gradients: bool = True,
 ) -> Choice:
-    """The first kernel that imports, runs here, and agrees with the definition on a small pack.
+    """The first kernel that imports, runs here, and agrees with the definition (`trial`).
 
-    Raises RuntimeError, with every kernel's reason, when none does.
+    Errors: RuntimeError, with every kernel's reason, when none does; ValueError for a name that is none of `NAMES`.
     """
+    if wanted not in NAMES:
+        raise ValueError(f"attn_implementation={wanted!r}; expected one of {', '.join(NAMES)}")
     kernels = KERNELS if kernels is None else kernels
-    names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix("credit_"),)
+    names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix(PREFIX),)
     passed_over: list[str] = []
     for name in names:
         try:
-            error = trial(kernels[name], device, dtype, head_dim, gradients)
+            error = trial(kernels[name], device, dtype, heads, gradients)
         except Exception as failure:
             text = str(failure).splitlines()[0] if str(failure) else ""
             passed_over.append(f"{name}: {type(failure).__name__}: {text[:160]}")
@@ -162,47 +173,10 @@ def chosen(implementation: str) -> list[Choice]:
     return [_chosen(*key, gradients) for key in sorted(met, key=str) for gradients in (False, True)]
 
 
-def trial(
-    kernel: Callable, device: torch.device, dtype: torch.dtype, head_dim: int, gradients: bool
-) -> float:
-    """Largest difference to the definition in float64, relative where values exceed 1, on two rows, one of them with
-    branches: of the output, and of gradients if asked for; plain, with a sliding window that cuts into trunk and
-    branches, with a softcap; 4 heads, 2 of keys."""
-    pack = pack_rows([13, 9], [[(13, 3), (7, 2), (1, 4)], []])
-    random = torch.Generator().manual_seed(0)
-    shape = (1, 4, pack.length, head_dim)
-    drawn = [torch.randn(shape, generator=random).to(device, dtype) for _ in range(4)]
-    drawn[1:3] = drawn[1][:, :2], drawn[2][:, :2]
-    weight = drawn.pop().transpose(1, 2)
-
-    def run(attend, rows, wanted, **options) -> list[torch.Tensor]:
-        leaves = [tensor.to(wanted, copy=True).requires_grad_(gradients) for tensor in drawn]
-        with torch.set_grad_enabled(gradients):
-            out = attend(*leaves, rows, scaling=head_dim**-0.5, **options)
-            if gradients:
-                (out * weight.to(wanted)).sum().backward()
-        return [out.detach(), *(leaf.grad for leaf in leaves if gradients)]
-
-    def difference(ours: torch.Tensor, exact: torch.Tensor) -> float:
-        return float(((ours.double() - exact).abs() / exact.abs().clamp(min=1)).max())
-
-    return max(
-        difference(ours, exact)
-        for options in ({}, {"window": 5}, {"softcap": 2.0})
-        for ours, exact in zip(
-            run(kernel, pack, dtype, **options),
-            run(row_by_row, pack.rows, torch.float64, **options),
-            strict=True,
-        )
-    )
-
-
 @contextmanager
 def forced(kernel: str):
     """For tests and benchmarks: every one of our names means this kernel."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
-    _forced.append(f"credit_{kernel}")
+    _forced.append(named(kernel))
     try:
         yield
     finally:

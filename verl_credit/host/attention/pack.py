@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
@@ -30,19 +29,21 @@ class PackedRow:
 
 
 @dataclass(frozen=True)
-class FlashTables:
-    """Index tables of the two varlen calls; lengths are cumulative, int32."""
+class Reach:
+    """What every token sees: the places of the stream from ``own_N`` to itself, and from ``trunk_N`` to before ``end_N``.
 
-    cu_rows: torch.Tensor
-    longest_row: int
-    branch_N: torch.Tensor
-    """Places of the branch tokens in the stream."""
-    key_N: torch.Tensor
-    """Places of the keys of branch after branch: the trunk up to its base, then itself."""
-    cu_branches: torch.Tensor
-    cu_keys: torch.Tensor
-    longest_branch: int
-    longest_keys: int
+    int32 [N]. The first range lies in its own trunk or branch, the second, of a branch token, in its row's trunk; it is
+    empty for the others. A sliding window has moved both starts already: a kernel need not know of it.
+    """
+
+    own_N: torch.Tensor
+    trunk_N: torch.Tensor
+    end_N: torch.Tensor
+
+    def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """bool: does the token at place ``query`` see the one at ``key``? Both broadcast."""
+        own = (self.own_N[query] <= key) & (key <= query)
+        return own | ((self.trunk_N[query] <= key) & (key < self.end_N[query]))
 
 
 class Pack:
@@ -71,24 +72,13 @@ class Pack:
             parts += [torch.arange(base, base + tokens) for base, tokens in row.branches]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
-    def trunk_mask(self, row: PackedRow, window: int | None, device) -> torch.Tensor | None:
-        """bool [trunk, trunk] where a window cuts into the trunk; None where plain causal attention is right."""
-        if window is None or window >= row.trunk:
-            return None
-        return self._once(("trunk", row.trunk, window, device), lambda: _causal(row.trunk, window, device))
+    def reach(self, window: int | None, device) -> Reach:
+        """A token sees those of its own segment up to itself and, in a branch, the first ``base`` of its row's trunk; of
+        these, with a window, those fewer than ``window`` positions back."""
+        return self.once(("reach", window, device), lambda: _reach(self.rows, window, device))
 
-    def branch_mask(self, row: PackedRow, window: int | None, device) -> torch.Tensor:
-        """bool [branch tokens, row tokens]: what the row's branch tokens see of the row."""
-        return self._once(("branch", row.start, window, device), lambda: _branch_mask(row, window, device))
-
-    def flash_tables(self, device) -> FlashTables:
-        return self._once(("flash", device), lambda: _flash_tables(self.rows, device))
-
-    def row_and_base(self, device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Per token, int64: the start of its segment (trunk or branch), of its row, and the base of its branch (0)."""
-        return self._once(("flex", device), lambda: _row_and_base(self.rows, device))
-
-    def _once(self, key, make):
+    def once(self, key, make):
+        """What ``make`` makes, kept under ``key`` for the layers to come."""
         if key not in self._tables:
             self._tables[key] = make()
         return self._tables[key]
@@ -114,59 +104,19 @@ def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None
     return Pack(tuple(rows))
 
 
-def _causal(n: int, window: int | None, device) -> torch.Tensor:
-    distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)[None]
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
-
-
-def _branch_mask(row: PackedRow, window: int | None, device) -> torch.Tensor:
-    mask = torch.zeros(row.branch_tokens, row.length, dtype=torch.bool, device=device)
-    at = 0
-    for base, tokens in row.branches:
-        own = _causal(tokens, window, device)
-        mask[at : at + tokens, row.trunk + at : row.trunk + at + tokens] = own
-        first = 0 if window is None else max(0, base + 1 - window)
-        mask[at : at + tokens, first:base] = True
-        if window is not None:  # the window moves on with every token of the branch
-            position = torch.arange(base, base + tokens, device=device)
-            seen = position[:, None] - torch.arange(row.trunk, device=device)[None] < window
-            mask[at : at + tokens, : row.trunk] &= seen
-        at += tokens
-    return mask
-
-
-def _flash_tables(rows: Sequence[PackedRow], device) -> FlashTables:
-    lengths = [row.length for row in rows]
-    places, keys, n_places, n_keys = [], [], [], []
-    for row in rows:
-        at = row.start + row.trunk
-        for base, tokens in row.branches:
-            own = torch.arange(at, at + tokens)
-            places.append(own)
-            keys += [torch.arange(row.start, row.start + base), own]
-            n_places.append(tokens)
-            n_keys.append(base + tokens)
-            at += tokens
-
-    def joined(parts):
-        return (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)).to(device)
-
-    def cumulative(counts):
-        return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
-
-    return FlashTables(
-        cumulative(lengths), max(lengths, default=0), joined(places), joined(keys),
-        cumulative(n_places), cumulative(n_keys), max(n_places, default=0), max(n_keys, default=0),
-    )  # fmt: skip
-
-
-def _row_and_base(rows: Sequence[PackedRow], device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    segment, row_start, base_of = [], [], []
+def _reach(rows: Sequence[PackedRow], window: int | None, device) -> Reach:
+    segments = []  # its first place, its tokens, the first place of its row, its base
     for row in rows:
         at = row.start
         for base, tokens in ((0, row.trunk), *row.branches):
-            segment += [at] * tokens
-            row_start += [row.start] * tokens
-            base_of += [base] * tokens
+            segments.append((at, tokens, row.start, base))
             at += tokens
-    return tuple(torch.tensor(values, device=device) for values in (segment, row_start, base_of))
+    table = torch.tensor(segments, dtype=torch.int32).reshape(-1, 4)
+    first_N, _, row_N, base_N = table.repeat_interleave(table[:, 1].long(), dim=0).unbind(1)
+    own_N, trunk_N, end_N = first_N, row_N, row_N + base_N
+    if window is not None:
+        place_N = torch.arange(len(own_N), dtype=torch.int32)
+        own_N = torch.maximum(own_N, place_N - window + 1)
+        # base + (place - first) is its position; a trunk's token at place k has position k - row.
+        trunk_N = torch.maximum(trunk_N, row_N + base_N + place_N - first_N - window + 1)
+    return Reach(own_N.contiguous().to(device), trunk_N.contiguous().to(device), end_N.to(device))

@@ -1,0 +1,87 @@
+"""Does a kernel compute the definition on this device, for a model's own heads?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from verl_credit.host.attention.flex import trying
+from verl_credit.host.attention.kernels import row_by_row
+from verl_credit.host.attention.pack import Pack, pack_rows
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 0.25}
+"""Measured on a CPU, 4 and 2 heads of 8 to 32 and 8 of 128: right kernels at most 1.8e-5, 0.0091 and 0.082 in the last three
+(gradients; outputs alone a third of that or less), a base, a window or a row off by one token 0.5 and more."""
+
+# 782 tokens, seven blocks of 128. Bases behind, on and before the borders at 128, 256 and (row 2 begins at 475) 512 of
+# the stream; the whole trunk and its first token; a branch longer than a block.
+TRUNKS = (301, 140, 170)
+BRANCHES = (
+    ((301, 3), (257, 5), (256, 4), (255, 2), (129, 7), (128, 6), (127, 3), (1, 4)),
+    (),
+    ((38, 131), (37, 3), (36, 3)),
+)
+LOUD = 2
+OPTIONS = ({}, {"window": 5}, {"window": 131}, {"softcap": 2.0})
+
+
+class Heads(NamedTuple):
+    """Of a model's attention: heads of queries, of keys, and their size."""
+
+    queries: int
+    keys: int
+    size: int
+
+
+def trial(kernel: Callable, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> float:
+    """Largest difference to the definition in float64, relative where values exceed 1, on three rows, two of them with
+    branches: of the output, and of gradients if asked for; plain, with windows below and above a block, with a softcap.
+    """
+    pack = pack_rows(TRUNKS, BRANCHES)
+    given, weight = draw(pack, heads, device, dtype)
+
+    def run(attend, rows, wanted, **options) -> list[torch.Tensor]:
+        leaves = [tensor.to(wanted, copy=True).requires_grad_(gradients) for tensor in given]
+        with torch.set_grad_enabled(gradients):
+            out = attend(*leaves, rows, scaling=heads.size**-0.5, **options)
+            if gradients:
+                (out * weight.to(wanted)).sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves if gradients)]
+
+    apart = []
+    for options in OPTIONS:
+        with trying():
+            found = run(kernel, pack, dtype, **options)
+        for ours, exact in zip(found, run(row_by_row, pack.rows, torch.float64, **options), strict=True):
+            apart.append(((ours.double() - exact).abs() / exact.abs().clamp(min=1)).max())
+    return float(torch.stack(apart).max())  # NaN where one is NaN
+
+
+def draw(pack: Pack, heads: Heads, device, dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Query, key, value, and the weights [1, N, heads, D] of a loss.
+
+    Keys on either side of every border are ``LOUD`` times as large: a query that misses one, or sees one too many, is far
+    off, whereas of hundreds of like keys one would not be missed.
+    """
+    random = torch.Generator().manual_seed(0)
+    counts = (heads.queries, heads.keys, heads.keys, heads.queries)
+    query, key, value, weight = (
+        torch.randn(1, count, pack.length, heads.size, generator=random) for count in counts
+    )
+    key[:, :, _borders(pack)] *= LOUD
+    given = [tensor.to(device, dtype) for tensor in (query, key, value)]
+    return given, weight.to(device, dtype).transpose(1, 2)
+
+
+def _borders(pack: Pack) -> list[int]:
+    """The places before and behind: where a row, a base or a branch ends."""
+    ends = []
+    for row in pack.rows:
+        at = row.start + row.trunk
+        ends.append(at)
+        for base, tokens in row.branches:
+            at += tokens
+            ends += [row.start + base, at]
+    return sorted({place for end in ends for place in (end - 1, end) if place < pack.length})
