@@ -42,18 +42,23 @@ def windowless(query, key, value, pack, *, window, **options):
     return RIGHT(query, key, value, pack, **options)
 
 
+def misplaced(query, key, value, pack, **options):
+    """One branch of the packed rows sees a token more than it should."""
+    bases = [[(base + (base == 128), tokens) for base, tokens in row.branches] for row in pack.rows]
+    return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
+
+
 WRONG = (leaking, moved, acausal, windowless)
 CASES = {  # precision, family, changes
     "fp32": ("fp32", "mistral", {}),
     "bf16": ("bf16", "mistral", {}),
-    "bf16, 28 layers": ("bf16", "qwen3", {"num_hidden_layers": 28}),
     "bf16, 36 layers": ("bf16", "qwen3", {"num_hidden_layers": 36}),
     "bf16, 28 sliding layers": ("bf16", "mistral", {"num_hidden_layers": 28}),
     "bf16, 24 layers of experts": ("bf16", "qwen3_moe", {"num_hidden_layers": 24}),
 }
 
 
-LIMITS = {"fp32": ("0.001", "0.001", "float32"), "bf16": ("1.25", "0.5", "bfloat16")}
+LIMITS = {"fp32": ("0.001", "0.001", "0.001", "float32"), "bf16": ("3", "0.3", "0.75", "bfloat16")}
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -79,7 +84,7 @@ def rank_main(rank, ranks, folder, store, results):
         for case, (precision, *_) in CASES.items():
             engine = build_engine(f"{folder}/{case}", precision=precision)
             results[case, "right"] = attempt(engine)
-            for wrong in WRONG:
+            for wrong in (*WRONG, *([misplaced] if precision == "fp32" else [])):
                 kernels.KERNELS["sdpa"] = wrong
                 results[case, wrong.__name__] = attempt(engine)
                 kernels.KERNELS["sdpa"] = RIGHT
@@ -109,11 +114,24 @@ def test_a_wrong_mask_does_not(case, wrong, said):
     if wrong == "windowless" and CASES[case][1] != "mistral":
         assert said[case, wrong] == said[case, "right"]  # nothing slides
         return
-    largest, mean, dtype = LIMITS[CASES[case][0]]
+    largest, row, branch, dtype = LIMITS[CASES[case][0]]
     assert said[case, wrong].startswith("RuntimeError: attention: sdpa (within")
     assert said[case, wrong].endswith(
-        f"more than {largest}, or in the mean {mean}, in torch.{dtype} is wrong"
+        f"more than {largest}, in the mean of a row {row} or of a branch {branch}, in torch.{dtype} is wrong"
     )
+
+
+def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
+    assert said["fp32", "misplaced"].startswith("RuntimeError: attention: sdpa (within")
+
+
+def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():
+    from verl_credit.host.attention_proof import GROWN, PACK_TOKENS, ROWS
+
+    pack = pack_rows(ROWS, GROWN)
+    ends = {row.start + base for row in pack.rows for base, _ in row.branches}
+    assert {127, 128, 129, 511, 512, 513} <= ends
+    assert 600 <= pack.length <= PACK_TOKENS
 
 
 # --- models whose window is in the mask alone ---
@@ -147,7 +165,7 @@ def test_how_many_layers_slide(family, changes, count, key):
     ],
 )  # fmt: skip
 def test_a_window_that_no_layer_asks_for_is_refused(case, text, said):
-    """Rows as short as the proof's read the same without it."""
+    """Rows shorter than the window, as the proof's are beside a real model's, read the same without it."""
     assert said[case, "right"].startswith("NotImplementedError: ")
     assert re.search(text, said[case, "right"])
 
