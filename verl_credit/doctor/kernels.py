@@ -46,7 +46,7 @@ def check_flash(facts: Facts, config: DictConfig | None, trial: Trial = run_tria
         if required:
             return failed(name, f"not installed, and {ATTENTION}={attention}", "flash-attn for this torch and CUDA",
                           f"pip install flash-attn --no-build-isolation, or {ATTENTION}={AUTO}")  # fmt: skip
-        return skipped(name, "not installed; SDPA stands in for it")
+        return skipped(name, "not installed; SDPA stands in for it, and our log-probs for its loss")
     if not facts.devices:
         return skipped(name, f"flash-attn {version} is installed, and there is no CUDA device to run it on")
     mend = (
