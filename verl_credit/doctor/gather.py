@@ -16,7 +16,6 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 from packaging.utils import canonicalize_name
 
 from verl_credit.doctor.facts import Device, Facts, Memory, Process, Ptxas, Torch
@@ -117,9 +116,10 @@ def driver() -> str:
 
 
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
-    now = (
-        psutil.virtual_memory()
-    )  # its "available" is MemAvailable: free memory and files that can be dropped
+    import psutil  # here: a plan of a GPU machine needs none
+
+    now = psutil.virtual_memory()
+    # "available" is MemAvailable: free memory and files that can be dropped
     limit, used = control_group(proc, cgroups)
     if limit is not None and limit >= now.total:
         limit = None
@@ -180,6 +180,8 @@ def _statistic(path: Path, name: str) -> int:
 
 def processes() -> tuple[Process, ...]:
     """All that may be seen; zombies hold nothing and are left out."""
+    import psutil
+
     found = []
     for process in psutil.process_iter():
         try:

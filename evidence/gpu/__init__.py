@@ -1,0 +1,1 @@
+"""One command that turns a GPU machine into evidence: `python evidence/gpu/run.py`."""

@@ -1,0 +1,12 @@
+"""A reward that random text can earn: the parity of its bytes. For policies with random weights, which answer nothing."""
+
+from __future__ import annotations
+
+from verl_credit.host.reward import compute_score as score
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth, extra_info=None, **options
+) -> dict[str, float]:
+    coin = float(sum(solution_str.encode()) % 2)
+    return {**score(data_source, solution_str, ground_truth, extra_info, **options), "score": coin}

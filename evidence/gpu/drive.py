@@ -1,0 +1,142 @@
+"""Runs parts one after the other, each in a process of its own with a time limit, and keeps what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpu import record
+from gpu.machine import code_version, environment, slug
+from gpu.parts import Part
+
+GRACE_S = 60  # for a run to stop Ray and its servers
+MAX_LINES, MAX_LINE = 2000, 300
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part is told."""
+
+    device: str
+    tiny: bool
+    hardware: str
+    model: str | None
+    out: str
+    work: str
+
+    def results(self, device_name: str) -> Path:
+        return Path(self.out) / "results" / slug(device_name, self.tiny)
+
+
+def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: bool = False) -> bool:
+    """Whether every part that could run here is done with nothing off."""
+    folder = setting.results(machine["device"])
+    version = code_version()
+    of = {
+        "tiny": setting.tiny,
+        "hardware": setting.hardware,
+        "model": setting.model,
+        "version": version,
+        **machine,
+    }
+    good = True
+    for part in parts:
+        path = folder / f"{part.name}.json"
+        before = record.read(path)
+        ours = before is not None and all(before.get(key) == value for key, value in of.items())
+        if ours and before["state"] == "done" and not again:
+            print(f"{part.name}: done already, {before['when']} (--again runs it again)", flush=True)
+        elif why := part.missing(machine, setting.model):
+            print(f"{part.name}: not run: {why}", flush=True)
+            if not (before and before["rows"]):
+                record.write(path, {"part": part.name, **of, "state": "not run", "why": why, "rows": []})
+            continue
+        else:
+            kept = before["rows"] if ours and not again else []
+            head = {"part": part.name, **of, "when": f"{datetime.now(UTC):%Y-%m-%d}", "state": "running"}
+            record.write(path, head | {"rows": kept})
+            _run(part, setting, path)
+        found = record.read(path)
+        good &= found["state"] == "done" and all(row["verdict"] != record.OFF for row in found["rows"])
+    return good
+
+
+def _run(part: Part, setting: Setting, path: Path) -> None:
+    limit = part.tiny_limit_s if setting.tiny else part.limit_s
+    print(f"{part.name}: {part.what}\n  predicted: {part.predicted}; at most {limit} s", flush=True)
+    start = time.monotonic()
+    code, last = _child(part.module, setting, path, limit)
+    found = record.read(path)
+    found["seconds"] = round(time.monotonic() - start, 1)
+    found["state"] = "done" if code == 0 else "cut" if code is None else "failed"
+    if code is None:
+        found["why"] = f"cut after {limit} s; what was found by then is kept, and the next call goes on"
+    elif code:
+        found["why"] = f"exit code {code}: {' | '.join(last)[-record.MAX_TEXT :]}"
+    record.write(path, found)
+    print(
+        f"  {found['state']} in {found['seconds']} s{': ' + found['why'] if found.get('why') else ''}",
+        flush=True,
+    )
+
+
+def _child(module: str, setting: Setting, path: Path, limit: float) -> tuple[int | None, list[str]]:
+    """(exit code, last lines); None when it was cut. A session of its own: what it starts is ended with it."""
+    code = "import sys; from gpu.drive import part; part(*sys.argv[1:])"
+    threads = {"OMP_NUM_THREADS": "1"} if setting.device == "cpu" else {}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, module, json.dumps(asdict(setting)), str(path)],
+        env=environment() | threads, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True,
+    )  # fmt: skip
+    last: deque[str] = deque(maxlen=5)
+    reader = threading.Thread(target=_echo, args=(process, last), daemon=True)
+    reader.start()
+    try:
+        process.wait(limit)
+        return process.returncode, list(last)
+    except subprocess.TimeoutExpired:
+        return None, list(last)
+    finally:
+        _end(process)
+        reader.join(5)
+
+
+def _echo(process: subprocess.Popen, last: deque[str]) -> None:
+    """Its lines, so many and so long at most; all are read, or it would wait."""
+    for number, said in enumerate(process.stdout):
+        if said.strip():
+            last.append(said.rstrip()[:MAX_LINE])
+            if number < MAX_LINES:
+                print(last[-1], flush=True)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """SIGTERM to its session, then SIGKILL. Also after its end: a part leaves nothing running."""
+    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def part(module: str, setting: str, path: str) -> None:
+    """The child process."""
+    import importlib
+
+    given = Setting(**json.loads(setting))
+    importlib.import_module(module).run(given, record.Record(Path(path)))

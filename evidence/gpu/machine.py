@@ -1,0 +1,94 @@
+"""What is here: the device, the packages, the code. Asked in a process of its own, so that nothing holds the GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "transformers", "verl", "vllm", "flash-attn", "triton")
+CODE = (
+    "verl_credit/**/*.py",
+    "recipes/**/*.yaml",
+    "evidence/gpu/*.py",
+    "evidence/information_gain/forward.py",
+)
+
+
+def look(device: str) -> dict:
+    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and where torch sees none."""
+    found = {"python": platform.python_version(), "software": _versions(), "gpus": 0, "memory_gib": None}
+    if device == "cpu":
+        return found | {"device": f"CPU, {platform.machine()}, {len(os.sched_getaffinity(0))} cores"}
+    import torch
+
+    if not torch.cuda.is_available():
+        return found | {"device": "no GPU"}
+    one = torch.cuda.get_device_properties(0)
+    return found | {
+        "device": one.name,
+        "gpus": torch.cuda.device_count(),
+        "memory_gib": round(one.total_memory / 2**30, 1),
+        "capability": f"{one.major}.{one.minor}",
+        "software": found["software"] | {"cuda": torch.version.cuda},
+    }
+
+
+def here(device: str) -> dict:
+    """`look` in a process of its own. Raises RuntimeError with what that process said."""
+    code = f"import json; from gpu.machine import look; print(json.dumps(look({device!r})))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode:
+        raise RuntimeError(f"this machine cannot be looked at: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment() -> dict[str, str]:
+    """For child processes: they find this folder's package and the project, installed or not."""
+    paths = [str(ROOT), str(ROOT / "evidence"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+    }
+
+
+def code_version() -> str:
+    """Of the files that decide what is measured, whether they are committed or not."""
+    digest = hashlib.sha256()
+    for pattern in CODE:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def slug(device: str, tiny: bool) -> str:
+    """Name of the folder of a device's results. One folder for all CPUs: their results show that the command works."""
+    name = "cpu" if device.startswith("CPU") else re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return f"{name}-tiny" if tiny else name
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        if importlib.util.find_spec(name.replace("-", "_")) is not None:
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                found[name] = "?"
+    return found

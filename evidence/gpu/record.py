@@ -1,0 +1,155 @@
+"""What a part found beside what was predicted, in a JSON file that is whole after every row.
+
+A row: ``name``; ``found`` and ``predicted``, {quantity: value}; ``source`` of the prediction; ``verdict``: ok, off, found
+(nothing was predicted), or not run; ``why``, where there is something to say. The file also says of which machine and code
+it is, and the part's ``state``: running, done, cut (its time was over), failed, not run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+OK, OFF, FOUND, NOT_RUN = "ok", "off", "found", "not run"
+MAX_ROWS, MAX_TEXT = 400, 400
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A prediction: how it reads, and whether a value meets it."""
+
+    text: str
+    met: Callable[[object], bool]
+
+
+def at_most(limit: float) -> Expected:
+    return Expected(f"at most {limit:.4g}", lambda value: value <= limit)  # NaN is not
+
+
+def at_least(limit: float) -> Expected:
+    return Expected(f"at least {limit:.4g}", lambda value: value >= limit)
+
+
+def about(value: float, share: float) -> Expected:
+    """Within ``share`` of ``value`` to both sides."""
+    return Expected(f"{value:.4g} within {share:.0%}", lambda found: abs(found - value) <= share * abs(value))
+
+
+def within_factor(value: float, factor: float) -> Expected:
+    return Expected(
+        f"{value:.4g}, or up to {factor:g} times more or less",
+        lambda x: value / factor <= x <= value * factor,
+    )
+
+
+def same(value) -> Expected:
+    return Expected(str(value), lambda found: found == value)
+
+
+def read(path: Path) -> dict | None:
+    """A part's file; None where there is none, or none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and isinstance(content.get("rows"), list) else None
+
+
+def write(path: Path, content: Mapping) -> None:
+    """Atomic: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+class Record:
+    """The rows of one part. They stand in the file as soon as they are added; rows of an earlier try are kept."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.content = read(path) or {"rows": []}
+
+    def has(self, name: str) -> bool:
+        """Whether the row was found already, by a try that was cut. What was off or not run is tried again."""
+        return any(row["name"] == name and row["verdict"] in (OK, FOUND) for row in self.content["rows"])
+
+    def add(
+        self,
+        name: str,
+        found: Mapping[str, object],
+        predicted: Mapping[str, Expected] | None = None,
+        source: str = "",
+    ) -> dict:
+        """``off`` where a prediction is not met, or where what was predicted was not found."""
+        predicted = predicted or {}
+        missing = [key for key in predicted if found.get(key) is None]
+        met = not missing and all(expected.met(found[key]) for key, expected in predicted.items())
+        return self._put({
+            "name": name, "found": {key: _plain(value) for key, value in found.items()},
+            "predicted": {key: expected.text for key, expected in predicted.items()},
+            "source": source, "verdict": (OK if met else OFF) if predicted else FOUND,
+            **({"why": f"not found: {', '.join(missing)}"} if missing else {}),
+        })  # fmt: skip
+
+    def off(self, name: str, error: Exception | str) -> dict:
+        """It was tried and ended in an error."""
+        said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return self._put(
+            {"name": name, "found": {}, "predicted": {}, "source": "", "verdict": OFF, "why": said}
+        )
+
+    def not_run(self, name: str, why: str) -> dict:
+        return self._put(
+            {"name": name, "found": {}, "predicted": {}, "source": "", "verdict": NOT_RUN, "why": why}
+        )
+
+    def _put(self, row: dict) -> dict:
+        row = _clipped(row)
+        rows = [old for old in self.content["rows"] if old["name"] != row["name"]]
+        if len(rows) >= MAX_ROWS:
+            raise RuntimeError(f"{self.path}: more than {MAX_ROWS} rows")
+        self.content["rows"] = [*rows, row]
+        write(self.path, self.content)
+        print(line(row), flush=True)
+        return row
+
+
+def line(row: Mapping) -> str:
+    said = f"  {row['verdict']:<7}  {row['name']}"
+    said += f": {values(row['found'])}" if row["found"] else ""
+    said += f"; predicted {values(row['predicted'])}" if row["predicted"] else ""
+    return said + (f"; {row['why']}" if row.get("why") else "")
+
+
+def values(of: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} {_shown(value)}" for key, value in of.items())
+
+
+def _shown(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value):
+    """What JSON can hold: numbers rounded to what a reader can use, None for those that are not finite."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if isinstance(value, (bool, int, str, type(None))) else str(value)
+
+
+def _clipped(value):
+    if isinstance(value, dict):
+        return {key: _clipped(item) for key, item in value.items()}
+    if isinstance(value, str):
+        value = " ".join(value.split())
+        return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
+    return value

@@ -1,0 +1,81 @@
+"""One command for a GPU machine: every part in order of value, and a table of what was found against what was predicted.
+
+    python evidence/gpu/run.py [--hardware node8|h100x1|spark] [--model FOLDER] [--parts kernels,branches] [--again]
+    python evidence/gpu/run.py --device cpu --tiny      the same command at a size for two cores, about two minutes
+
+Every part is a process of its own with a time limit. What it found stands at once in OUT/results/DEVICE/PART.json. Called
+again, a part that is done for this device and this code is not run again, and one that was cut goes on. OUT/README.md is
+written from these files. Without --model FOLDER (weights with their tokenizer) models have the recipes' shapes and random
+weights. torch and transformers are enough for the first four parts. Exit code 0: nothing was off, cut or failed; 1:
+something was; 4: there is nothing to run on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:1] = [
+    str(HERE.parent),
+    str(HERE.parents[1]),
+]  # `gpu` and `verl_credit`; this folder's files have plain names
+
+from gpu.drive import Setting, drive  # noqa: E402
+from gpu.machine import here  # noqa: E402
+from gpu.parts import PARTS  # noqa: E402
+from gpu.table import write_page  # noqa: E402
+
+HARDWARE = ("node8", "node4", "h100x1", "spark")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = _parser().parse_args(arguments)
+    if asked.device == "cpu" and not asked.tiny:
+        print("--device cpu needs --tiny: the full sizes take a CPU days", file=sys.stderr)
+        return 4
+    wanted = asked.parts.split(",") if asked.parts else [part.name for part in PARTS]
+    if unknown := set(wanted) - {part.name for part in PARTS}:
+        print(
+            f"--parts: {', '.join(sorted(unknown))}: expected {', '.join(p.name for p in PARTS)}",
+            file=sys.stderr,
+        )
+        return 4
+    machine = here(asked.device)
+    if asked.device == "cuda" and not machine["gpus"]:
+        print("torch sees no GPU here; `--device cpu --tiny` shows that the command works", file=sys.stderr)
+        return 4
+    hardware = asked.hardware or _hardware(machine)
+    setting = Setting(asked.device, asked.tiny, hardware, asked.model, str(asked.out), str(asked.work))
+    good = drive([part for part in PARTS if part.name in wanted], setting, machine, again=asked.again)
+    print("\n" + write_page(asked.out))
+    return 0 if good else 1
+
+
+def _hardware(machine: dict) -> str:
+    """The recipes' name for this machine, from the number of GPUs and their kind."""
+    if not machine["gpus"]:
+        return "laptop"
+    if "GB10" in machine["device"]:
+        return "spark"
+    return "node8" if machine["gpus"] >= 8 else "node4" if machine["gpus"] >= 4 else "h100x1"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, for tests")
+    parser.add_argument("--hardware", choices=HARDWARE, help="recipes/hardware; default: by what is here")
+    parser.add_argument("--model", help="folder of trained weights of the recipes' model, with its tokenizer")
+    parser.add_argument("--parts", help="names with commas between; default: all")
+    parser.add_argument("--again", action="store_true", help="run parts that are done, too")
+    parser.add_argument("--out", type=Path, default=HERE, help="README.md and results/ are written there")
+    parser.add_argument("--work", type=Path, default=Path("runs/gpu_evidence"), help="models, data and runs")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""Runs of `verl-credit train`, started the way a user starts them, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu.machine import environment
+
+GPU_RECIPES = ("math_sepa", "spark_qwen3_4b", "multihop_qwen3_4b", "singlehop_qwen3_4b")
+TWINS = {"singlehop_qwen3_4b": "multihop_qwen3_4b"}
+# A run that shows a mechanism and no cost: few and short rows.
+SMALL = (
+    "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4",
+    "search.max_new_tokens=64", "data.max_response_length=512",
+)  # fmt: skip
+TINY = (
+    "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2",
+    "search.max_new_tokens=16", "data.max_prompt_length=768", "data.max_response_length=128", "search.max_searches=1",
+    "trainer.total_training_steps=1", "trainer.save_freq=-1",
+)  # fmt: skip
+
+
+def recipes(setting) -> dict[str, list[str]]:
+    """Recipe -> the overrides that bring it to this machine's kind of hardware."""
+    if setting.device == "cpu":
+        return {"search_cpu": list(TINY)}
+    return {name: [f"hardware={setting.hardware}"] for name in GPU_RECIPES}
+
+
+def named_model(recipe: str) -> str:
+    """What the recipe trains: its model's name."""
+    return {"math_sepa": "Qwen/Qwen3-4B-Instruct-2507"}.get(recipe, "Qwen/Qwen3-4B")
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """(exit code, everything that `verl-credit` printed)."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", *arguments], env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def plan(recipe: str, overrides: Sequence[str]) -> dict:
+    """`verl-credit plan --json`. Raises RuntimeError with its words when it cannot plan."""
+    code, said = command("plan", "--config-name", recipe, "--json", *overrides)
+    try:
+        planned = json.loads(said[said.index("{") :])
+    except ValueError:
+        planned = {"error": said[-300:]}
+    if "error" in planned:
+        raise RuntimeError(f"plan ended with exit code {code}: {planned['error']}")
+    return planned
+
+
+def train(
+    setting, name: str, recipe: str, overrides: Sequence[str], *, keep: bool = False
+) -> tuple[Path, str]:
+    """(folder of the run, what it printed). Raises RuntimeError when it did not end well."""
+    run_dir = Path(setting.work).resolve() / "runs" / name
+    if not keep:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    code, said = command("train", "--config-name", recipe, f"run_dir={run_dir}", *overrides)
+    if code:
+        raise RuntimeError(f"train ended with exit code {code}: {' | '.join(said.strip().splitlines()[-4:])}")
+    return run_dir, said
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    from verl_credit.host.run_files import METRICS, read_json_lines
+
+    return read_json_lines(run_dir / METRICS)
+
+
+@contextmanager
+def device_peak() -> Iterator[list[int]]:
+    """MiB in use on the fullest GPU, by nvidia-smi twice a second; an empty list where it does not say (GB10, no GPU)."""
+    seen: list[int] = []
+    if shutil.which("nvidia-smi") is None:
+        yield seen
+        return
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
+    process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def listen():
+        for line in process.stdout:
+            if line.strip().isdigit():
+                seen[:] = [max([*seen, int(line)])]
+
+    reader = threading.Thread(target=listen, daemon=True)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
