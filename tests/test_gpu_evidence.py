@@ -141,6 +141,8 @@ def test_rows_are_bounded_and_the_file_is_json(tmp_path):
 
 SCRIPTED = """
 import os
+import subprocess
+import sys
 from pathlib import Path
 from gpu.record import at_most
 
@@ -153,9 +155,11 @@ def run(setting, record):
     if (work / "break").exists():
         raise OSError("the disk is full")
     if (work / "told").exists():
+        forever = "import os; os.read(os.pipe()[0], 1)"
+        (work / "pid").write_text(str(subprocess.Popen([sys.executable, "-c", forever]).pid))
         with (work / "told").open("w") as told:
             told.write("first is there")
-        os.read(os.pipe()[0], 1)  # for ever
+        exec(forever)
     record.add("second", {"x": 3}, {"x": at_most(2 if (work / "strict").exists() else 4)}, "a test")
 """
 
@@ -224,6 +228,10 @@ def test_a_part_that_takes_too_long_is_cut_and_goes_on(scripted, setting, monkey
     assert not scripted()
     cut = content(setting, "kernels")
     assert cut["state"] == "cut" and [row["name"] for row in cut["rows"]] == ["first"]
+    child = Path(
+        f"/proc/{(scripted.work / 'pid').read_text()}/stat"
+    )  # what the part started is gone, or a zombie
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
     told.unlink()
     assert scripted()
     assert [row["name"] for row in content(setting, "kernels")["rows"]] == ["first", "second"]

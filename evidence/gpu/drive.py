@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,7 +57,7 @@ def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: b
         ours = before is not None and all(before.get(key) == value for key, value in of.items())
         if ours and before["state"] == "done" and not again:
             print(f"{part.name}: done already, {before['when']} (--again runs it again)", flush=True)
-        elif why := part.missing(machine, setting.model):
+        elif why := part.missing(machine):
             print(f"{part.name}: not run: {why}", flush=True)
             if not (before and before["rows"]):
                 record.write(path, {"part": part.name, **of, "state": "not run", "why": why, "rows": []})
@@ -122,16 +123,28 @@ def _echo(process: subprocess.Popen, last: deque[str]) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """SIGTERM to its session, then SIGKILL. Also after its end: a part leaves nothing running."""
-    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10)):
-        try:
+    """SIGTERM to its session, time to clean up, then SIGKILL. Also after its end: a part leaves nothing running."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _alive(process):
+            break
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
+        over = time.monotonic() + GRACE_S
+        while _alive(process) and time.monotonic() < over:
+            time.sleep(0.1)
+    process.wait()
+
+
+def _alive(process: subprocess.Popen) -> bool:
+    """Whether it, or what it started in its session, still runs. What has ended and waits for its parent does not."""
+    if process.poll() is None:
+        return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == process.pid and state != "Z":
+                return True
+    return False
 
 
 def part(module: str, setting: str, path: str) -> None:

@@ -53,7 +53,8 @@ def here(device: str) -> dict:
         timeout=300,
     )
     if done.returncode:
-        raise RuntimeError(f"this machine cannot be looked at: {done.stderr.strip().splitlines()[-1:]}")
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise RuntimeError(f"this machine cannot be looked at: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

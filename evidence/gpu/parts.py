@@ -15,30 +15,23 @@ class Part:
     what: str
     predicted: str
     needs: tuple[str, ...] = ()
-    """Of: verl, vllm (packages), cuda (at least one GPU), weights (``--model``). torch and transformers always."""
+    """Of: verl, vllm (packages), cuda (at least one GPU). torch and transformers always."""
     limit_s: int = 1200
     tiny_limit_s: int = 120
     on_cpu: str = ""
     """Why it is not run with ``--device cpu``; empty: it is."""
 
-    def missing(self, machine: Mapping, model: str | None) -> str:
+    def missing(self, machine: Mapping) -> str:
         """Why it cannot run here; empty when it can."""
         if not machine["gpus"] and self.on_cpu:
             return self.on_cpu
-        have = (
-            set(machine["software"])
-            | ({"cuda"} if machine["gpus"] else set())
-            | ({"weights"} if model else set())
-        )
+        have = set(machine["software"]) | ({"cuda"} if machine["gpus"] else set())
         # On a CPU the tiny settings roll out with transformers.
         asked = [need for need in self.needs if machine["gpus"] or need not in ("vllm", "cuda")]
         return ", ".join(WORDS[need] for need in asked if need not in have)
 
 
-WORDS = {
-    "verl": "verl is not installed", "vllm": "vLLM is not installed", "cuda": "no GPU is here",
-    "weights": "no trained weights were given (--model FOLDER)",
-}  # fmt: skip
+WORDS = {"verl": "verl is not installed", "vllm": "vLLM is not installed", "cuda": "no GPU is here"}
 
 PARTS = (
     Part(

@@ -7,7 +7,7 @@ Every part is a process of its own with a time limit. What it found stands at on
 again, a part that is done for this device and this code is not run again, and one that was cut goes on. OUT/README.md is
 written from these files. Without --model FOLDER (weights with their tokenizer) models have the recipes' shapes and random
 weights. torch and transformers are enough for the first four parts. Exit code 0: nothing was off, cut or failed; 1:
-something was; 4: there is nothing to run on.
+something was; 4: there is nothing to run on; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,9 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
         print("torch sees no GPU here; `--device cpu --tiny` shows that the command works", file=sys.stderr)
         return 4
     hardware = asked.hardware or _hardware(machine)
-    setting = Setting(asked.device, asked.tiny, hardware, asked.model, str(asked.out), str(asked.work))
-    good = drive([part for part in PARTS if part.name in wanted], setting, machine, again=asked.again)
-    print("\n" + write_page(asked.out))
+    model = str(Path(asked.model).expanduser().resolve()) if asked.model else None
+    setting = Setting(asked.device, asked.tiny, hardware, model, str(asked.out), str(asked.work))
+    try:
+        good = drive([part for part in PARTS if part.name in wanted], setting, machine, again=asked.again)
+    except KeyboardInterrupt:
+        print("interrupted; the next call goes on from here", flush=True)
+        return 130
+    finally:
+        print("\n" + write_page(asked.out), flush=True)
     return 0 if good else 1
 
 

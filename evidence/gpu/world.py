@@ -66,7 +66,7 @@ def model_folder(setting, path: str) -> str:
     folder = Path(setting.work).resolve() / f"random-{shape.name}"
     if not (folder / "tokenizer.json").exists():
         dtype = torch.float32 if setting.tiny else torch.bfloat16
-        model = random_model(shape, setting.device, dtype, "sdpa")
+        model = random_model(shape, "cpu", dtype, "sdpa")  # the GPU is the run's
         tokenizer = _tokenizer(shape.vocabulary)
         model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id
