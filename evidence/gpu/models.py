@@ -8,6 +8,9 @@ from pathlib import Path
 import torch
 
 from gpu.machine import ROOT
+from verl_credit.host.attention.implementation import choose, install, named
+from verl_credit.host.attention.kernels import KERNELS
+from verl_credit.host.attention.trial import Heads
 from verl_credit.plan.model_shape import PUBLISHED, ModelShape
 
 SHAPES = {"node8": "qwen3-4b", "node4": "qwen3-4b", "h100x1": "qwen3-4b", "spark": "qwen3-4b"}
@@ -22,8 +25,6 @@ def shape_for(setting) -> ModelShape:
 def random_model(shape: ModelShape, device: str, dtype: torch.dtype, attention: str = "auto"):
     """Seeded random weights of a shape; `auto` and its like get their pack from the caller."""
     from transformers import AutoModelForCausalLM
-
-    from verl_credit.host.attention import install
 
     install()
     torch.manual_seed(0)
@@ -46,8 +47,6 @@ def load(setting, dtype: torch.dtype):
     """(model, name of it): the weights of ``--model``, or random ones of the recipes' shape."""
     if setting.model:
         from transformers import AutoModelForCausalLM
-
-        from verl_credit.host.attention import install
 
         install()
         # use_safetensors: no pickle is read
@@ -80,10 +79,13 @@ def forward_script():
     return module
 
 
-def kernels(setting, dtype: torch.dtype, head_dim: int) -> dict[str, str]:
-    """Every kernel -> why it does not run here; empty where it does."""
-    from verl_credit.host.attention.implementation import choose
-    from verl_credit.host.attention.kernels import KERNELS
+def heads_of(config) -> Heads:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Heads(config.num_attention_heads, config.num_key_value_heads, size)
+
+
+def kernels(setting, dtype: torch.dtype, heads: Heads) -> dict[str, str]:
+    """Every kernel -> why it does not run here; empty where it passes the trial of a run's start."""
 
     found = {}
     for name in KERNELS:
@@ -91,7 +93,7 @@ def kernels(setting, dtype: torch.dtype, head_dim: int) -> dict[str, str]:
             found[name] = "" if dtype == torch.float32 else "uncompiled on a CPU: shown in float32 only"
             continue
         try:
-            choose(f"credit_{name}", torch.device(setting.device), dtype, head_dim)
+            choose(named(name), torch.device(setting.device), dtype, heads)
             found[name] = ""
         except RuntimeError as error:
             found[name] = str(error)

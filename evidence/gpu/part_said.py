@@ -9,7 +9,7 @@ from gpu import runs
 from gpu.record import at_most, same
 
 # doctor's check -> the kernel of `kernels` that it speaks of
-CHECKS = {"flash-attn": "varlen", "flex-attention": "flex"}
+CHECKS = {"flash-attn": "varlen", "sdpa": "sdpa", "flex-attention": "flex"}
 SOURCE = "verl-credit doctor, verl-credit plan"
 
 
@@ -50,6 +50,9 @@ def _check(record, name: str, said: dict | None, rows: list[dict]) -> None:
     tried = [row for row in rows if row["verdict"] != records.NOT_RUN]
     if said is None or not rows:
         record.not_run(name, "nothing to compare: `doctor` has no such check or `kernels` did not run")
+        return
+    if said["status"] == "skip":
+        record.not_run(name, f"doctor does not try it: {said['found']}")
         return
     works = bool(tried) and all(row["verdict"] == records.OK for row in tried)
     found = {

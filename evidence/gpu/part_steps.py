@@ -1,7 +1,8 @@
 """One training step of every recipe that fits: peaks and seconds of its phases against `verl-credit plan`.
 
-The plan is made twice: before the step, to see whether the recipe fits; and after it, for the row lengths that were met.
-From the run: torch's peak in the actor's process, the peak of the whole device by nvidia-smi, and verl's clocks.
+The plan is made twice: before the step, of the recipe as it is, to see whether it fits; and after it, of what ran, with the
+row lengths that were met. From the run: torch's peak in the actor's process, the peak of the whole device by nvidia-smi,
+and verl's clocks.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ def _recipe(setting, record, here, recipe: str, overrides: list[str]) -> None:
         )
         return
     model = model or model_folder(setting, runs.named_model(recipe))
-    given = [*overrides, *here.overrides(recipe, model), *ONE_STEP]
+    full = [] if setting.model else runs.FULL_ROWS
+    given = [*overrides, *here.overrides(recipe, model), *ONE_STEP, *full]
     with runs.device_peak() as device:
         run_dir, _ = runs.train(setting, recipe, recipe, given)
     step = runs.metrics(run_dir)[0]
-    after = runs.plan(recipe, [*overrides, *sized, *_lengths(step)])
+    after = runs.plan(recipe, [*given, *_lengths(step)])
     policy = "given weights" if setting.model else "random weights, credit=grpo, a coin's reward"
     toy = setting.device == "cpu"
     record.add(f"{recipe}: memory", *_memory(step, device, after, toy), SOURCE)
@@ -73,8 +75,8 @@ def _worst(plan: dict) -> str:
 
 def _lengths(step: dict) -> list[str]:
     """The plan's assumptions about rows, as they were met."""
-    found = {"prompt": step.get("prompt_length/mean"), "response": step.get("response_length/mean")}
-    return [f"plan.mean_{name}_tokens={value:.0f}" for name, value in found.items() if value]
+    prompt, response = step["prompt_length/mean"], step["response_length/mean"]
+    return [f"plan.mean_prompt_tokens={prompt:.0f}", f"plan.mean_response_tokens={response:.0f}"]
 
 
 def _memory(step: dict, device: list[int], plan: dict, toy: bool) -> tuple[dict, dict]:

@@ -17,10 +17,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:1] = [
-    str(HERE.parent),
-    str(HERE.parents[1]),
-]  # `gpu` and `verl_credit`; this folder's files have plain names
+# `gpu` and `verl_credit`; not this folder, whose files have plain names
+sys.path[:1] = [str(HERE.parent), str(HERE.parents[1])]
 
 from gpu.drive import Setting, drive  # noqa: E402
 from gpu.machine import here  # noqa: E402

@@ -15,6 +15,8 @@ from gpu.machine import environment
 
 GPU_RECIPES = ("math_sepa", "spark_qwen3_4b", "multihop_qwen3_4b", "singlehop_qwen3_4b")
 TWINS = {"singlehop_qwen3_4b": "multihop_qwen3_4b"}
+# A policy with random weights calls no tool and never ends: its one turn fills the row, which is what a plan reckons with.
+FULL_ROWS = ("search.max_searches=0", "search.max_new_tokens=${data.max_response_length}")
 # A run that shows a mechanism and no cost: few and short rows.
 SMALL = (
     "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4",

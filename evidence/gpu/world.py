@@ -2,7 +2,7 @@
 
 Questions and pages are the lab's; the index has its encoder, hardly trained. Without ``--model`` the policy has the
 recipe's shape and random weights: it calls no tool, so that gains have nothing to measure (credit=grpo), its rows are cut
-at their full length, and its reward is a coin's (`coin_reward`), so that groups do not tie and an update moves something.
+at their length, and its reward is a coin's (`coin_reward`), so that groups do not tie and an update moves something.
 """
 
 from __future__ import annotations
