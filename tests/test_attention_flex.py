@@ -36,9 +36,9 @@ def compiled(monkeypatch):
     monkeypatch.setattr(implementation, "_choices", {})
     # A CPU has no backward of FlexAttention's kernels; the backend "eager" needs none.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
-    flex.attention.cache_clear()
+    flex.function_for.cache_clear()
     yield made
-    flex.attention.cache_clear()
+    flex.function_for.cache_clear()
     torch._dynamo.reset()
 
 

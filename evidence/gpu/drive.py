@@ -46,7 +46,7 @@ def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: b
     of = {
         "tiny": setting.tiny,
         "hardware": setting.hardware,
-        "model": setting.model,
+        "model": Path(setting.model).name if setting.model else None,
         "version": version,
         **machine,
     }

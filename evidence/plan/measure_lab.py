@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from verl_credit.host.attention import PACK, install, pack_rows
+from verl_credit.host.attention import PACK, chosen, install, pack_rows
 from verl_credit.host.log_probs import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.plan import Job, actor_peak, shape_of
 from verl_credit.plan.activations import answers_masks, forward_only, log_prob_loss
@@ -58,10 +58,11 @@ def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches:
     """What the process does, in the plan's terms: no sharding, micro-batches of ``rows`` rows."""
     number = next(model.parameters()).element_size()
     on_cpu = next(model.parameters()).device.type == "cpu"
+    kernels = {choice.kernel for choice in chosen(model.config._attn_implementation)}
     return Job(
         prompts=1, rollouts=micro_batches * rows, mini_batch=1, max_prompt=length // 2, max_response=length - length // 2,
         update_tokens=rows * length, log_prob_tokens=rows * length, checkpointing=checkpointing,
-        attention="sdpa" if on_cpu else "flash", log_prob_path="ours", device_type="cpu" if on_cpu else "cuda",
+        attention="sdpa" if "sdpa" in kernels else "flash", log_prob_path="ours", device_type="cpu" if on_cpu else "cuda",
         weight_bytes=number, compute_bytes=number, fused_step=not on_cpu,
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
     purpose = Purpose.TRAINING if torch.is_grad_enabled() else Purpose.FORWARD
     purpose = Purpose.TRIAL if _trying else purpose
     backend = BACKENDS.get(query.device.type, "inductor")
-    attend = attention(purpose, backend, scaling, softcap, query.shape[1] > key.shape[1])
+    attend = function_for(purpose, backend, scaling, softcap, query.shape[1] > key.shape[1])
     try:
         with _dynamo():
             out = attend(query, key, value, mask)
@@ -71,7 +71,7 @@ def _dynamo():
 
 
 @cache
-def attention(purpose: Purpose, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
+def function_for(purpose: Purpose, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
     """A function of its own, as Dynamo counts: a code object of its own. Numbers are constants in it; sizes are not."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -121,13 +121,11 @@ def _seen(reach, first: int, length: int) -> torch.Tensor:
     block_K = torch.arange(0, length, BLOCK, device=reach.own_N.device)
 
     def within(start_Q, end_Q):
-        return (
-            torch.minimum(end_Q[:, None], block_K + BLOCK) - torch.maximum(start_Q[:, None], block_K)
-        ).clamp(min=0)
+        end_QK = torch.minimum(end_Q[:, None], block_K + BLOCK)
+        return (end_QK - torch.maximum(start_Q[:, None], block_K)).clamp(min=0)
 
-    pairs = within(reach.own_N[first:last], place_Q + 1) + within(
-        reach.trunk_N[first:last], reach.end_N[first:last]
-    )
+    here = slice(first, last)
+    pairs = within(reach.own_N[here], place_Q + 1) + within(reach.trunk_N[here], reach.end_N[here])
     pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -len(pairs) % BLOCK))
     return pairs.unflatten(0, (-1, BLOCK)).sum(dim=1)
 

@@ -17,7 +17,7 @@ from verl_credit.host.attention.windows import note
 AUTO = "auto"
 PREFIX = "credit_"
 NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
-PREFERENCE = {"cuda": tuple(KERNELS)}  # others: sdpa
+PREFERENCE = {"cuda": ("varlen", "sdpa", "flex")}  # others: sdpa
 PACK = "credit_pack"
 
 # Keywords that models hand on and that say nothing about what a token sees.
