@@ -11,9 +11,9 @@ from verl_credit.host.attention.flex import trying
 from verl_credit.host.attention.kernels import row_by_row
 from verl_credit.host.attention.pack import Pack, pack_rows
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 0.25}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """Measured on a CPU, with 4 heads of queries, 2 of keys of 8 and of 64, and with 32 and 8 of 128: right kernels at most
-1.8e-5 (float32), 0.0091 and 0.082, in gradients; outputs alone 0.034. A base or a window off by one token: 0.5 and more."""
+2.8e-5 (float32), 0.009 and 0.079; one branch that sees a token too many 0.39, one too few 0.99, a window off by one 1.2."""
 
 # 782 tokens, seven blocks of 128. Bases behind, on and before the borders at 128, 256 and (row 2 begins at 475) 512 of
 # the stream; the whole trunk and its first token; a branch longer than a block.
@@ -23,7 +23,7 @@ BRANCHES = (
     (),
     ((38, 131), (37, 3), (36, 3)),
 )
-LOUD = 2
+LOUD = 4
 OPTIONS = ({}, {"window": 5}, {"window": 131}, {"softcap": 2.0})
 
 
@@ -38,24 +38,26 @@ class Heads(NamedTuple):
 def trial(kernel: Callable, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> float:
     """Largest difference to the definition in float64, relative where values exceed 1, on three rows, two of them with
     branches: of the output, and of gradients if asked for; plain, with windows below and above a block, with a softcap.
+    Gradients, in which roundings add up, count half.
     """
     pack = pack_rows(TRUNKS, BRANCHES)
-    given, weight = draw(pack, heads, device, dtype)
+    given, loss = draw(pack, heads, device, dtype)
 
     def run(attend, rows, wanted, **options) -> list[torch.Tensor]:
         leaves = [tensor.to(wanted, copy=True).requires_grad_(gradients) for tensor in given]
         with torch.set_grad_enabled(gradients):
             out = attend(*leaves, rows, scaling=heads.size**-0.5, **options)
             if gradients:
-                (out * weight.to(wanted)).sum().backward()
+                (out * loss.to(wanted)).sum().backward()
         return [out.detach(), *(leaf.grad for leaf in leaves if gradients)]
 
     apart = []
     for options in OPTIONS:
         with trying():
             found = run(kernel, pack, dtype, **options)
-        for ours, exact in zip(found, run(row_by_row, pack.rows, torch.float64, **options), strict=True):
-            apart.append(((ours.double() - exact).abs() / exact.abs().clamp(min=1)).max())
+        exact = run(row_by_row, pack.rows, torch.float64, **options)
+        for weight, ours, right in zip((1, 0.5, 0.5, 0.5), found, exact, strict=False):
+            apart.append(weight * ((ours.double() - right).abs() / right.abs().clamp(min=1)).max())
     return float(torch.stack(apart).max())  # NaN where one is NaN
 
 
