@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from byte_world import N_QUESTIONS, build_byte_world
-from verl_credit_retriever.launch import start_server
 
 from verl_credit.host.run_files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+from verl_credit_retriever.launch import start_server
 
 pytestmark = pytest.mark.e2e
 

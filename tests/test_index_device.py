@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from verl_credit_retriever import build, encoder
 from verl_credit_retriever.cli import _parser, main
 

@@ -7,7 +7,6 @@ import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl_credit_retriever.index import SearchIndex
 
 from verl_credit.cli import main
 from verl_credit.lab import protocol
@@ -19,6 +18,7 @@ from verl_credit.lab.evaluate import Roller, summarize
 from verl_credit.lab.questions import make_splits
 from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.world import make_world
+from verl_credit_retriever.index import SearchIndex
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from verl_credit_retriever.corpus import Documents, copy_corpus
 
 from verl_credit.cli import main
 from verl_credit.data import prepare as prepare_module
@@ -19,6 +18,7 @@ from verl_credit.data.records import PrepareError
 from verl_credit.data.sources import split_of
 from verl_credit.host.preflight import check_data
 from verl_credit.host.reward import BOXED, compute_score
+from verl_credit_retriever.corpus import Documents, copy_corpus
 
 HOTPOT = {
     "_id": "5a8b",

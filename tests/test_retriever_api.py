@@ -4,6 +4,7 @@ import schemathesis
 from hypothesis import settings
 from retriever_fakes import ROWS, FakeEncoder, FakeIndex
 from schemathesis.checks import not_a_server_error
+
 from verl_credit_retriever.limits import Limits
 from verl_credit_retriever.server import create_app
 

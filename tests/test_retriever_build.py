@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
+
 from verl_credit_retriever import build, memory
 from verl_credit_retriever import index as index_module
 from verl_credit_retriever.corpus import CorpusError

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
+
 from verl_credit_retriever.check import check_servers, has_exact_scores, read_queries
 from verl_credit_retriever.check_load import Load
 from verl_credit_retriever.check_recall import (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
 from safetensors.torch import load_file, save_file
+
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex

@@ -7,6 +7,7 @@ import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
+
 from verl_credit_retriever import exact, faiss_kinds
 from verl_credit_retriever.exact import ExactSearch
 from verl_credit_retriever.index import SearchIndex, build_index

@@ -12,14 +12,14 @@ import pytest
 import uvicorn
 from omegaconf import OmegaConf
 from retriever_fakes import ROWS, FakeEncoder, FakeIndex, client_of, metric, until
-from verl_credit_retriever.limits import Limits
-from verl_credit_retriever.server import create_app
-from verl_credit_retriever.settings import TOKEN_VARIABLE, ServeSettings, read_token
-from verl_credit_retriever.sockets import check_host
 
 from verl_credit.doctor.recipe import check_retriever
 from verl_credit.doctor.result import Status
 from verl_credit.host.search_settings import KEYS
+from verl_credit_retriever.limits import Limits
+from verl_credit_retriever.server import create_app
+from verl_credit_retriever.settings import TOKEN_VARIABLE, ServeSettings, read_token
+from verl_credit_retriever.sockets import check_host
 
 TOKEN = "a-token-of-some-length"
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
+
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.corpus import CorpusError
 from verl_credit_retriever.encoder import SentenceEncoder

@@ -9,6 +9,7 @@ import faiss
 import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
+
 from verl_credit_retriever import memory, workers
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.memory import (

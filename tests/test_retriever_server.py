@@ -14,6 +14,8 @@ import httpx
 import pytest
 from retriever_fakes import metric
 from retriever_world import make_corpus, make_encoder
+
+from verl_credit.host.search_client import SearchClient, SearchFault
 from verl_credit_retriever import serve
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
@@ -23,8 +25,6 @@ from verl_credit_retriever.manifest import IndexMismatch
 from verl_credit_retriever.server import create_app
 from verl_credit_retriever.settings import ServeSettings
 from verl_credit_retriever.sockets import bind
-
-from verl_credit.host.search_client import SearchClient, SearchFault
 
 QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}" for number in range(32)]
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from retriever_fakes import FakeEncoder, FakeIndex, client_of, metric, until
+
 from verl_credit_retriever.cache import ResultCache
 from verl_credit_retriever.limits import Limits
 from verl_credit_retriever.pace import Pace

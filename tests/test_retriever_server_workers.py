@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from verl_credit_retriever import workers
 from verl_credit_retriever.manifest import fingerprint, write_manifest
 from verl_credit_retriever.settings import ServeSettings

@@ -112,10 +112,9 @@ def _environment(*, cpu: bool) -> None:
 
 def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> None:
     """Build the lab's files if absent; start its retriever unless a URL is given."""
-    from verl_credit_retriever.launch import start_server
-
     from verl_credit.lab.build import build_lab
     from verl_credit.lab.warm_start import LabGateError
+    from verl_credit_retriever.launch import start_server
 
     try:
         lab = build_lab(

@@ -28,6 +28,7 @@ import httpx
 import torch
 import transformers
 from bench_world import make_encoder, make_index, make_queries
+
 from verl_credit_retriever.check_load import Load, send_all
 from verl_credit_retriever.check_recall import exact_answers, recall_at, score_error, wrong_text
 from verl_credit_retriever.encoder import SentenceEncoder

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import build_index
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import transformers
+
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server

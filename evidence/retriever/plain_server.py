@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 from transformers import AutoModel, AutoTokenizer
+
 from verl_credit_retriever.corpus import Documents
 
 

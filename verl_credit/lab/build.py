@@ -14,7 +14,6 @@ import pyarrow
 import pyarrow.parquet
 import torch
 from transformers.utils import logging as transformers_logging
-from verl_credit_retriever.index import build_index
 
 from verl_credit.lab import protocol
 from verl_credit.lab.cache import refuse_foreign, why_invalid, write_manifest
@@ -26,6 +25,7 @@ from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.tokenizer import make_tokenizer
 from verl_credit.lab.warm_start import warm_start
 from verl_credit.lab.world import World, make_world
+from verl_credit_retriever.index import build_index
 
 Progress = Callable[[float, str], None]  # share done in [0, 1], what is going on
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+
 from verl_credit_retriever.index import SearchIndex
 from verl_credit_retriever.manifest import write_manifest
 

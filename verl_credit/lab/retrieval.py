@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from verl_credit.lab.protocol import TOP_K
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import SearchIndex
-
-from verl_credit.lab.protocol import TOP_K
 
 
 class LocalRetriever:
