@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from .cli_check import add_check
-from .cli_index import add_index
-from .cli_serve import add_serve
+from verl_credit_retriever.commands.check import add_check
+from verl_credit_retriever.commands.index import add_index
+from verl_credit_retriever.commands.serve import add_serve
 
 
 def main(arguments: list[str] | None = None) -> int:

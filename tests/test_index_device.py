@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit_retriever import build, encoder
 from verl_credit_retriever.cli import _parser, main
+from verl_credit_retriever.encoder import encoder
+from verl_credit_retriever.index import build
 
 ROOT = Path(__file__).parent.parent
 COMMAND = re.compile(r"^verl-credit-retriever (index .*)$", re.MULTILINE)

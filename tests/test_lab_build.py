@@ -18,7 +18,7 @@ from verl_credit.lab.evaluate import Roller, summarize
 from verl_credit.lab.questions import make_splits
 from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.world import make_world
-from verl_credit_retriever.index import SearchIndex
+from verl_credit_retriever.index.search import SearchIndex
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from verl_credit.data.records import PrepareError
 from verl_credit.data.sources import split_of
 from verl_credit.host.preflight import check_data
 from verl_credit.host.reward import BOXED, compute_score
-from verl_credit_retriever.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.corpus import Documents, copy_corpus
 
 HOTPOT = {
     "_id": "5a8b",

@@ -5,8 +5,8 @@ from hypothesis import settings
 from retriever_fakes import ROWS, FakeEncoder, FakeIndex
 from schemathesis.checks import not_a_server_error
 
-from verl_credit_retriever.limits import Limits
-from verl_credit_retriever.server import create_app
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.server import create_app
 
 ENCODER = FakeEncoder()
 LIMITS = Limits(max_query_chars=1000, max_request_queries=50, max_topk=40, default_topk=4)

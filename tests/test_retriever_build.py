@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
 
-from verl_credit_retriever import build, memory
-from verl_credit_retriever import index as index_module
-from verl_credit_retriever.corpus import CorpusError
-from verl_credit_retriever.faiss_fill import fill
-from verl_credit_retriever.index import SearchIndex, build_index
-from verl_credit_retriever.kinds import resolve
-from verl_credit_retriever.manifest import IndexMismatch
-from verl_credit_retriever.progress import Meter, Progress
-from verl_credit_retriever.shards import BuildRefused
+from verl_credit_retriever.index import build, memory
+from verl_credit_retriever.index import search as index_module
+from verl_credit_retriever.index.corpus import CorpusError
+from verl_credit_retriever.index.faiss_fill import fill
+from verl_credit_retriever.index.kinds import resolve
+from verl_credit_retriever.index.manifest import IndexMismatch
+from verl_credit_retriever.index.progress import Meter, Progress
+from verl_credit_retriever.index.search import SearchIndex, build_index
+from verl_credit_retriever.index.shards import BuildRefused
 
 ROWS, DIM = 100, 8
 SMALL = {"batch_size": 1, "shard_rows": 16}  # 7 shards of a chunk each
@@ -31,7 +31,7 @@ SMALL = {"batch_size": 1, "shard_rows": 16}  # 7 shards of a chunk each
 BUILD_AND_HANG = """
 import sys, time
 from retriever_vectors import TableEncoder, clustered
-from verl_credit_retriever.index import build_index
+from verl_credit_retriever.index.search import build_index
 
 class Hanging(TableEncoder):
     def encode_passages(self, texts):

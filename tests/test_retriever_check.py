@@ -15,9 +15,8 @@ import pytest
 import torch
 from retriever_world import make_corpus, make_encoder
 
-from verl_credit_retriever.check import check_servers, has_exact_scores, read_queries
-from verl_credit_retriever.check_load import Load
-from verl_credit_retriever.check_recall import (
+from verl_credit_retriever.check.load import Load
+from verl_credit_retriever.check.recall import (
     MalformedAnswer,
     Served,
     exact_answers,
@@ -27,12 +26,13 @@ from verl_credit_retriever.check_recall import (
     wrong_score,
     wrong_text,
 )
+from verl_credit_retriever.check.report import check_servers, has_exact_scores, read_queries
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import SearchIndex, build_index
-from verl_credit_retriever.kinds import resolve
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.kinds import resolve
+from verl_credit_retriever.index.memory import gigabytes, plan_memory
+from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server
-from verl_credit_retriever.memory import gigabytes, plan_memory
 
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "evidence" / "retriever" / "search_r1_client.py"

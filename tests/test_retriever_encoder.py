@@ -11,8 +11,8 @@ from retriever_world import make_corpus, make_encoder
 from safetensors.torch import load_file, save_file
 
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import SearchIndex
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.search import SearchIndex
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
 
-from verl_credit_retriever import exact, faiss_kinds
-from verl_credit_retriever.exact import ExactSearch
-from verl_credit_retriever.index import SearchIndex, build_index
-from verl_credit_retriever.manifest import files_of
+from verl_credit_retriever.index import exact, faiss_kinds
+from verl_credit_retriever.index.exact import ExactSearch
+from verl_credit_retriever.index.manifest import files_of
+from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROWS, DIM, K = 3000, 24, 10
 KINDS = ["flat", "sq8", "ivf", "hnsw", "exact"]
@@ -202,7 +202,7 @@ import sys
 sys.modules["faiss"] = sys.modules["torch"] = None  # importing either raises ImportError
 from pathlib import Path
 from retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import SearchIndex, build_index
+from verl_credit_retriever.index.search import SearchIndex, build_index
 root, out = map(Path, sys.argv[1:])
 encoder = TableEncoder(clustered(30, 8, seed=1))
 build_index(write_rows(out / "c.jsonl", 30), encoder, out / "i", kind="exact")

@@ -10,11 +10,11 @@ import torch
 from retriever_world import make_corpus, make_encoder
 
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.corpus import CorpusError
-from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import SearchIndex, build_index
-from verl_credit_retriever.manifest import IndexMismatch, read_manifest
-from verl_credit_retriever.seal import sealed
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.corpus import CorpusError
+from verl_credit_retriever.index.manifest import IndexMismatch, read_manifest
+from verl_credit_retriever.index.seal import sealed
+from verl_credit_retriever.index.search import SearchIndex, build_index
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
 

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from retriever_vectors import TableEncoder, clustered, write_rows
 
-from verl_credit_retriever import memory, workers
-from verl_credit_retriever.index import SearchIndex, build_index
-from verl_credit_retriever.memory import (
+from verl_credit_retriever.index import memory
+from verl_credit_retriever.index.memory import (
     SEARCH_BUFFERS,
     MemoryRefused,
     available_memory,
     plan_memory,
     require_memory,
 )
-from verl_credit_retriever.serve import run_server
-from verl_credit_retriever.settings import ServeSettings
+from verl_credit_retriever.index.search import SearchIndex, build_index
+from verl_credit_retriever.serving import workers
+from verl_credit_retriever.serving.serve import run_server
+from verl_credit_retriever.serving.settings import ServeSettings
 
 GB = 10**9
 WIKI = {"kind": "flat", "rows": 21_015_324, "dim": 768, "dtype": "float32"}
@@ -66,7 +67,7 @@ def test_the_plan_agrees_with_what_faiss_holds(tmp_path, kind, dtype):
 # Prints by how much the peak of a process grows while an index is built from blocks of 1,000 rows.
 PEAK = """
 import json, sys, faiss, numpy as np
-from verl_credit_retriever.faiss_kinds import create
+from verl_credit_retriever.index.faiss_kinds import create
 
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -16,15 +16,15 @@ from retriever_fakes import metric
 from retriever_world import make_corpus, make_encoder
 
 from verl_credit.host.search_client import SearchClient, SearchFault
-from verl_credit_retriever import serve
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import SearchIndex, build_index
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.http.server import create_app
+from verl_credit_retriever.index.manifest import IndexMismatch
+from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server
-from verl_credit_retriever.manifest import IndexMismatch
-from verl_credit_retriever.server import create_app
-from verl_credit_retriever.settings import ServeSettings
-from verl_credit_retriever.sockets import bind
+from verl_credit_retriever.serving import serve
+from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serving.sockets import bind
 
 QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}" for number in range(32)]
 

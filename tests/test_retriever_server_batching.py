@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retriever_fakes import FakeEncoder, FakeIndex, client_of, metric, until
 
-from verl_credit_retriever.cache import ResultCache
-from verl_credit_retriever.limits import Limits
-from verl_credit_retriever.pace import Pace
-from verl_credit_retriever.server import create_app
+from verl_credit_retriever.http.cache import ResultCache
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.pace import Pace
+from verl_credit_retriever.http.server import create_app
 
 
 async def _ask(client, queries, k=3, **headers):

@@ -108,7 +108,7 @@ def _make(root: Path) -> None:
     from verl_credit.lab.build import _write_corpus
     from verl_credit.lab.encoder import save_encoder, train_encoder
     from verl_credit.lab.questions import make_splits
-    from verl_credit_retriever.index import build_index
+    from verl_credit_retriever.index.search import build_index
 
     root.mkdir(parents=True, exist_ok=True)
     lab, size = _lab()

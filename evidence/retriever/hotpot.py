@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import transformers
 
-from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import SearchIndex, build_index
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server
 
 FILE = "hotpotqa_dev_distractor_70.json"

@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from transformers import AutoModel, AutoTokenizer
 
-from verl_credit_retriever.corpus import Documents
+from verl_credit_retriever.index.corpus import Documents
 
 
 class Query(BaseModel):

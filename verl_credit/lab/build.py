@@ -25,7 +25,7 @@ from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.tokenizer import make_tokenizer
 from verl_credit.lab.warm_start import warm_start
 from verl_credit.lab.world import World, make_world
-from verl_credit_retriever.index import build_index
+from verl_credit_retriever.index.search import build_index
 
 Progress = Callable[[float, str], None]  # share done in [0, 1], what is going on
 

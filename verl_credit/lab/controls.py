@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_credit_retriever.index import SearchIndex
-from verl_credit_retriever.manifest import write_manifest
+from verl_credit_retriever.index.manifest import write_manifest
+from verl_credit_retriever.index.search import SearchIndex
 
 
 def swap_contents(index: Path, out: Path, seed: int = 0) -> Path:

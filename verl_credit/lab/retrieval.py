@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from verl_credit.lab.protocol import TOP_K
-from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index import SearchIndex
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.search import SearchIndex
 
 
 class LocalRetriever:

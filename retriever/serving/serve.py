@@ -7,11 +7,11 @@ import socket
 import sys
 from collections.abc import Callable
 
-from .manifest import IndexMismatch, fingerprint, read_manifest
-from .memory import plan_memory, require_memory
-from .parent import end_by_force_after, end_with
-from .settings import ServeSettings
-from .sockets import announce, bind
+from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, read_manifest
+from verl_credit_retriever.index.memory import plan_memory, require_memory
+from verl_credit_retriever.serving.parent import end_by_force_after, end_with
+from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serving.sockets import announce, bind
 
 EXIT_PORT_IN_USE = 4
 DRAIN_SECONDS = 25.0  # what is queued may take this long after SIGTERM
@@ -38,7 +38,7 @@ def run_server(settings: ServeSettings) -> int:
         print(f"{settings.index}: {_memory_of(settings)}", flush=True)
         try:
             if settings.workers > 1:
-                from .workers import run_workers
+                from verl_credit_retriever.serving.workers import run_workers
 
                 return run_workers(settings, listener)
             # One process counts for itself: a folder of another program's metrics is not ours.
@@ -122,9 +122,9 @@ def _load_app(settings: ServeSettings):
     import torch
     import transformers
 
-    from .encoder import SentenceEncoder
-    from .index import SearchIndex
-    from .server import create_app, probe
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.http.server import create_app, probe
+    from verl_credit_retriever.index.search import SearchIndex
 
     transformers.utils.logging.disable_progress_bar()
     if settings.threads is not None:

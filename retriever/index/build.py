@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .corpus import Documents, copy_corpus
-from .kinds import resolve
-from .manifest import DTYPES, KINDS, files_of, write_manifest
-from .memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
-from .place import check_out, lock, move_into_place, restore
-from .progress import Meter, Progress
-from .shards import Shards, may_take_up, size_of_shards, start_anew
-from .vectors import write_vectors
+from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.kinds import resolve
+from verl_credit_retriever.index.manifest import DTYPES, KINDS, files_of, write_manifest
+from verl_credit_retriever.index.memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
+from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
+from verl_credit_retriever.index.progress import Meter, Progress
+from verl_credit_retriever.index.shards import Shards, may_take_up, size_of_shards, start_anew
+from verl_credit_retriever.index.vectors import write_vectors
 
 if TYPE_CHECKING:
-    from .encoder import SentenceEncoder
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
 
 BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 STAGE = "index"  # the folder in the work folder in which the index is put together
@@ -59,7 +59,7 @@ def build_index(
     _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite)
     faiss_kinds = _faiss(kind, DTYPES[dtype], gpu)
     if isinstance(encoder, str | Path):
-        from .encoder import SentenceEncoder
+        from verl_credit_retriever.encoder.encoder import SentenceEncoder
 
         encoder = SentenceEncoder(encoder, batch_size=batch_size)
     fingerprint = encoder.fingerprint()
@@ -147,7 +147,7 @@ def _faiss(kind: str, dtype: str, gpu: bool):
             raise ValueError("gpu: kind='exact' is built without FAISS; --device puts the encoder on a GPU")
         return None
     try:
-        from . import faiss_kinds
+        from verl_credit_retriever.index import faiss_kinds
     except ImportError as error:
         raise ValueError(f"kind={kind!r} needs FAISS ({error}); install faiss-cpu or use exact") from None
     if gpu:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from .limits import Limits
+from verl_credit_retriever.http.limits import Limits
 
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 

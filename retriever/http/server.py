@@ -12,13 +12,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from .batcher import Batcher, QueueFull
-from .engine import Engine
-from .guard import Guard
-from .hits import Hits
-from .limits import Limits
-from .metrics import ServerMetrics
-from .schema import (
+from verl_credit_retriever.http.batcher import Batcher, QueueFull
+from verl_credit_retriever.http.engine import Engine
+from verl_credit_retriever.http.guard import Guard
+from verl_credit_retriever.http.hits import Hits
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.metrics import ServerMetrics
+from verl_credit_retriever.http.schema import (
     RetrieveAnswer,
     RetrieveRequest,
     SearchAnswer,
@@ -27,7 +27,7 @@ from .schema import (
     add_limits,
     problems,
 )
-from .waiting import DeadlineExceeded
+from verl_credit_retriever.http.waiting import DeadlineExceeded
 
 CANARY = "who founded the town by the river"
 CANARY_SECONDS = 10.0

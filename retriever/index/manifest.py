@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .seal import SEAL, broken_seal, sealed
+from verl_credit_retriever.index.seal import SEAL, broken_seal, sealed
 
 FORMAT = 3
 KINDS = ("flat", "sq8", "ivf", "hnsw", "exact")

@@ -2,7 +2,7 @@
 
 import math
 
-from .manifest import KINDS
+from verl_credit_retriever.index.manifest import KINDS
 
 BUILT_WITH = {"ivf": ("nlist", "train_rows", "seed"), "hnsw": ("m", "ef_construction", "seed")}
 SEARCHED_WITH = {"ivf": ("nprobe",), "hnsw": ("ef_search",)}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .corpus import Documents
-from .manifest import sha256
+from verl_credit_retriever.index.corpus import Documents
+from verl_credit_retriever.index.manifest import sha256
 
 PLAN = "settings.json"
 

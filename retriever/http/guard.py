@@ -7,7 +7,7 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from .metrics import ServerMetrics
+from verl_credit_retriever.http.metrics import ServerMetrics
 
 OPEN_ROUTE = "/livez"  # whoever restarts a dead server needs no secret
 ROUTES = ("/retrieve", "/v1/search", "/livez", "/readyz", "/metrics", "/info", "/openapi.json")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints
 
-from .limits import Limits
+from verl_credit_retriever.http.limits import Limits
 
 
 def _whole(value: object) -> object:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .hits import Hits, check_hits
-from .metrics import ServerMetrics
+from verl_credit_retriever.http.hits import Hits, check_hits
+from verl_credit_retriever.http.metrics import ServerMetrics
 
 
 class Engine:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .manifest import previous_of
-from .shards import BuildRefused
+from verl_credit_retriever.index.manifest import previous_of
+from verl_credit_retriever.index.shards import BuildRefused
 
 log = logging.getLogger("verl_credit_retriever")
 

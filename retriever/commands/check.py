@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .settings import TOKEN_VARIABLE, read_token
+from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, read_token
 
 
 def add_check(commands, defaults: type) -> argparse.ArgumentParser:
@@ -43,9 +43,9 @@ def run_check(options: argparse.Namespace) -> int:
     import torch
     import transformers
 
-    from .check import check_servers, read_queries
-    from .encoder import SentenceEncoder
-    from .index import SearchIndex
+    from verl_credit_retriever.check.report import check_servers, read_queries
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.index.search import SearchIndex
 
     queries = read_queries(options.queries)
     transformers.utils.logging.disable_progress_bar()

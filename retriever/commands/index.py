@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 
-from .encoder_settings import POOLINGS
-from .manifest import DTYPES, KINDS
-from .progress import Progress
+from verl_credit_retriever.encoder.settings import POOLINGS
+from verl_credit_retriever.index.manifest import DTYPES, KINDS
+from verl_credit_retriever.index.progress import Progress
 
 PARAMETERS = {
     "nlist": "ivf: number of lists (default: 4·√rows, at most rows / 39)",
@@ -57,9 +57,9 @@ def run_index(options: argparse.Namespace) -> int:
     import torch
     import transformers
 
-    from .build import build_index
-    from .encoder import SentenceEncoder
-    from .memory import plan_memory
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.index.build import build_index
+    from verl_credit_retriever.index.memory import plan_memory
 
     if options.threads is not None:
         if options.threads < 1:

@@ -7,8 +7,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from .faiss_fill import fill
-from .manifest import IndexMismatch
+from verl_credit_retriever.index.faiss_fill import fill
+from verl_credit_retriever.index.manifest import IndexMismatch
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
 ON_GPU = ("flat", "ivf")

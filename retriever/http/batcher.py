@@ -7,13 +7,13 @@ from collections.abc import Coroutine
 
 import numpy as np
 
-from .cache import ResultCache
-from .engine import Engine
-from .hits import Hits
-from .limits import Limits
-from .metrics import ServerMetrics
-from .pace import Pace
-from .waiting import DeadlineExceeded, Item, Request, WaitingQueries
+from verl_credit_retriever.http.cache import ResultCache
+from verl_credit_retriever.http.engine import Engine
+from verl_credit_retriever.http.hits import Hits
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.metrics import ServerMetrics
+from verl_credit_retriever.http.pace import Pace
+from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, WaitingQueries
 
 log = logging.getLogger("verl_credit_retriever")
 

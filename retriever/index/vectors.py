@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .manifest import IndexMismatch, files_of
+from verl_credit_retriever.index.manifest import IndexMismatch, files_of
 
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.
 # The elements it counts are 4 bytes of an "IxFI" (float32) and single bytes of an "IxSQ" (float16).

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from .manifest import check_files, fingerprint, read_manifest
-from .parent import end_with
-from .replaced import unreplaced
-from .serve import END_SECONDS
-from .settings import ServeSettings
-from .sockets import announce
+from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
+from verl_credit_retriever.index.replaced import unreplaced
+from verl_credit_retriever.serving.parent import end_with
+from verl_credit_retriever.serving.serve import END_SECONDS
+from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serving.sockets import announce
 
 POLL_SECONDS = 0.05
 LONGEST_PAUSE_S = 30.0

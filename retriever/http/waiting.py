@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
-from .hits import Hits
-from .limits import Limits
-from .metrics import ServerMetrics
+from verl_credit_retriever.http.hits import Hits
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.metrics import ServerMetrics
 
 LOOK_AHEAD = 512  # queries that are tokenized at a time
 

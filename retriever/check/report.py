@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from .check_load import Load, send_all
-from .check_recall import exact_answers, recall_at, score_error, wrong_score, wrong_text
+from verl_credit_retriever.check.load import Load, send_all
+from verl_credit_retriever.check.recall import exact_answers, recall_at, score_error, wrong_score, wrong_text
 
 EXACT_KINDS = ("flat", "exact")
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from .encoder_settings import read_settings
-from .encoder_weights import load_model
+from verl_credit_retriever.encoder.settings import read_settings
+from verl_credit_retriever.encoder.weights import load_model
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -1,12 +1,12 @@
-"""One worker process: `python -m verl_credit_retriever.worker LISTENER_FD READY_FD`, settings on stdin."""
+"""One worker process: `python -m verl_credit_retriever.serving.worker LISTENER_FD READY_FD`, settings on stdin."""
 
 import os
 import socket
 import sys
 
-from .serve import serve_in_this_process
-from .settings import ServeSettings
-from .workers import READY
+from verl_credit_retriever.serving.serve import serve_in_this_process
+from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serving.workers import READY
 
 
 def main() -> int:

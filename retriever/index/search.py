@@ -6,18 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .build import build_index
-from .corpus import Documents
-from .exact import ExactSearch
-from .kinds import resolve_search
-from .manifest import APPROXIMATE, IndexMismatch, check_encoder, check_files, fingerprint, read_manifest
-from .memory import MemoryPlan, plan_memory, require_memory
-from .replaced import unreplaced
-from .seal import warn_if_unsealed
-from .vectors import open_vectors
+from verl_credit_retriever.index.build import build_index
+from verl_credit_retriever.index.corpus import Documents
+from verl_credit_retriever.index.exact import ExactSearch
+from verl_credit_retriever.index.kinds import resolve_search
+from verl_credit_retriever.index.manifest import (
+    APPROXIMATE,
+    IndexMismatch,
+    check_encoder,
+    check_files,
+    fingerprint,
+    read_manifest,
+)
+from verl_credit_retriever.index.memory import MemoryPlan, plan_memory, require_memory
+from verl_credit_retriever.index.replaced import unreplaced
+from verl_credit_retriever.index.seal import warn_if_unsealed
+from verl_credit_retriever.index.vectors import open_vectors
 
 if TYPE_CHECKING:
-    from .encoder import SentenceEncoder
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
 
 __all__ = ["BACKENDS", "SearchIndex", "build_index"]
 
@@ -165,7 +172,7 @@ class SearchIndex:
 
     def _load_faiss(self, *, mmap: bool, gpu: bool) -> None:
         try:
-            from . import faiss_kinds
+            from verl_credit_retriever.index import faiss_kinds
         except ImportError as error:
             raise ValueError(
                 f"backend='faiss' needs FAISS ({error}); install faiss-cpu or use backend='exact'"

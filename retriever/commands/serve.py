@@ -5,9 +5,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from .limits import Limits
-from .settings import TOKEN_VARIABLE, ServeSettings, read_token
-from .sockets import check_host
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
+from verl_credit_retriever.serving.sockets import check_host
 
 LIMIT_HELP = {
     "max_topk": "most documents per query",
@@ -79,6 +79,6 @@ def _serve(options: argparse.Namespace) -> int:
         limits=Limits(default_topk=options.topk, **limits),
         token=token,
     )
-    from .serve import run_server
+    from verl_credit_retriever.serving.serve import run_server
 
     return run_server(settings)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from .hits import Hits
+from verl_credit_retriever.http.hits import Hits
 
 ENTRY_BYTES = 400  # an entry's key, list and dictionaries, without their texts
 HIT_BYTES = 300

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .manifest import IndexMismatch
+from verl_credit_retriever.index.manifest import IndexMismatch
 
 
 @contextmanager
