@@ -6,11 +6,11 @@ import pytest
 
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws.check import counterexample
-from verl_credit.credit.modes import MODES
-from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
 from verl_credit.credit.registry import REGISTRY
-from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.turn.modes import MODES
 
 SEEDS = range(6)
 each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids="-".join)

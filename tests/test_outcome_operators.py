@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl_credit.credit import INFO_GAIN_NORM_MODES, grpo, maxrl, reinforce_pp, turn_credit
-from verl_credit.credit.outcome_plugin import outcome_operator
+from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NAN = float("nan")

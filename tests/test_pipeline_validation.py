@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
-from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.host.compose import RECIPES, ConfigError, load_config
 from verl_credit.host.idle import SEPA_DEFAULTS, unused
 from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings

@@ -6,14 +6,14 @@ import re
 import pytest
 import torch
 
-from verl_credit.credit.planning import (
+from verl_credit.credit.planning.planning import (
     STRATEGIC_GRAMS,
     coverage,
     parse_grams,
     planning_mask,
     planning_matches,
 )
-from verl_credit.credit.token_text import Pieces
+from verl_credit.credit.planning.token_text import Pieces
 
 # H.4: names of tokens, what the published detector marks, what is marked here.
 PUBLISHED = [
@@ -304,7 +304,7 @@ def test_rows_are_worked_through_in_parts(monkeypatch):
     vocabulary = Vocabulary()
     ids, mask = vocabulary.batch(*random_batch(3))
     whole = planning_matches(ids, mask, vocabulary.decode)
-    monkeypatch.setattr("verl_credit.credit.token_text._TOKENS_AT_ONCE", 2 * ids.shape[1] + 2)
+    monkeypatch.setattr("verl_credit.credit.planning.token_text._TOKENS_AT_ONCE", 2 * ids.shape[1] + 2)
     parts = planning_matches(ids, mask, vocabulary.decode)
     for name in ("planning_B_T", "gram_M", "row_M", "first_M", "last_M"):
         assert torch.equal(getattr(whole, name), getattr(parts, name))

@@ -5,12 +5,12 @@ import random
 import pytest
 import torch
 
-from verl_credit.credit.planning import coverage
-from verl_credit.credit.planning_anchors import (
+from verl_credit.credit.planning.anchors import (
     EXECUTION_ANCHORS,
     PLANNING_ANCHORS,
     planning_mask_by_anchors,
 )
+from verl_credit.credit.planning.planning import coverage
 
 WORDS = ["plan", "check", "doubt", "paris", "river", "born"]
 ANCHORS = {"planning_anchors": ["plan check", "doubt"], "execution_anchors": ["paris river", "born"]}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
-from verl_credit.credit.sepa_controller import SepaController
+from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.host.checks import (
     IntegrityError,
     check_evaluation_faults,

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit.sepa_controller import SepaController
+from verl_credit.credit.token.sepa_controller import SepaController
 
 VAR_1, VAR_0 = (
     torch.tensor([0.0, 2.0]),

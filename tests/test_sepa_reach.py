@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from verl_credit.credit.sepa_controller import SepaController
-from verl_credit.credit.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
+from verl_credit.credit.token.sepa_controller import SepaController
+from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.host.compose import load_config
 from verl_credit.host.idle import without_effect
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit.token_credit import token_credit
-from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform, token_weights
+from verl_credit.credit.token.token_credit import token_credit
+from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform, token_weights
 
 NAN, INF = math.nan, math.inf
 OPTIONS = dict(sepa_lambda=0.4, gtpo_beta=0.7, hicra_alpha=0.3, entropy_mask_rho=0.35)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit.gtpo import gtpo_weights
-from verl_credit.credit.hicra import hicra
-from verl_credit.credit.sepa import sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.gtpo import gtpo_weights
+from verl_credit.credit.token.hicra import hicra
+from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
 
 # The published example of ten tokens, planning the third and the seventh; advantage 1, beta 0.1.
 S = torch.tensor([[0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2]], dtype=torch.float64)

@@ -9,7 +9,7 @@ from verl.utils.metric import reduce_metrics
 
 from verl_credit.credit import turn_credit
 from verl_credit.credit.plugins import TransformSpec
-from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit.uncertainty import ALIASES, UNCERTAINTY_KINDS, canonical_kind, uncertainty
+from verl_credit.credit.token.uncertainty import ALIASES, UNCERTAINTY_KINDS, canonical_kind, uncertainty
 
 INF, NAN = math.inf, math.nan
 

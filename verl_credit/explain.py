@@ -9,8 +9,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.credit.registry import REGISTRY
-from verl_credit.credit.token_transforms import TRANSFORMS
-from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError, load_config

@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from verl_credit.credit.planning import STRATEGIC_GRAMS, coverage, planning_matches
-from verl_credit.credit.token_text import Pieces
+from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, planning_matches
+from verl_credit.credit.planning.token_text import Pieces
 
 COMMON = """
     the of and to in is that it was for on are as with they be at this from I have or by one had not but what all

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from verl_credit.credit.grpo_s import grpo_s
-from verl_credit.credit.gtpo_canonical import gtpo_canonical
-from verl_credit.credit.maxrl import maxrl
-from verl_credit.credit.modes import MODES
-from verl_credit.credit.outcome import grpo
-from verl_credit.credit.reinforce_pp import reinforce_pp
-from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.outcome.maxrl import maxrl
+from verl_credit.credit.outcome.outcome import grpo
+from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
+from verl_credit.credit.token.grpo_s import grpo_s
+from verl_credit.credit.token.gtpo_canonical import gtpo_canonical
+from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.turn.modes import MODES
 
 LEVELS = ("outcome", "turn", "token", "canonical")
 

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.credit.modes import ADAPTIVE
+from verl_credit.credit.turn.modes import ADAPTIVE
 from verl_credit.host.fields import ADV_ESTIMATOR
 from verl_credit.host.row_room import engine_tokens
 

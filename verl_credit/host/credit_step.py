@@ -66,7 +66,7 @@ def info_gain_advantage(
     ``response_mask`` is the one after rejection by rollout correction: rejected tokens get 0 and are in no token statistic.
     Rows and turns that lost tokens keep their outcome and gain in the statistics of their group, as with verl's own
     estimators.
-    Modes, equations and edge cases: ``verl_credit.credit.turn_credit``.
+    Modes, equations and edge cases: ``verl_credit.credit.turn.turn_credit``.
     """
     step = _STEP.get()
     if step is None or index is None:

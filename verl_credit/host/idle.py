@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.token_transforms import TRANSFORMS, TokenTransform
-from verl_credit.credit.uncertainty import canonical_kind
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
+from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import LOSS
 from verl_credit.host.correction import correction_without_effect

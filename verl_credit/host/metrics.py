@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from verl_credit.credit.outcome import group_counts
+from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.gain_step import GainPlan
 from verl_credit.host.search_faults import FAULT_CODES

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import OmegaConf
 
-from verl_credit.credit.token_transforms import TRANSFORMS
+from verl_credit.credit.token.token_transforms import TRANSFORMS
 
 CANONICAL = ("gtpo_canonical", "grpo_s")
 SEPA_KEYS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from verl_credit.credit.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
+from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 
 
 def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:

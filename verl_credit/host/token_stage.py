@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.grpo_s import grpo_s
-from verl_credit.credit.gtpo_canonical import gtpo_canonical
-from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.outcome_plugin import outcome_operator
-from verl_credit.credit.planning import coverage
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome.outcome_plugin import outcome_operator
+from verl_credit.credit.planning.planning import coverage
 from verl_credit.credit.plugins import (
     as_transform_spec,
     as_uncertainty_spec,
@@ -19,10 +17,12 @@ from verl_credit.credit.plugins import (
     run_transform,
     run_uncertainty,
 )
-from verl_credit.credit.sepa_controller import SepaController
-from verl_credit.credit.token_credit import token_credit, token_stats
-from verl_credit.credit.token_transforms import TRANSFORMS
-from verl_credit.credit.uncertainty import canonical_kind, uncertainty
+from verl_credit.credit.token.grpo_s import grpo_s
+from verl_credit.credit.token.gtpo_canonical import gtpo_canonical
+from verl_credit.credit.token.sepa_controller import SepaController
+from verl_credit.credit.token.token_credit import token_credit, token_stats
+from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.planning import planning_detector
 

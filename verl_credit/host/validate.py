@@ -8,9 +8,9 @@ import math
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.credit.info_gain import FIRST_TURN, INFO_GAIN_TYPES
-from verl_credit.credit.modes import ADAPTIVE, MODES
-from verl_credit.credit.policy_loss import RATIO_LEVELS
+from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
+from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
+from verl_credit.credit.turn.modes import ADAPTIVE, MODES
 from verl_credit.host.answer_budget import validate_budgets
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError

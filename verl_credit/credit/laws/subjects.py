@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from verl_credit.credit.gtpo import gtpo_weights
 from verl_credit.credit.laws.world import World
-from verl_credit.credit.outcome_plugin import outcome_operator
+from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
@@ -26,10 +25,11 @@ from verl_credit.credit.plugins import (
     run_uncertainty,
 )
 from verl_credit.credit.registry import REGISTRY, Operator
-from verl_credit.credit.token_credit import token_credit
-from verl_credit.credit.turn_credit import turn_credit
-from verl_credit.credit.turns import spread
-from verl_credit.credit.uncertainty import uncertainty
+from verl_credit.credit.token.gtpo import gtpo_weights
+from verl_credit.credit.token.token_credit import token_credit
+from verl_credit.credit.token.uncertainty import uncertainty
+from verl_credit.credit.turn.turn_credit import turn_credit
+from verl_credit.credit.turn.turns import spread
 
 KINDS = ("outcome", "transform", "algorithm", "uncertainty")
 GAMMA = 0.9

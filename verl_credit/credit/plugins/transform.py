@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from verl_credit.credit.checks import as_bool, output_dtype
-from verl_credit.credit.gtpo import gtpo_weights
-from verl_credit.credit.hicra import hicra
 from verl_credit.credit.plugins.algorithm import mean_over_groups
 from verl_credit.credit.plugins.lists import as_lists, groups_of, write_back
 from verl_credit.credit.plugins.load import adopted, made
 from verl_credit.credit.plugins.types import TransformContext, TransformSpec
+from verl_credit.credit.token.gtpo import gtpo_weights
+from verl_credit.credit.token.hicra import hicra
 
 
 def as_transform_spec(found: Any, name: str) -> TransformSpec:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from verl_credit.credit.gtpo import gtpo_weights
-from verl_credit.credit.hicra import hicra
-from verl_credit.credit.sepa import sepa_amp, sepa_pool
+from verl_credit.credit.token.gtpo import gtpo_weights
+from verl_credit.credit.token.hicra import hicra
+from verl_credit.credit.token.sepa import sepa_amp, sepa_pool
 
 Lists = list[list[float]]
 

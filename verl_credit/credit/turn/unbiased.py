@@ -2,9 +2,9 @@
 
 import torch
 
-from verl_credit.credit.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.tables import Tables
+from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.turn.tables import Tables
 
 
 def turn_group_unbiased(tables: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -7,8 +7,8 @@ import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
-from verl_credit.credit.modes import ANY_OPERATOR, MODES, Tables
-from verl_credit.credit.outcome import OUTCOME_OPERATORS, group_counts, tied_rows, valid_rows
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS, group_counts, tied_rows, valid_rows
+from verl_credit.credit.turn.modes import ANY_OPERATOR, MODES, Tables
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 
 from verl_credit.credit.checks import output_dtype
 from verl_credit.credit.groups import EPS, z_score
-from verl_credit.credit.polarity import polarity, shares
 from verl_credit.credit.rows import row_mean
+from verl_credit.credit.token.polarity import polarity, shares
 
 
 def grpo_s(

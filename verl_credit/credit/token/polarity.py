@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, first_row
-from verl_credit.credit.outcome import valid_rows
+from verl_credit.credit.outcome.outcome import valid_rows
 
 SOLVED_ABOVE = 0.5
 EPS = 1e-8  # added to entropies, so that equal ones keep exactly equal shares

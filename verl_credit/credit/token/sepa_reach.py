@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from verl_credit.credit.sepa_controller import EPS, SepaController
+from verl_credit.credit.token.sepa_controller import EPS, SepaController
 
 
 def first_ramp_step(sepa: dict) -> float:

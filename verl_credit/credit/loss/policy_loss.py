@@ -2,9 +2,9 @@
 
 import torch
 
-from verl_credit.credit.aggregate import aggregate
 from verl_credit.credit.checks import check_name, check_shape, output_dtype
-from verl_credit.credit.ratio import RATIO_LEVELS, importance_ratio
+from verl_credit.credit.loss.aggregate import aggregate
+from verl_credit.credit.loss.ratio import RATIO_LEVELS, importance_ratio
 
 
 def turn_policy_loss(

@@ -6,7 +6,7 @@ import torch
 
 from verl_credit.credit.checks import check_name, output_dtype
 from verl_credit.credit.groups import z_score
-from verl_credit.credit.polarity import EPS, Polarity, polarity, shares
+from verl_credit.credit.token.polarity import EPS, Polarity, polarity, shares
 
 POPULATIONS = ("polarity", "all", "joint")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from verl_credit.credit.checks import as_group_ids, output_dtype
-from verl_credit.credit.outcome import valid_rows
+from verl_credit.credit.outcome.outcome import valid_rows
 
 Operator = Callable[..., torch.Tensor]
 LARGEST = torch.finfo(torch.float32).max

@@ -6,7 +6,7 @@ import torch
 
 from verl_credit.credit.checks import as_bool, check_shape, output_dtype
 from verl_credit.credit.rows import row_mean
-from verl_credit.credit.uncertainty import MAX_SURPRISAL
+from verl_credit.credit.token.uncertainty import MAX_SURPRISAL
 
 
 def sepa_pool(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 
 from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
-from verl_credit.credit.entropy_stats import entropy_stats
-from verl_credit.credit.hicra import hicra
-from verl_credit.credit.token_transforms import TRANSFORMS, token_weights
+from verl_credit.credit.token.entropy_stats import entropy_stats
+from verl_credit.credit.token.hicra import hicra
+from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 
 
 @dataclass(frozen=True)

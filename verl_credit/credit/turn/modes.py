@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from verl_credit.credit.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.tables import Tables
-from verl_credit.credit.unbiased import turn_group_unbiased
+from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.turn.tables import Tables
+from verl_credit.credit.turn.unbiased import turn_group_unbiased
 
 ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 
-from verl_credit.credit.token_text import BARRIER
+from verl_credit.credit.planning.token_text import BARRIER
 
 STRATEGIC_GRAMS = (
     "wait let me",

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.checks import as_bool, check_shape
-from verl_credit.credit.strategic_grams import STRATEGIC_GRAMS, compiled, fold, gram_name, parse_grams
-from verl_credit.credit.token_text import Decode, Pieces, mark, policy_texts
+from verl_credit.credit.planning.strategic_grams import (
+    STRATEGIC_GRAMS,
+    compiled,
+    fold,
+    gram_name,
+    parse_grams,
+)
+from verl_credit.credit.planning.token_text import Decode, Pieces, mark, policy_texts
 
 
 @dataclass(frozen=True)

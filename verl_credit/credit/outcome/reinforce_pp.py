@@ -4,7 +4,7 @@ import torch
 
 from verl_credit.credit.checks import check_shape, first_row, output_dtype
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.outcome import valid_rows
+from verl_credit.credit.outcome.outcome import valid_rows
 
 
 def reinforce_pp(

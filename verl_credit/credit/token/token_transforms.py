@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.entropy_mask import entropy_mask
-from verl_credit.credit.gtpo import gtpo_weights
-from verl_credit.credit.sepa import sepa_amp, sepa_amp_c, sepa_pool
+from verl_credit.credit.token.entropy_mask import entropy_mask
+from verl_credit.credit.token.gtpo import gtpo_weights
+from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
 
 Pool = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 

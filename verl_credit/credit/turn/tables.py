@@ -7,9 +7,9 @@ import torch
 
 from verl_credit.credit.checks import first_row
 from verl_credit.credit.groups import z_score, z_score_per_turn
-from verl_credit.credit.maxrl import maxrl
-from verl_credit.credit.outcome import grpo
-from verl_credit.credit.reinforce_pp import reinforce_pp
+from verl_credit.credit.outcome.maxrl import maxrl
+from verl_credit.credit.outcome.outcome import grpo
+from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
 
 NAMED_OPERATORS = {"maxrl": maxrl, "reinforce_pp": reinforce_pp}
 

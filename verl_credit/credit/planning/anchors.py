@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from verl_credit.credit.token_text import BARRIER, Decode, Pieces, mark, policy_texts
+from verl_credit.credit.planning.token_text import BARRIER, Decode, Pieces, mark, policy_texts
 
 Encode = Callable[[list[str]], torch.Tensor]
 

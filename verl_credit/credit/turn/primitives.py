@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, output_dtype
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score_per_turn
-from verl_credit.credit.info_gain import InfoGain, info_gain
+from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.turn.info_gain import InfoGain, info_gain
 
 
 @dataclass(frozen=True)
