@@ -8,8 +8,8 @@ import pytest
 from byte_world import make_tokenizer
 
 from verl_credit.host.compose import load_config
-from verl_credit.host.fields import ROW_RECORD
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
+from verl_credit.names import ROW_RECORD
 
 REQUIRED = [
     "data.train_files=x",

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 
-from verl_credit.host.attention import PACK, flex, forced, implementation, pack_rows
-from verl_credit.host.attention.kernels import row_by_row
-from verl_credit.host.attention.trial import BRANCHES, TRUNKS
+from verl_credit.attention import PACK, flex, forced, implementation, pack_rows
+from verl_credit.attention.kernels import row_by_row
+from verl_credit.attention.trial import BRANCHES, TRUNKS
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen3", "gemma2")  # plain; with windows in every second layer and a softcap

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import FAMILIES, VOCABULARY, in_float64, log_probs, tiny_model
 
-from verl_credit.host.attention import forced, implementation, pack_rows
-from verl_credit.host.attention import sdpa as sdpa_kernel
-from verl_credit.host.attention import varlen as varlen_kernel
-from verl_credit.host.attention.implementation import NAMES, PREFERENCE, attention, choose
-from verl_credit.host.attention.kernels import KERNELS, row_by_row
-from verl_credit.host.attention.trial import BRANCHES as TRIAL_BRANCHES
-from verl_credit.host.attention.trial import TOLERANCE, Heads, trial
-from verl_credit.host.attention.trial import TRUNKS as TRIAL_TRUNKS
+from verl_credit.attention import forced, implementation, pack_rows
+from verl_credit.attention import sdpa as sdpa_kernel
+from verl_credit.attention import varlen as varlen_kernel
+from verl_credit.attention.implementation import NAMES, PREFERENCE, attention, choose
+from verl_credit.attention.kernels import KERNELS, row_by_row
+from verl_credit.attention.trial import BRANCHES as TRIAL_BRANCHES
+from verl_credit.attention.trial import TOLERANCE, Heads, trial
+from verl_credit.attention.trial import TRUNKS as TRIAL_TRUNKS
 
 
 def documented(

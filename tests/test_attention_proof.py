@@ -7,8 +7,8 @@ import torch
 from tiny_engine import build_engine, gloo_rank, on_ranks
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 
-from verl_credit.host.attention import kernels, pack_rows
-from verl_credit.host.attention.windows import sliding_layers
+from verl_credit.attention import kernels, pack_rows
+from verl_credit.attention.windows import sliding_layers
 
 RIGHT = kernels.KERNELS["sdpa"]
 

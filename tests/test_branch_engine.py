@@ -23,7 +23,7 @@ def rank_main(rank, ranks, folder, store, results):
 @contextmanager
 def masks_made():
     """[(number of the pack, first and last token, window)], a line for every mask that is built."""
-    from verl_credit.host.attention import sdpa
+    from verl_credit.attention import sdpa
 
     build, made, packs = sdpa._mask, [], []
 
@@ -60,8 +60,8 @@ def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
     from verl_credit.host.attention_proof import prove
-    from verl_credit.host.fields import BRANCH_LOG_PROBS
     from verl_credit.host.gain_rows import score_by_rows
+    from verl_credit.names import BRANCH_LOG_PROBS
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
     # layers are checkpointed in training mode only

@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("verl")
 
+from verl_credit.generation.generator import Generation, SamplingParams
 from verl_credit.host.cpu import device_module
 from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
 from verl_credit.host.cpu.register import register as register_cpu
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.generator import Generation, SamplingParams
 from verl_credit.host.hf_rollout.options import EngineOptions
 from verl_credit.host.hf_rollout.register import register as register_hf
 from verl_credit.host.hf_rollout.request import sampling_params

@@ -27,7 +27,6 @@ from verl_credit.doctor import (
     device,
     disk,
     first_start,
-    gather,
     kernels,
     machine,
     orphans,
@@ -35,13 +34,14 @@ from verl_credit.doctor import (
     recipe,
     software,
 )
-from verl_credit.doctor.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size
 from verl_credit.doctor.result import Status, failed, passed
 from verl_credit.doctor.room import check_room, plan_here
 from verl_credit.host import doctor_probes
 from verl_credit.host.compose import load_config
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
+from verl_credit.machine import gather
+from verl_credit.machine.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 H100 = Device("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)

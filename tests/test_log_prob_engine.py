@@ -10,7 +10,7 @@ import torch
 from tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
 from tiny_models import tiny_model
 
-from verl_credit.host.log_prob_path import FLASH, FUSED, LOOP, OURS, log_prob_path, said
+from verl_credit.log_probs.path import FLASH, FUSED, LOOP, OURS, log_prob_path, said
 
 GPU_RECIPE = {
     "use_torch_compile": True,

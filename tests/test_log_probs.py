@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from verl_credit.host.log_prob_path import chunk_tokens
-from verl_credit.host.log_probs import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.chunks import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.path import chunk_tokens
 
 TOKENS, VOCABULARY = 23, 301
 CHUNKS = (1, 7, 23, 64)  # 7: a last chunk of 2; 64: more than there are
@@ -215,5 +215,5 @@ def test_wrong_shapes_are_named(logits, labels, temperature, said):
 
 def test_they_need_torch_alone():
     """A GPU machine without verl can import them."""
-    code = "import sys, verl_credit.host.log_probs; print([m for m in ('verl', 'ray', 'transformers') if m in sys.modules])"
+    code = "import sys, verl_credit.log_probs.chunks; print([m for m in ('verl', 'ray', 'transformers') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

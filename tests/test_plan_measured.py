@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_credit.host.attention import PACK, pack_rows, sdpa, varlen
+from verl_credit.attention import PACK, pack_rows, sdpa, varlen
 from verl_credit.plan import Job, activations, actor_peak, shape_of
 from verl_credit.plan.activations import kept
 

@@ -14,11 +14,11 @@ from test_run_lock import run
 
 from verl_credit import train as train_module
 from verl_credit.doctor import ray_checks
-from verl_credit.doctor.facts import Process
 from verl_credit.host import launch as module
 from verl_credit.host.compose import load_config
 from verl_credit.host.launch import RunFailed, launch
 from verl_credit.host.preflight import PreflightError
+from verl_credit.machine.facts import Process
 
 ADDRESS = "ray_kwargs.ray_init.address"
 

@@ -155,7 +155,7 @@ def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, n
 
 
 def test_train_refuses_a_vllm_that_is_not_there(tmp_path, capsys, monkeypatch, nothing_heavy):
-    monkeypatch.setattr("verl_credit.doctor.gather.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"})
+    monkeypatch.setattr("verl_credit.machine.gather.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"})
     rollout = "actor_rollout_ref.rollout"
     extension = "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension"
     on_cpu = f"+{rollout}.engine_kwargs.vllm.worker_extension_cls={extension}"

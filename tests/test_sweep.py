@@ -11,8 +11,8 @@ import pytest
 
 from verl_credit import sweep as module
 from verl_credit.doctor import disk
-from verl_credit.doctor.facts import GIB
 from verl_credit.host.compose import ConfigError
+from verl_credit.machine.facts import GIB
 from verl_credit.sweep import expand, sweep
 
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"

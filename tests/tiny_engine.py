@@ -46,7 +46,7 @@ def batch(turns, plan=None, **settings):
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    from verl_credit.host.fields import BRANCHES, SCORE_BRANCHES
+    from verl_credit.names import BRANCHES, SCORE_BRANCHES
 
     def nested(rows):
         return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)

@@ -15,13 +15,13 @@ from verl_credit.exit_codes import ExitCode
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.defaults import ABSENT, changed_values, show_value
-from verl_credit.host.fields import ROLLOUT_NAME
 from verl_credit.host.idle import idle_lines
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.required import DATA, MODEL, told, without_value
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate import validate
 from verl_credit.host.validate_scorer import STRATEGIES
+from verl_credit.names import ROLLOUT_NAME
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from gpu.machine import ROOT
-from verl_credit.host.attention.implementation import choose, install, named
-from verl_credit.host.attention.kernels import KERNELS
-from verl_credit.host.attention.trial import Heads
+from verl_credit.attention.implementation import choose, install, named
+from verl_credit.attention.kernels import KERNELS
+from verl_credit.attention.trial import Heads
 from verl_credit.plan.model_shape import PUBLISHED, ModelShape
 
 SHAPES = {"node8": "qwen3-4b", "node4": "qwen3-4b", "h100x1": "qwen3-4b", "spark": "qwen3-4b"}

@@ -64,8 +64,8 @@ def batch(rows: int, length: int, turns: int, branches: bool):
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    from verl_credit.host.fields import BRANCHES, SCORE_BRANCHES
     from verl_credit.host.gain_branches import encode_branches
+    from verl_credit.names import BRANCHES, SCORE_BRANCHES
 
     def nested(parts):
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
@@ -100,7 +100,7 @@ def seconds(engine, data) -> float:
 
 def masks_made(engine, data) -> int:
     """Branch masks that one forward builds, counted where they are built."""
-    from verl_credit.host.attention import pack
+    from verl_credit.attention import pack
 
     build, made = pack._branch_mask, []
     pack._branch_mask = lambda *asked: (made.append(asked), build(*asked))[1]

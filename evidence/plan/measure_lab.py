@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from verl_credit.host.attention import PACK, chosen, install, pack_rows
-from verl_credit.host.log_probs import log_probs_and_entropy, log_probs_from_logits
+from verl_credit.attention import PACK, chosen, install, pack_rows
+from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
 from verl_credit.plan import Job, actor_peak, shape_of
 from verl_credit.plan.activations import answers_masks, forward_only, log_prob_loss
 

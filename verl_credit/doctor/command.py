@@ -10,9 +10,7 @@ from omegaconf import DictConfig
 
 from verl_credit.doctor.device import check_cuda, check_ptxas
 from verl_credit.doctor.disk import check_disk
-from verl_credit.doctor.facts import Facts
 from verl_credit.doctor.first_start import check_compilation, check_flashinfer
-from verl_credit.doctor.gather import gather
 from verl_credit.doctor.kernels import check_flash, check_flex, check_sdpa
 from verl_credit.doctor.machine import check_memory, check_ports, check_shm
 from verl_credit.doctor.node_checks import check_nodes
@@ -33,6 +31,8 @@ from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.validate import validate
+from verl_credit.machine.facts import Facts
+from verl_credit.machine.gather import gather
 
 Check = Callable[[Facts, DictConfig | None], "Result | list[Result]"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.facts import GIB, Facts, size
 from verl_credit.doctor.recipe import parameters_of
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.machine.facts import GIB, Facts, size
 
 
 def check_disk(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from omegaconf import DictConfig
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.doctor.facts import GIB, Device, Facts, size
 from verl_credit.doctor.machine import engine_share
 from verl_credit.doctor.result import Result, passed, skipped, warned
 from verl_credit.doctor.room import plan_here
+from verl_credit.machine.facts import GIB, Device, Facts, size
 from verl_credit.plan.errors import PlanError
 
 FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.facts import Facts
-from verl_credit.doctor.gather import in_a_process
+from verl_credit.attention import AUTO, named
 from verl_credit.doctor.recipe import MODEL
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.doctor.software import wants_cuda
-from verl_credit.host.attention import AUTO, named
 from verl_credit.host.hub import cached_config
 from verl_credit.host.validate_scorer import ATTENTION
+from verl_credit.machine.facts import Facts
+from verl_credit.machine.gather import in_a_process
 from verl_credit.plan.errors import PlanError
 from verl_credit.plan.model_shape import shape_of
 
@@ -23,7 +23,7 @@ HEADS = (32, 8, 128)  # of queries, of keys, their size: Qwen3-4B and 8B
 
 TRIAL = """
 import sys, torch
-from verl_credit.host.attention.implementation import Heads, choose
+from verl_credit.attention.implementation import Heads, choose
 name, device, heads = sys.argv[1], torch.device(sys.argv[2]), Heads(*map(int, sys.argv[3:]))
 found = [choose(name, device, torch.bfloat16, heads, gradients=gradients) for gradients in (False, True)]
 print("agrees:", max(found, key=lambda choice: choice.error))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from omegaconf import DictConfig
 
-from verl_credit.doctor.facts import Facts, Process, size
 from verl_credit.doctor.result import Result, passed, warned
+from verl_credit.machine.facts import Facts, Process, size
 
 ENGINE = re.compile(
     r"^ray::|^VLLM::|^VllmWorker|^sglang::|(^|/)(raylet|gcs_server)$|(^|/)vllm$|^vllm\.|^verl_credit_retriever(\.|$)|"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_credit.host.attention import NAMES, PACK, pack_rows
-from verl_credit.host.fields import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
+from verl_credit.attention import NAMES, PACK, pack_rows
 from verl_credit.host.gain_branches import decode_branches
+from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 
 
 class BranchEngine:

@@ -13,11 +13,11 @@ from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import LOSS
 from verl_credit.host.correction import correction_without_effect
 from verl_credit.host.doubts import doubts
-from verl_credit.host.fields import LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.sepa_effect import sepa_without_effect
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate_reward import overlong_unread
+from verl_credit.names import LOSS_MODE
 
 RESCALED = ("turn-group-v1d", "turn-group-unbiased")
 SEPA_DEFAULTS = {

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
-from verl_credit.host.log_prob_path import FLASH, LOOP, OURS, log_prob_path, said
-from verl_credit.host.log_probs import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.chunks import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.path import FLASH, LOOP, OURS, log_prob_path, said
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 """What a batch can ask for that needs verl's scaled logits. verl's v1 trainer asks for it in distillation only."""

@@ -16,7 +16,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_credit.credit import turn_policy_loss
-from verl_credit.host.fields import CLIP_SCALE, LOSS_MODE, TURN_IDS
+from verl_credit.names import CLIP_SCALE, LOSS_MODE, TURN_IDS
 
 
 @dataclass

@@ -32,7 +32,7 @@ def register_engines() -> None:
     """In processes that train: the engine for this device, and our attention in transformers."""
     from verl.utils.device import get_device_name
 
-    from verl_credit.host.attention import install
+    from verl_credit.attention import install
 
     install()
     if get_device_name() == "cuda":
@@ -45,7 +45,7 @@ def registered_names() -> dict[str, bool]:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    from verl_credit.host import fields
+    from verl_credit import names as fields
 
     return {
         f"estimator {fields.ADV_ESTIMATOR}": fields.ADV_ESTIMATOR in ADV_ESTIMATOR_REGISTRY,

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 
 from omegaconf import OmegaConf
 
-from verl_credit.host.fields import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,6 @@ from verl_credit.host.checks import (
 )
 from verl_credit.host.credit_step import TurnStep, bring_turns
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
-from verl_credit.host.fields import (
-    BRANCH_LOG_PROBS,
-    BRANCHES,
-    CLIP_SCALE,
-    LOSS_MODE,
-    ROLLOUT_NAME,
-    SCORE_BRANCHES,
-    TRAINER_MODE,
-    TURN_IDS,
-)
 from verl_credit.host.gain_rows import rows_per_micro_batch, score_by_rows
 from verl_credit.host.gain_server import scores_of_records
 from verl_credit.host.gain_step import GainPlan, fit_branches, plan_gains, score_gains
@@ -70,6 +60,16 @@ from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
 from verl_credit.host.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.host.watch import RolloutWatch
 from verl_credit.host.worker import CreditWorker
+from verl_credit.names import (
+    BRANCH_LOG_PROBS,
+    BRANCHES,
+    CLIP_SCALE,
+    LOSS_MODE,
+    ROLLOUT_NAME,
+    SCORE_BRANCHES,
+    TRAINER_MODE,
+    TURN_IDS,
+)
 
 
 @register_trainer(TRAINER_MODE)

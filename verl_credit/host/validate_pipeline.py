@@ -15,9 +15,9 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
 from verl_credit.credit.turn.modes import ANY_OPERATOR
 from verl_credit.host.compose import ConfigError
-from verl_credit.host.fields import ADV_ESTIMATOR
 from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.host.planning import DETECTORS
+from verl_credit.names import ADV_ESTIMATOR
 
 CHOICES = {
     "algorithm.tied_groups": ("keep", "skip"),

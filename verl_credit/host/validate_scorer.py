@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.host.attention import NAMES
+from verl_credit.attention import NAMES
 from verl_credit.host.compose import ConfigError
-from verl_credit.host.fields import ADV_ESTIMATOR
+from verl_credit.names import ADV_ESTIMATOR
 
 SCORERS = ("branch", "rows", "server")
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"

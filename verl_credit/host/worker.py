@@ -9,10 +9,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_credit.host.attention_proof import prove
 from verl_credit.host.branch_engine import BranchEngine
-from verl_credit.host.fields import LOSS_MODE
 from verl_credit.host.log_prob_engine import LogProbEngine
 from verl_credit.host.loss import credit_ppo_loss
 from verl_credit.host.register import register_all, register_engines, registered_names
+from verl_credit.names import LOSS_MODE
 
 
 class CreditWorker(ActorRolloutRefWorker):

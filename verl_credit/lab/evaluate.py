@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.host.hf_rollout.generator import BatchGenerator, SamplingParams
+from verl_credit.generation.generator import BatchGenerator, SamplingParams
 from verl_credit.host.reward import exact_match, extract_answer
 from verl_credit.lab import protocol
 from verl_credit.lab.grams import gram_token_mask

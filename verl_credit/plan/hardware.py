@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from verl_credit.doctor.gather import memory
+from verl_credit.machine.gather import memory
 from verl_credit.plan.errors import PlanError
 
 GB, GIB, TERA = 10**9, 2**30, 10**12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from verl_credit.host.log_prob_path import FLASH, log_prob_path
+from verl_credit.log_probs.path import FLASH, log_prob_path
 from verl_credit.plan.errors import PlanError
 
 BYTES = {
@@ -37,7 +37,7 @@ class Job:
     attention: str = "flash"
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
-    """What makes the log-probs (verl_credit/host/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
+    """What makes the log-probs (verl_credit/log_probs/path.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
     """Of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from verl_credit.host.log_prob_path import FLASH, LOOP
 from verl_credit.host.row_room import engine_tokens, least_log_prob_tokens
+from verl_credit.log_probs.path import FLASH, LOOP
 from verl_credit.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import RESERVING, Phase, engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from verl_credit.host.log_prob_path import said
+from verl_credit.log_probs.path import said
 from verl_credit.plan.hardware import GIB
 from verl_credit.plan.plan import Plan
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from verl_credit.host.attention.flex import trying
-from verl_credit.host.attention.kernels import row_by_row
-from verl_credit.host.attention.pack import Pack, pack_rows
+from verl_credit.attention.flex import trying
+from verl_credit.attention.kernels import row_by_row
+from verl_credit.attention.pack import Pack, pack_rows
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """Measured on a CPU, with 4 heads of queries, 2 of keys of 8 and of 64, and with 32 and 8 of 128: right kernels at most

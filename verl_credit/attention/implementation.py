@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from verl_credit.host.attention.kernels import KERNELS
-from verl_credit.host.attention.pack import Pack
-from verl_credit.host.attention.trial import TOLERANCE, Heads, trial
-from verl_credit.host.attention.windows import note
+from verl_credit.attention.kernels import KERNELS
+from verl_credit.attention.pack import Pack
+from verl_credit.attention.trial import TOLERANCE, Heads, trial
+from verl_credit.attention.windows import note
 
 AUTO = "auto"
 PREFIX = "credit_"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.host.attention.flex import flex
-from verl_credit.host.attention.pack import PackedRow
-from verl_credit.host.attention.sdpa import sdpa
-from verl_credit.host.attention.varlen import varlen
+from verl_credit.attention.flex import flex
+from verl_credit.attention.pack import PackedRow
+from verl_credit.attention.sdpa import sdpa
+from verl_credit.attention.varlen import varlen
 
 # Not "flash": transformers takes any name with that word in it for a package of its own.
 KERNELS = {"varlen": varlen, "sdpa": sdpa, "flex": flex}

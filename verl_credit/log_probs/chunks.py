@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch.autograd.function import once_differentiable
 
-from verl_credit.host.log_prob_path import chunk_tokens
+from verl_credit.log_probs.path import chunk_tokens
 
 
 def log_probs_from_logits(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from verl_credit.doctor.facts import Device, Facts, Memory, Process, Ptxas, Torch
+from verl_credit.machine.facts import Device, Facts, Memory, Process, Ptxas, Torch
 
 # CUDA is asked in a process of its own: the question makes a context of hundreds of megabytes, and a broken driver
 # may end the process that asks.

@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import torch
 
-from verl_credit.host.attention.pack import Pack, PackedRow
-from verl_credit.host.attention_room import KEY_TOKENS
+from verl_credit.attention.pack import Pack, PackedRow
+from verl_credit.attention.room import KEY_TOKENS
 
 
 @dataclass(frozen=True)

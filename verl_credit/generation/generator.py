@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.host.hf_rollout.attention import grouped_decode_attention
-from verl_credit.host.hf_rollout.kv_cache import GrowingCache
-from verl_credit.host.hf_rollout.sampling import RowSampler, SamplingParams
+from verl_credit.generation.decode_attention import grouped_decode_attention
+from verl_credit.generation.kv_cache import GrowingCache
+from verl_credit.generation.sampling import RowSampler, SamplingParams
 
 __all__ = ["BatchGenerator", "Generation", "SamplingParams"]
 

@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from verl_credit.host.attention.pack import Pack, PackedRow
-from verl_credit.host.attention_room import MASK_NUMBERS
+from verl_credit.attention.pack import Pack, PackedRow
+from verl_credit.attention.room import MASK_NUMBERS
 
 LEAST_QUERIES = 512
 """Under a window, though it be shorter: fewer make many small calls."""

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from verl_credit.host.attention.pack import Pack
+from verl_credit.attention.pack import Pack
 
 BLOCK = 128
 LIMIT = 32

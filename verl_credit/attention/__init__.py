@@ -1,6 +1,6 @@
 """Attention over packed rows and branches, with or without flash-attn. Torch and transformers are all it needs."""
 
-from verl_credit.host.attention.implementation import (
+from verl_credit.attention.implementation import (
     AUTO,
     NAMES,
     PACK,
@@ -10,8 +10,8 @@ from verl_credit.host.attention.implementation import (
     install,
     named,
 )
-from verl_credit.host.attention.kernels import KERNELS, row_by_row
-from verl_credit.host.attention.pack import Pack, PackedRow, pack_rows
+from verl_credit.attention.kernels import KERNELS, row_by_row
+from verl_credit.attention.pack import Pack, PackedRow, pack_rows
 
 __all__ = [
     "AUTO", "KERNELS", "NAMES", "PACK", "Pack", "PackedRow", "choice", "chosen", "forced", "install", "named",
