@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from verl_credit.host.circuit_breaker import CircuitBreaker
+from verl_credit.search.circuit_breaker import CircuitBreaker
 
 
 class Clock:

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
-from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 
 pytestmark = pytest.mark.e2e
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit.host.network import RAY
-from verl_credit.host.run_files import EVENTS, METRICS, read_json_lines
 from verl_credit.lab.build import build_lab
+from verl_credit.run.files import EVENTS, METRICS, read_json_lines
+from verl_credit.run.network import RAY
 
 pytestmark = pytest.mark.e2e
 

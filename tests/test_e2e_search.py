@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from byte_world import N_QUESTIONS, build_byte_world
 
-from verl_credit.host.run_files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
 from verl_credit_retriever.launch import start_server
 
 pytestmark = pytest.mark.e2e
@@ -146,7 +146,7 @@ def test_lost_retriever_stops_a_run_and_resume_repeats_its_steps(world, retrieve
 
 FAILING = 3
 FAILS_SOMETIMES = f"""
-from verl_credit.host.reward import compute_score as score
+from verl_credit.reward.qa import compute_score as score
 
 calls = 0
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from verl_credit.host.answer_template import pseudo_answer
-from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 
 pytestmark = pytest.mark.vllm
 

@@ -14,8 +14,8 @@ from verl_credit.host.gain_requests import Request
 from verl_credit.host.gain_server import scores_of_records, server_score
 from verl_credit.host.gain_step import plan_gains, score_gains
 from verl_credit.host.metrics import gain_cost
-from verl_credit.host.progress import step_line
 from verl_credit.host.turn_book import RowRecord
+from verl_credit.run.progress import step_line
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
 GARBAGE = -1e30

@@ -8,9 +8,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_credit.host.agent_manager import CreditAgentLoopManager
 from verl_credit.host.compose import load_config
-from verl_credit.host.run_files import EVENTS
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.trainer import CreditTrainer
+from verl_credit.run.files import EVENTS
 
 
 class Manager(CreditAgentLoopManager):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_credit.host.math_answer import boxed_match, extract_boxed, number
-from verl_credit.host.reward import compute_score, final_answer
+from verl_credit.reward.boxed import boxed_match, extract_boxed, number
+from verl_credit.reward.qa import compute_score, final_answer
 
 TRUTH = {"target": ["1234"], "form": "boxed"}
 

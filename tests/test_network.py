@@ -12,8 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.doctor import ray_checks
-from verl_credit.host import loopback_store, network
-from verl_credit.host.network import is_loopback, loopback_settings, network_lines, why_not_loopback
+from verl_credit.host import loopback_store
+from verl_credit.run import network
+from verl_credit.run.network import is_loopback, loopback_settings, network_lines, why_not_loopback
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ CLUSTER = {**OWN, "RAY_ADDRESS": "192.0.2.1:6379"}
 def test_ray_takes_loopback_for_this_machine_when_told_before_its_import():
     """The command's order: our module, which must not import Ray, the switch, and then everything else."""
     script = (
-        "import os, sys, verl_credit.cli; from verl_credit.host.network import ray_on_loopback\n"
+        "import os, sys, verl_credit.cli; from verl_credit.run.network import ray_on_loopback\n"
         "assert 'ray' not in sys.modules; ray_on_loopback(os.environ)\n"
         "import ray; print(ray.util.get_node_ip_address())"
     )

@@ -17,7 +17,7 @@ from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
 from verl_credit.data.sources import split_of
 from verl_credit.host.preflight import check_data
-from verl_credit.host.reward import BOXED, compute_score
+from verl_credit.reward.qa import BOXED, compute_score
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
 
 HOTPOT = {

@@ -15,7 +15,7 @@ from retriever_fakes import ROWS, FakeEncoder, FakeIndex, client_of, metric, unt
 
 from verl_credit.doctor.recipe import check_retriever
 from verl_credit.doctor.result import Status
-from verl_credit.host.search_settings import KEYS
+from verl_credit.search.settings import KEYS
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token

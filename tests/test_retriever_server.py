@@ -15,7 +15,7 @@ import pytest
 from retriever_fakes import metric
 from retriever_world import make_corpus, make_encoder
 
-from verl_credit.host.search_client import SearchClient, SearchFault
+from verl_credit.search.client import SearchClient, SearchFault
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder.encoder import SentenceEncoder
 from verl_credit_retriever.http.server import create_app

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.host.reward import compute_score, exact_match, extract_answer, gold_answers, token_f1
+from verl_credit.reward.qa import compute_score, exact_match, extract_answer, gold_answers, token_f1
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.doubts import doubts
 from verl_credit.host.idle import without_effect
 from verl_credit.host.pipeline_settings import PipelineSettings
-from verl_credit.host.reward import compute_score
 from verl_credit.host.turn_book import RowRecord
 from verl_credit.host.validate import validate
 from verl_credit.host.validate_reward import HAND_ON, MANAGER
 from verl_credit.names import ROW_RECORD
+from verl_credit.reward.qa import compute_score
 
 SINGLE = ("search.max_searches=0", "search.url=null", "credit=grpo")
 MAXRL = ("algorithm.advantage_mode=maxrl",)

@@ -17,10 +17,10 @@ from verl_credit.host.checks import (
 )
 from verl_credit.host.compose import load_config
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
-from verl_credit.host.plugin_state import describe_resume, save_state
-from verl_credit.host.progress import Progress, evaluation_line, step_line
-from verl_credit.host.run_files import METRICS, VALIDATION, append_json, read_json_lines, rewind
 from verl_credit.host.watch import RolloutWatch
+from verl_credit.run.files import METRICS, VALIDATION, append_json, read_json_lines, rewind
+from verl_credit.run.progress import Progress, evaluation_line, step_line
+from verl_credit.run.state import describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 

@@ -17,13 +17,13 @@ from verl_credit import train as train_module
 from verl_credit.cli import main
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import load_config
-from verl_credit.host.finished import TRACKER, last_checkpoint, nothing_left
-from verl_credit.host.plugin_state import save_state
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
-from verl_credit.host.run_lock import LOCK, run_lock
+from verl_credit.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
+from verl_credit.run.finished import TRACKER, last_checkpoint, nothing_left
+from verl_credit.run.lock import LOCK, run_lock
+from verl_credit.run.state import save_state
 
-HOLD = "import sys; from pathlib import Path; from verl_credit.host.run_lock import run_lock\n" \
+HOLD = "import sys; from pathlib import Path; from verl_credit.run.lock import run_lock\n" \
        "with run_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # fmt: skip
 
 

@@ -7,8 +7,8 @@ import pickle
 import pytest
 from scripted_server import dead_port, hits, scripted_server, search
 
-from verl_credit.host.connections import Connections
-from verl_credit.host.search_client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
+from verl_credit.search.client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
+from verl_credit.search.connections import Connections
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 from scripted_server import FakeTime, dead_port, hits, scripted_server
 
-from verl_credit.host.retry_pause import asked_pause, backoff
-from verl_credit.host.search_client import FAULT_CODES, SearchClient, SearchFault
+from verl_credit.search.client import FAULT_CODES, SearchClient, SearchFault
+from verl_credit.search.retry_pause import asked_pause, backoff
 
 BUSY = (429, b"busy")
 

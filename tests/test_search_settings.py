@@ -7,9 +7,9 @@ from omegaconf import OmegaConf, open_dict
 from scripted_server import scripted_server
 
 from verl_credit.host.compose import ConfigError, load_config
-from verl_credit.host.search_faults import SearchFault
-from verl_credit.host.search_settings import KEYS, client_for, token_of
 from verl_credit.host.validate import validate
+from verl_credit.search.faults import SearchFault
+from verl_credit.search.settings import KEYS, client_for, token_of
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "run_dir=x"]
 ADDRESS = "search.url=http://127.0.0.1:9"

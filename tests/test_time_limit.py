@@ -6,8 +6,8 @@ import pytest
 
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.settings import CreditSettings
-from verl_credit.host.time_limit import TimeLimit
 from verl_credit.host.validate import validate
+from verl_credit.run.time_limit import TimeLimit
 
 
 class Clock:

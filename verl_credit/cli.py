@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(arguments) -> int:
-    from verl_credit.host.network import ray_on_loopback
+    from verl_credit.run.network import ray_on_loopback
 
     ray_on_loopback(os.environ)  # what is imported below imports Ray
     if arguments.multirun:
@@ -118,9 +118,9 @@ def _train(arguments) -> int:
 
 def _lab(arguments) -> int:
     from verl_credit.exit_codes import ExitCode
-    from verl_credit.host.progress import Throttled, say_at_once
     from verl_credit.lab.build import build_lab
     from verl_credit.lab.warm_start import LabGateError
+    from verl_credit.run.progress import Throttled, say_at_once
 
     progress = Throttled(say_at_once)
     try:

@@ -15,8 +15,8 @@ from yaml import YAMLError
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.defaults import ABSENT, Default, defaults, flat_values, show_value
-from verl_credit.host.run_files import METRICS, VALIDATION, read_json_lines
-from verl_credit.host.versions import installed_versions, read_versions
+from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.run.versions import installed_versions, read_versions
 
 CONFIG = "config.yaml"
 ACTOR = "actor_rollout_ref.actor."

@@ -14,9 +14,7 @@ from verl_credit.doctor.command import refuse_unfit_machine
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.answer_budget import check_answers
 from verl_credit.host.compose import ConfigError, load_config
-from verl_credit.host.finished import nothing_left
 from verl_credit.host.idle import idle_lines
-from verl_credit.host.network import network_lines
 from verl_credit.host.other_tools import check_other_tools
 from verl_credit.host.preflight import (
     PreflightError,
@@ -25,14 +23,16 @@ from verl_credit.host.preflight import (
     check_positions,
     check_server,
 )
-from verl_credit.host.progress import Progress, Throttled, say_at_once
 from verl_credit.host.prompt_lengths import check_all_prompts
-from verl_credit.host.redact import redact
 from verl_credit.host.required import missing_line
-from verl_credit.host.run_files import METRICS, DamagedFile
-from verl_credit.host.run_lock import run_lock
 from verl_credit.host.validate import validate
-from verl_credit.host.versions import write_versions
+from verl_credit.run.files import METRICS, DamagedFile
+from verl_credit.run.finished import nothing_left
+from verl_credit.run.lock import run_lock
+from verl_credit.run.network import network_lines
+from verl_credit.run.progress import Progress, Throttled, say_at_once
+from verl_credit.run.versions import write_versions
+from verl_credit.search.redact import redact
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {

@@ -16,7 +16,7 @@ import sys
 from itertools import combinations
 from pathlib import Path
 
-from verl_credit.host.run_files import METRICS, read_json_lines
+from verl_credit.run.files import METRICS, read_json_lines
 
 PRESETS = {
     "C1": "grpo_nostd",

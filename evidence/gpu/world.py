@@ -17,8 +17,8 @@ import torch
 
 from gpu.models import TINY, random_model
 from verl_credit.data.rows import PROMPTS, SCHEMA
-from verl_credit.host.reward import BOXED, TAG
 from verl_credit.plan.model_shape import PUBLISHED, shape_of
+from verl_credit.reward.qa import BOXED, TAG
 
 # The lab's template shows no tool; a model that was never taught needs the schema no less than any other.
 TOOLS = "{%- if tools -%}{{ '<|im_start|>system\\n' }}{%- for tool in tools -%}{{ tool | tojson + '\\n' }}{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}\n"  # noqa: E501

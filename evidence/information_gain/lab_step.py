@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from verl_credit.host.run_files import METRICS, read_json_lines
+from verl_credit.run.files import METRICS, read_json_lines
 
 STEPS = 6
 SETTINGS = [

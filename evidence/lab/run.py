@@ -19,10 +19,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from verl_credit.host.run_files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.lab.build import build_lab
 from verl_credit.lab.controls import swap_contents
 from verl_credit.lab.grams import gram_token_mask
+from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 
 CONDITIONS = {
     "main": [],

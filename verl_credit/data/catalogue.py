@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from verl_credit.data import readers
 from verl_credit.data.records import UNKNOWN_FORM, PrepareError, Record, Rejected
-from verl_credit.host.reward import BOXED, TAG
+from verl_credit.reward.qa import BOXED, TAG
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DataSet:
     fields: str
     """The release's own fields, for messages."""
     form: str = TAG
-    """How the policy answers: in the answer tag, or in a box (``host/reward.py``)."""
+    """How the policy answers: in the answer tag, or in a box (``reward/qa.py``)."""
     ability: str = "qa"
     other_names: tuple[str, ...] = ()
     """What ``data_source`` and hub configurations call it."""

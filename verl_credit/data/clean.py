@@ -15,8 +15,8 @@ from verl_credit.data.records import (
     Rejected,
     is_text,
 )
-from verl_credit.host.math_answer import number
-from verl_credit.host.reward import BOXED, exact_match, extract_answer, normalize_answer
+from verl_credit.reward.boxed import number
+from verl_credit.reward.qa import BOXED, exact_match, extract_answer, normalize_answer
 
 BLANK, REPEATED, ADDS_NOTHING = "blank", "repeated", "normalised copy"
 

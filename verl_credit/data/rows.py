@@ -9,8 +9,8 @@ import pyarrow.parquet as parquet
 
 from verl_credit.data.catalogue import DataSet
 from verl_credit.data.records import Record
-from verl_credit.host.reward import BOXED, TAG
 from verl_credit.names import AGENT_NAME
+from verl_credit.reward.qa import BOXED, TAG
 
 # What the policy is told. The chat template adds the tool's schema and how a call is written.
 PROMPTS = {

@@ -22,10 +22,10 @@ from verl_credit.host.gain_requests import aliases_that_count, writer_of
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.host.request_room import DRAWN, MODEL_LEN
-from verl_credit.host.reward import stated_form
 from verl_credit.host.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.host.settings import CreditSettings
 from verl_credit.host.validate_scorer import sequence_parallel
+from verl_credit.reward.qa import stated_form
 
 LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"

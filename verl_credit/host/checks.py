@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from verl_credit.host.credit_step import TurnStep
-from verl_credit.host.redact import redact
+from verl_credit.search.redact import redact
 
 
 class IntegrityError(RuntimeError):

@@ -11,11 +11,11 @@ from omegaconf import DictConfig
 
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.hub import HubError, cached_config, refuse_absent
-from verl_credit.host.redact import redact
-from verl_credit.host.reward import answer_form, gold_answers, stated_form
-from verl_credit.host.search_client import SearchFault
-from verl_credit.host.search_settings import client_for, token_of, urls_of
-from verl_credit.host.served_index import ServedIndex, agreed, served_index
+from verl_credit.reward.qa import answer_form, gold_answers, stated_form
+from verl_credit.search.client import SearchFault
+from verl_credit.search.index import ServedIndex, agreed, served_index
+from verl_credit.search.redact import redact
+from verl_credit.search.settings import client_for, token_of, urls_of
 
 
 class PreflightError(RuntimeError):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from verl_credit.host.search_settings import client_for
+from verl_credit.search.settings import client_for
 
 MAX_QUERY_CHARS = 2000
 

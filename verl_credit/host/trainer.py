@@ -24,7 +24,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.workers.utils.padding import response_to_nested
 
-from verl_credit.host import events
 from verl_credit.host.agent_manager import CreditAgentLoopManager
 from verl_credit.host.answer_budget import tokens_per_micro_batch
 from verl_credit.host.checks import (
@@ -42,22 +41,11 @@ from verl_credit.host.gain_step import GainPlan, fit_branches, plan_gains, score
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.idle import without_effect_in
 from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
-from verl_credit.host.plugin_state import describe_resume, save_state
 from verl_credit.host.register import require_registered
-from verl_credit.host.run_files import (
-    METRICS,
-    TRAJECTORIES,
-    VALIDATION,
-    append_json,
-    read_json_lines,
-    rewind,
-)
 from verl_credit.host.settings import CreditSettings
-from verl_credit.host.time_limit import TimeLimit
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 from verl_credit.host.trajectories import sample_trajectories
 from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
-from verl_credit.host.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.host.watch import RolloutWatch
 from verl_credit.host.worker import CreditWorker
 from verl_credit.names import (
@@ -70,6 +58,18 @@ from verl_credit.names import (
     TRAINER_MODE,
     TURN_IDS,
 )
+from verl_credit.run import events
+from verl_credit.run.files import (
+    METRICS,
+    TRAJECTORIES,
+    VALIDATION,
+    append_json,
+    read_json_lines,
+    rewind,
+)
+from verl_credit.run.state import describe_resume, save_state
+from verl_credit.run.time_limit import TimeLimit
+from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 
 
 @register_trainer(TRAINER_MODE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from verl_credit.host.credit_step import TurnStep
-from verl_credit.host.reward import gold_answers
 from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.reward.qa import gold_answers
 
 
 def sample_trajectories(turns: TurnBatch, step: TurnStep, tokenizer, count: int) -> list[dict]:

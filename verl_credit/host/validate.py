@@ -15,8 +15,6 @@ from verl_credit.host.answer_budget import validate_budgets
 from verl_credit.host.answer_template import AUTO
 from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
-from verl_credit.host.search_settings import NUMBERS as SEARCH_NUMBERS
-from verl_credit.host.search_settings import validate_search
 from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
 from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
 from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
@@ -24,6 +22,8 @@ from verl_credit.host.validate_pipeline import validate_pipeline
 from verl_credit.host.validate_rollout import validate_rollout
 from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
+from verl_credit.search.settings import NUMBERS as SEARCH_NUMBERS
+from verl_credit.search.settings import validate_search
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 

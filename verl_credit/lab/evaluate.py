@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerFast
 
 from verl_credit.generation.generator import BatchGenerator, SamplingParams
-from verl_credit.host.reward import exact_match, extract_answer
 from verl_credit.lab import protocol
 from verl_credit.lab.grams import gram_token_mask
 from verl_credit.lab.questions import Question
 from verl_credit.lab.retrieval import LocalRetriever
+from verl_credit.reward.qa import exact_match, extract_answer
 
 Arrange = Callable[[list[dict]], list[dict]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from verl_credit.host.run_files import TRAJECTORIES, VALIDATION
 from verl_credit.report.choose import choose
 from verl_credit.report.curves import panel_data_uri
 from verl_credit.report.markup import escape
@@ -12,6 +11,7 @@ from verl_credit.report.run_data import Run
 from verl_credit.report.style import CSS
 from verl_credit.report.summary import summary_html
 from verl_credit.report.trajectory import trajectories_html
+from verl_credit.run.files import TRAJECTORIES, VALIDATION
 
 
 def page(run: Run, panels: list[Panel]) -> str:

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_credit.host.run_files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.report.settings import read_settings
+from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 
 _HELD_OUT = re.compile(
     r"val-(?:core|aux)/(?P<source>.+)-(?P<mode>greedy|sampled)/(?P<score>em|format_ok)/mean@(?P<n>\d+)"

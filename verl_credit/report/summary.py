@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from verl_credit.host.turn_cuts import TURNS_CUT
 from verl_credit.report.markup import escape
 from verl_credit.report.numbers import percent, plain, points, seconds, seconds_change, signed
 from verl_credit.report.run_data import Run, Series
+from verl_credit.run.turn_cuts import TURNS_CUT
 
 
 class Row(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verl_credit.host.run_files import write_text
 from verl_credit.report.curves import curves_png
 from verl_credit.report.page import page
 from verl_credit.report.panels import panels
 from verl_credit.report.run_data import read_run
+from verl_credit.run.files import write_text
 
 REPORT = "report.html"
 CURVES = "curves.png"

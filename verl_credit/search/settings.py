@@ -10,9 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.host.compose import ConfigError
-from verl_credit.host.redact import redact
-from verl_credit.host.search_client import SearchClient
-from verl_credit.host.search_servers import endpoint, loopback
+from verl_credit.search.client import SearchClient
+from verl_credit.search.redact import redact
+from verl_credit.search.servers import endpoint, loopback
 
 KEYS = (
     "url",

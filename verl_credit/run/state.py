@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_credit.host.run_files import STATE, plain, write_text
+from verl_credit.run.files import STATE, plain, write_text
 
 VERSION = 1
 

@@ -16,8 +16,8 @@ import string
 from collections import Counter
 from collections.abc import Iterable
 
-from verl_credit.host.math_answer import boxed_match, extract_boxed
 from verl_credit.names import ROW_RECORD
+from verl_credit.reward.boxed import boxed_match, extract_boxed
 
 TAG, BOXED = "tag", "boxed"
 FORMS = (TAG, BOXED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from verl_credit.host.run_files import EVENTS, append_json
+from verl_credit.run.files import EVENTS, append_json
 
 
 def note(run_dir: Path, kind: str, text: str) -> None:

@@ -7,8 +7,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from verl_credit.host import events
-from verl_credit.host.run_files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.run import events
+from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 
 # Whole lines at once, also into a pipe or a file.
 say_at_once = partial(print, flush=True)

@@ -7,8 +7,8 @@ from socket import inet_aton
 
 import httpx
 
-from .circuit_breaker import CircuitBreaker
-from .redact import redact
+from verl_credit.search.circuit_breaker import CircuitBreaker
+from verl_credit.search.redact import redact
 
 
 @dataclass(frozen=True)

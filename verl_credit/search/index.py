@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from verl_credit.host.redact import redact
-from verl_credit.host.search_servers import base
+from verl_credit.search.redact import redact
+from verl_credit.search.servers import base
 
 MOST_CHARS = 200
 

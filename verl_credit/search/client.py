@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from .connections import Connections
-from .pages import Page, format_pages, parse_answer
-from .retry_pause import asked_pause, backoff
-from .search_faults import FAULT_CODES, FailedAttempt, SearchFault
-from .search_servers import Server, ServerList, endpoint
+from verl_credit.search.connections import Connections
+from verl_credit.search.faults import FAULT_CODES, FailedAttempt, SearchFault
+from verl_credit.search.pages import Page, format_pages, parse_answer
+from verl_credit.search.retry_pause import asked_pause, backoff
+from verl_credit.search.servers import Server, ServerList, endpoint
 
 INDEX_HEADER = "X-Index-Fingerprint"
 

@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from verl_credit.host.run_files import write_text
+from verl_credit.run.files import write_text
 
 VERSIONS = "versions.json"
 PACKAGES = (

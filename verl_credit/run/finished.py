@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.host.plugin_state import planned_steps
-from verl_credit.host.run_files import VALIDATION, read_json_lines
+from verl_credit.run.files import VALIDATION, read_json_lines
+from verl_credit.run.state import planned_steps
 
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete checkpoint
 
