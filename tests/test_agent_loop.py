@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from byte_world import make_tokenizer
 
-from verl_credit.host.compose import load_config
+from verl_credit.config.compose import load_config
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
 from verl_credit.names import ROW_RECORD
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from verl_credit.host.compose import ConfigError, load_config
+from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.unread import idle_lines
 from verl_credit.host.correction import check_correction, correction_without_effect
-from verl_credit.host.idle import idle_lines
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")

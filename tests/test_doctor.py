@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from verl_credit.cli import main
+from verl_credit.config.compose import load_config
 from verl_credit.doctor import (
     command,
     device,
@@ -37,7 +38,6 @@ from verl_credit.doctor import (
 from verl_credit.doctor.result import Status, failed, passed
 from verl_credit.doctor.room import check_room, plan_here
 from verl_credit.host import doctor_probes
-from verl_credit.host.compose import load_config
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
 from verl_credit.machine import gather

@@ -2,9 +2,9 @@
 
 import pytest
 
-from verl_credit.host.compose import load_config
-from verl_credit.host.doubts import doubts
-from verl_credit.host.idle import idle_lines
+from verl_credit.config.compose import load_config
+from verl_credit.config.unread import idle_lines
+from verl_credit.config.warnings import doubts
 
 ROLLOUT = "actor_rollout_ref.rollout"
 CASES = [

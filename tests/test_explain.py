@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from verl_credit.cli import main
+from verl_credit.config.compose import load_config
+from verl_credit.config.unread import unused, without_effect
 from verl_credit.credit.registry import REGISTRY
-from verl_credit.host.compose import load_config
-from verl_credit.host.idle import unused, without_effect
 from verl_credit.modes_page import modes_page
 
 LOSS = "actor_rollout_ref.actor.policy_loss"

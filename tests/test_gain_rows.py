@@ -8,11 +8,11 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
+from verl_credit.config.compose import load_config
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.answer_template import PseudoAnswer
-from verl_credit.host.compose import load_config
 from verl_credit.host.gain_requests import context_ends
 from verl_credit.host.gain_rows import ScoreRow, rows_per_micro_batch, score_rows
-from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_book import TurnBook
 
 VOCAB, LENGTH = 11, 64

@@ -266,8 +266,8 @@ def test_the_committed_page_is_what_its_json_says(tmp_path):
 @pytest.mark.parametrize("recipe", runs.GPU_RECIPES[:3])  # the fourth differs in its name
 def test_the_overrides_of_the_training_parts_are_accepted(recipe, tmp_path):
     """Nobody can start them here: that they compose and pass validation is what can be known."""
-    from verl_credit.host.compose import load_config
-    from verl_credit.host.validate import validate
+    from verl_credit.config.compose import load_config
+    from verl_credit.config.rules import validate
 
     overrides = World(tmp_path, "http://127.0.0.1:1", False).overrides(recipe, "Qwen/Qwen3-4B")
     config = load_config(

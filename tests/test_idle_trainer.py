@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from verl_credit.config.compose import load_config
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.agent_manager import CreditAgentLoopManager
-from verl_credit.host.compose import load_config
-from verl_credit.host.settings import CreditSettings
 from verl_credit.host.trainer import CreditTrainer
 from verl_credit.run.files import EVENTS
 

@@ -8,9 +8,9 @@ import pytest
 from test_config import OWN, check
 from test_doctor import FAIL, MACHINE, PASS, SKIP, says
 
+from verl_credit.config.compose import ConfigError, load_config
 from verl_credit.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
 from verl_credit.host import doctor_probes
-from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.search.servers import loopback
 
 ADDRESS = "10.0.0.1:6379"

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from verl_credit.config.compose import RECIPES, ConfigError, load_config
+from verl_credit.config.pipeline_rules import NUMBERS
+from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
+from verl_credit.config.rules import validate
+from verl_credit.config.settings import CreditSettings
+from verl_credit.config.unread import SEPA_DEFAULTS, unused
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
-from verl_credit.host.compose import RECIPES, ConfigError, load_config
-from verl_credit.host.idle import SEPA_DEFAULTS, unused
-from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
-from verl_credit.host.settings import CreditSettings
-from verl_credit.host.validate import validate
-from verl_credit.host.validate_pipeline import NUMBERS
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from verl_credit.host.compose import load_config
-from verl_credit.host.validate import validate
+from verl_credit.config.compose import load_config
+from verl_credit.config.rules import validate
 from verl_credit.plan.command import OURS, _load, _values
 from verl_credit.plan.plan import make_plan
 from verl_credit.plan.remedies import missing

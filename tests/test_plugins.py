@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.credit import gtpo_weights, hicra, plugins, sepa_amp, sepa_pool
 from verl_credit.credit.plugins import (
     AlgorithmOutput,
@@ -17,7 +18,6 @@ from verl_credit.credit.plugins import (
     load,
     run_uncertainty,
 )
-from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 
 NAN = float("nan")

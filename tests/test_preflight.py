@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from scripted_server import dead_port, scripted_server
 
 from verl_credit.cli import main
-from verl_credit.host.compose import load_config
+from verl_credit.config.compose import load_config
 from verl_credit.host.hub import HubError, fetch_config
 from verl_credit.host.preflight import (
     PreflightError,

@@ -13,9 +13,9 @@ from test_doctor import FAIL, LAPTOP, PASS, says
 from test_run_lock import run
 
 from verl_credit import train as train_module
+from verl_credit.config.compose import load_config
 from verl_credit.doctor import ray_checks
 from verl_credit.host import launch as module
-from verl_credit.host.compose import load_config
 from verl_credit.host.launch import RunFailed, launch
 from verl_credit.host.preflight import PreflightError
 from verl_credit.machine.facts import Process

@@ -6,9 +6,9 @@ import pytest
 from test_preflight import policy
 
 from verl_credit.cli import main
-from verl_credit.host.compose import load_config
+from verl_credit.config.compose import load_config
+from verl_credit.config.required import without_value
 from verl_credit.host.preflight import PreflightError, check_data
-from verl_credit.host.required import without_value
 
 
 def write(path, rows):

@@ -7,14 +7,14 @@ import torch
 from byte_world import make_tokenizer
 from turn_rows import Row, credited, lost_row, turn_batch
 
+from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.pipeline_settings import PipelineSettings
+from verl_credit.config.reward_rules import HAND_ON, MANAGER
+from verl_credit.config.rules import validate
+from verl_credit.config.unread import without_effect
+from verl_credit.config.warnings import doubts
 from verl_credit.host.checks import IntegrityError, check_outcomes
-from verl_credit.host.compose import ConfigError, load_config
-from verl_credit.host.doubts import doubts
-from verl_credit.host.idle import without_effect
-from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.turn_book import RowRecord
-from verl_credit.host.validate import validate
-from verl_credit.host.validate_reward import HAND_ON, MANAGER
 from verl_credit.names import ROW_RECORD
 from verl_credit.reward.qa import compute_score
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
+from verl_credit.config.compose import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.host.checks import (
     IntegrityError,
@@ -15,7 +16,6 @@ from verl_credit.host.checks import (
     check_rollouts,
     check_tool_faults,
 )
-from verl_credit.host.compose import load_config
 from verl_credit.host.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.watch import RolloutWatch
 from verl_credit.run.files import METRICS, VALIDATION, append_json, read_json_lines, rewind

@@ -10,8 +10,8 @@ from collections import namedtuple
 import pytest
 
 from verl_credit import sweep as module
+from verl_credit.config.compose import ConfigError
 from verl_credit.doctor import disk
-from verl_credit.host.compose import ConfigError
 from verl_credit.machine.facts import GIB
 from verl_credit.sweep import expand, sweep
 
@@ -72,7 +72,7 @@ def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_pat
     assert len(commands) == 4
     for command, mode in zip(commands, ("joint", "separate", "turn-group", "turn-group-v1d"), strict=True):
         assert command[:6] == [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", "lab"]
-        from verl_credit.host.compose import load_config
+        from verl_credit.config.compose import load_config
 
         config = load_config("lab", command[6:])
         assert config.run_dir == str(tmp_path / f"info_gain_norm_mode={mode}")

@@ -7,10 +7,10 @@ from turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_ste
 from verl import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
+from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES, gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
-from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 
 PLANS, CALLS = "let me check call", "call it"

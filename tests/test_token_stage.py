@@ -7,10 +7,10 @@ import pytest
 import torch
 from verl.utils.metric import reduce_metrics
 
+from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.credit import turn_credit
 from verl_credit.credit.plugins import TransformSpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
-from verl_credit.host.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 
 WORDS = (" so", " let", " me", " check", " the", " page", " then", " answer", " Paris", ".")

@@ -11,8 +11,8 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from verl_credit.host.compose import ConfigError, load_config
-from verl_credit.host.validate import validate
+from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.rules import validate
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.defaults import ABSENT, changed_values, show_value
+from verl_credit.config.pipeline_settings import PipelineSettings
+from verl_credit.config.required import DATA, MODEL, told, without_value
+from verl_credit.config.rules import validate
+from verl_credit.config.scorer_rules import STRATEGIES
+from verl_credit.config.settings import CreditSettings
+from verl_credit.config.unread import idle_lines
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.answer_template import AUTO
-from verl_credit.host.compose import ConfigError, load_config
-from verl_credit.host.defaults import ABSENT, changed_values, show_value
-from verl_credit.host.idle import idle_lines
-from verl_credit.host.pipeline_settings import PipelineSettings
-from verl_credit.host.required import DATA, MODEL, told, without_value
-from verl_credit.host.settings import CreditSettings
-from verl_credit.host.validate import validate
-from verl_credit.host.validate_scorer import STRATEGIES
 from verl_credit.names import ROLLOUT_NAME
 
 PYTHON_LISTS = "Python lists, a call per prompt"

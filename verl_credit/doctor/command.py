@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 
 from omegaconf import DictConfig
 
+from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.rules import validate
 from verl_credit.doctor.device import check_cuda, check_ptxas
 from verl_credit.doctor.disk import check_disk
 from verl_credit.doctor.first_start import check_compilation, check_flashinfer
@@ -28,9 +30,7 @@ from verl_credit.doctor.software import (
     wants_cuda,
 )
 from verl_credit.exit_codes import ExitCode
-from verl_credit.host.compose import ConfigError, load_config
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.validate import validate
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import gather
 

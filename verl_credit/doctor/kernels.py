@@ -7,11 +7,11 @@ from collections.abc import Callable
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import AUTO, named
+from verl_credit.config.scorer_rules import ATTENTION
 from verl_credit.doctor.recipe import MODEL
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.doctor.software import wants_cuda
 from verl_credit.host.hub import cached_config
-from verl_credit.host.validate_scorer import ATTENTION
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 from verl_credit.plan.errors import PlanError

@@ -19,12 +19,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
+from verl_credit.config.request_room import longest
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.gain_requests import RowPlanner
 from verl_credit.host.gain_server import server_score
 from verl_credit.host.other_tools import FAILED
-from verl_credit.host.request_room import longest
 from verl_credit.host.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
-from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_book import RowRecord, TurnBook
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.reward.qa import final_answer

@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
+from verl_credit.config.compose import ConfigError
+from verl_credit.config.request_room import DRAWN, MODEL_LEN
+from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
+from verl_credit.config.scorer_rules import sequence_parallel
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.answer_template import AUTO, PseudoAnswer, assistant_header, auto_template
-from verl_credit.host.compose import ConfigError
 from verl_credit.host.gain_requests import aliases_that_count, writer_of
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
-from verl_credit.host.request_room import DRAWN, MODEL_LEN
-from verl_credit.host.row_room import SHORT_ANSWER, least_log_prob_tokens
-from verl_credit.host.settings import CreditSettings
-from verl_credit.host.validate_scorer import sequence_parallel
 from verl_credit.reward.qa import stated_form
 
 LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"

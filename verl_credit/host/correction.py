@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from omegaconf import DictConfig
 
-from verl_credit.host.compose import ConfigError
+from verl_credit.config.compose import ConfigError
 
 KEY = "algorithm.rollout_correction"
 DEFAULTS = {

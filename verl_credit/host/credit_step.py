@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
+from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_credit, turn_table
-from verl_credit.host.settings import CreditSettings
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
 

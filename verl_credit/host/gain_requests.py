@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import torch
 
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.answer_template import AnswerWriter, PseudoAnswer
-from verl_credit.host.settings import CreditSettings
 from verl_credit.host.turn_batch import TurnBatch
 from verl_credit.reward.qa import gold_answers, stated_form
 

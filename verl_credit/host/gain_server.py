@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from verl_credit.config.request_room import does_not_fit
 from verl_credit.host.gain_requests import Request
-from verl_credit.host.request_room import does_not_fit
 
 Generate = Callable[[list[int], dict], Awaitable]
 

@@ -12,9 +12,9 @@ from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from verl_credit.config.compose import ConfigError
 from verl_credit.doctor.ray_checks import run_address, unreachable
 from verl_credit.host.checks import IntegrityError
-from verl_credit.host.compose import ConfigError
 from verl_credit.host.correction import check_correction
 from verl_credit.host.preflight import PreflightError, check_names
 from verl_credit.host.register import register_all, registered_names, require_registered

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_credit.host.compose import ConfigError
+from verl_credit.config.compose import ConfigError
 from verl_credit.host.preflight import PreflightError
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"

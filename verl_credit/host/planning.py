@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
+from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.credit.planning.anchors import planning_mask_by_anchors
 from verl_credit.credit.planning.planning import planning_mask
 from verl_credit.credit.planning.strategic_grams import STRATEGIC_GRAMS, parse_grams
 from verl_credit.credit.plugins import load
-from verl_credit.host.pipeline_settings import PipelineSettings
 
 DETECTORS = ("grams", "anchors")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.planning.planning import coverage
@@ -23,7 +24,6 @@ from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import token_credit, token_stats
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
-from verl_credit.host.pipeline_settings import PipelineSettings
 from verl_credit.host.planning import planning_detector
 
 

@@ -24,6 +24,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.workers.utils.padding import response_to_nested
 
+from verl_credit.config.settings import CreditSettings
+from verl_credit.config.unread import without_effect_in
 from verl_credit.host.agent_manager import CreditAgentLoopManager
 from verl_credit.host.answer_budget import tokens_per_micro_batch
 from verl_credit.host.checks import (
@@ -39,10 +41,8 @@ from verl_credit.host.gain_rows import rows_per_micro_batch, score_by_rows
 from verl_credit.host.gain_server import scores_of_records
 from verl_credit.host.gain_step import GainPlan, fit_branches, plan_gains, score_gains
 from verl_credit.host.hf_rollout.replica import server_name
-from verl_credit.host.idle import without_effect_in
 from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
 from verl_credit.host.register import require_registered
-from verl_credit.host.settings import CreditSettings
 from verl_credit.host.token_stage import TokenInputs, TokenStage
 from verl_credit.host.trajectories import sample_trajectories
 from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from omegaconf import OmegaConf
 
-from verl_credit.host.pipeline_settings import PipelineSettings
+from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
 

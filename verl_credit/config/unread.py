@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.compose import LOSS
+from verl_credit.config.pipeline_settings import PipelineSettings
+from verl_credit.config.reward_rules import overlong_unread
+from verl_credit.config.sepa_effect import sepa_without_effect
+from verl_credit.config.settings import CreditSettings
+from verl_credit.config.warnings import doubts
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.host.answer_template import AUTO
-from verl_credit.host.compose import LOSS
 from verl_credit.host.correction import correction_without_effect
-from verl_credit.host.doubts import doubts
-from verl_credit.host.pipeline_settings import PipelineSettings
-from verl_credit.host.sepa_effect import sepa_without_effect
-from verl_credit.host.settings import CreditSettings
-from verl_credit.host.validate_reward import overlong_unread
 from verl_credit.names import LOSS_MODE
 
 RESCALED = ("turn-group-v1d", "turn-group-unbiased")

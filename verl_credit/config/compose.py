@@ -16,8 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.turn.modes import ADAPTIVE
-from verl_credit.host.row_room import engine_tokens
 from verl_credit.names import ADV_ESTIMATOR
 
 LOSS = "actor_rollout_ref.actor.policy_loss"

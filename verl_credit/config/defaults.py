@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.host.compose import RECIPES, _quiet
+from verl_credit.config.compose import RECIPES, _quiet
 
 VERL = "verl.trainer.config"
 ABSENT = "(not there)"

@@ -8,19 +8,19 @@ import math
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.config.compose import ConfigError
+from verl_credit.config.host_numbers import FOLDERS, HOST_NUMBERS, OR_NULL
+from verl_credit.config.pipeline_rules import CHOICES as PIPELINE_CHOICES
+from verl_credit.config.pipeline_rules import NUMBERS as PIPELINE_NUMBERS
+from verl_credit.config.pipeline_rules import validate_pipeline
+from verl_credit.config.rollout_rules import validate_rollout
+from verl_credit.config.scorer_rules import SCORERS, validate_scorer
 from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.turn.modes import ADAPTIVE, MODES
 from verl_credit.host.answer_budget import validate_budgets
 from verl_credit.host.answer_template import AUTO
-from verl_credit.host.compose import ConfigError
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
-from verl_credit.host.validate_host import FOLDERS, HOST_NUMBERS, OR_NULL
-from verl_credit.host.validate_pipeline import CHOICES as PIPELINE_CHOICES
-from verl_credit.host.validate_pipeline import NUMBERS as PIPELINE_NUMBERS
-from verl_credit.host.validate_pipeline import validate_pipeline
-from verl_credit.host.validate_rollout import validate_rollout
-from verl_credit.host.validate_scorer import SCORERS, validate_scorer
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.search.settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.search.settings import validate_search
