@@ -11,10 +11,10 @@ from verl_credit.config.compose import ConfigError, load_config
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.config.rules import validate
 from verl_credit.host.answer_budget import MODEL_LEN, check_answers, worst_row
-from verl_credit.host.gain_branches import plan_branches
-from verl_credit.host.gain_requests import gain_requests
 from verl_credit.host.preflight import PreflightError
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+from verl_credit.turns.branches import plan_branches
+from verl_credit.turns.requests import gain_requests
 
 ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref"))
 BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"

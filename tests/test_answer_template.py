@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from turn_rows import settings
 
-from verl_credit.host.answer_template import (
+from verl_credit.turns.answer import (
     ANSWER_TAG,
     AUTO,
     BOXED,
@@ -13,7 +13,7 @@ from verl_credit.host.answer_template import (
     assistant_header,
     pseudo_answer,
 )
-from verl_credit.host.gain_requests import RowPlanner
+from verl_credit.turns.requests import RowPlanner
 
 
 def byte_level(merges_from: list[str]) -> PreTrainedTokenizerFast:

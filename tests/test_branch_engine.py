@@ -10,8 +10,8 @@ import torch
 from tiny_engine import ANSWERS, TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 
-from verl_credit.host.gain_branches import decode_branches, encode_branches, plan_branches
-from verl_credit.host.gain_requests import Request
+from verl_credit.turns.branches import decode_branches, encode_branches, plan_branches
+from verl_credit.turns.requests import Request
 
 
 def rank_main(rank, ranks, folder, store, results):

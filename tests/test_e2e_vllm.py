@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_credit.host.answer_template import pseudo_answer
 from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.turns.answer import pseudo_answer
 
 pytestmark = pytest.mark.vllm
 

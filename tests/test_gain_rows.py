@@ -10,10 +10,10 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_credit.config.compose import load_config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.answer_template import PseudoAnswer
-from verl_credit.host.gain_requests import context_ends
 from verl_credit.host.gain_rows import ScoreRow, rows_per_micro_batch, score_rows
-from verl_credit.host.turn_book import TurnBook
+from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.book import TurnBook
+from verl_credit.turns.requests import context_ends
 
 VOCAB, LENGTH = 11, 64
 PARIS = PseudoAnswer((1, 2, 7, 8, 9, 3), gold_start=2, gold_end=5)

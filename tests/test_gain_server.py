@@ -9,13 +9,13 @@ import torch
 from byte_world import make_tokenizer
 from turn_rows import Row, padding_row, settings, turn_batch
 
-from verl_credit.host.answer_template import PseudoAnswer
-from verl_credit.host.gain_requests import Request
 from verl_credit.host.gain_server import scores_of_records, server_score
 from verl_credit.host.gain_step import plan_gains, score_gains
 from verl_credit.host.metrics import gain_cost
-from verl_credit.host.turn_book import RowRecord
 from verl_credit.run.progress import step_line
+from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.book import RowRecord
+from verl_credit.turns.requests import Request
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
 GARBAGE = -1e30

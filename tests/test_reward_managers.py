@@ -14,9 +14,9 @@ from verl_credit.config.rules import validate
 from verl_credit.config.unread import without_effect
 from verl_credit.config.warnings import doubts
 from verl_credit.host.checks import IntegrityError, check_outcomes
-from verl_credit.host.turn_book import RowRecord
 from verl_credit.names import ROW_RECORD
 from verl_credit.reward.qa import compute_score
+from verl_credit.turns.book import RowRecord
 
 SINGLE = ("search.max_searches=0", "search.url=null", "credit=grpo")
 MAXRL = ("algorithm.advantage_mode=maxrl",)

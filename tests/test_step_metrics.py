@@ -11,10 +11,10 @@ from turn_rows import Row, credited, lost_row, padding_row, settings, turn_batch
 from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
-from verl_credit.host.turn_book import STOP_REASONS, RowRecord
 from verl_credit.run.files import EVENTS, read_json_lines
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
+from verl_credit.turns.book import STOP_REASONS, RowRecord
 
 GARBAGE = 1e9  # stands where nothing may be read
 GROUP_SIZE = 2

@@ -7,7 +7,7 @@ from byte_world import make_tokenizer
 from turn_rows import Row, credited, lost_row, padding_row, turn_batch
 
 from verl_credit.host.trajectories import sample_trajectories
-from verl_credit.host.turn_book import RowRecord
+from verl_credit.turns.book import RowRecord
 
 
 def row(name, searches):

@@ -10,8 +10,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 
 from verl_credit.host.turn_batch import fetch_turn_batch
-from verl_credit.host.turn_book import RowRecord
 from verl_credit.names import ROW_RECORD, TURN_IDS
+from verl_credit.turns.book import RowRecord
 
 EOS = 9
 RECORD = RowRecord(stop_reason="answer", n_searches=1, final_text="x").as_dict()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from verl_credit.host.gain_requests import context_ends
-from verl_credit.host.turn_book import TurnBook
+from verl_credit.turns.book import TurnBook
+from verl_credit.turns.requests import context_ends
 
 
 def written(*events):

@@ -9,8 +9,8 @@ import torch
 import torch.multiprocessing as mp
 from tiny_models import VOCABULARY, exact_norms
 
-from verl_credit.host.answer_template import PseudoAnswer
-from verl_credit.host.gain_requests import Request
+from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.requests import Request
 
 TRUNKS = [(5, 12), (3, 20), (5, 1), (7, 9), (4, 17)]  # prompt and response tokens
 ANSWERS = [

@@ -20,8 +20,8 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.exit_codes import ExitCode
-from verl_credit.host.answer_template import AUTO
 from verl_credit.names import ROLLOUT_NAME
+from verl_credit.turns.answer import AUTO
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag

@@ -64,8 +64,8 @@ def batch(rows: int, length: int, turns: int, branches: bool):
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    from verl_credit.host.gain_branches import encode_branches
     from verl_credit.names import BRANCHES, SCORE_BRANCHES
+    from verl_credit.turns.branches import encode_branches
 
     def nested(parts):
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged)

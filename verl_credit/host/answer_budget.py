@@ -21,11 +21,11 @@ from verl_credit.config.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.config.scorer_rules import sequence_parallel
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.answer_template import AUTO, PseudoAnswer, assistant_header, auto_template
-from verl_credit.host.gain_requests import aliases_that_count, writer_of
 from verl_credit.host.preflight import PreflightError
 from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.reward.qa import stated_form
+from verl_credit.turns.answer import AUTO, PseudoAnswer, assistant_header, auto_template
+from verl_credit.turns.requests import aliases_that_count, writer_of
 
 LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"

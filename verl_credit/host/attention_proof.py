@@ -27,8 +27,8 @@ from verl.utils import tensordict_utils as tu
 
 from verl_credit.attention import chosen
 from verl_credit.attention.windows import recorded, refuse_unsaid
-from verl_credit.host.gain_branches import encode_branches
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
+from verl_credit.turns.branches import encode_branches
 
 # 639 tokens in five blocks of 128. Bases behind, on and before the borders at 128 and, with row 2 from 457 on, 512.
 ROWS = (301, 140, 170)

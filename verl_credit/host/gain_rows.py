@@ -15,9 +15,9 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from verl_credit.host.answer_template import PseudoAnswer
-from verl_credit.host.gain_requests import Request
 from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.requests import Request
 
 
 def score_by_rows(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from verl_credit.config.request_room import does_not_fit
-from verl_credit.host.gain_requests import Request
+from verl_credit.turns.requests import Request
 
 Generate = Callable[[list[int], dict], Awaitable]
 

@@ -10,9 +10,9 @@ import torch
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import info_gain
 from verl_credit.host.checks import IntegrityError
-from verl_credit.host.gain_branches import BranchPlan, plan_branches
-from verl_credit.host.gain_requests import Request, gain_requests, score_table
 from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.turns.branches import BranchPlan, plan_branches
+from verl_credit.turns.requests import Request, gain_requests, score_table
 
 
 @dataclass(frozen=True)

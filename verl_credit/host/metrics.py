@@ -15,9 +15,9 @@ from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.host.credit_step import TurnStep
 from verl_credit.host.gain_step import GainPlan
 from verl_credit.host.turn_batch import TurnBatch
-from verl_credit.host.turn_book import STOP_REASONS
 from verl_credit.run.turn_cuts import TURNS_CUT
 from verl_credit.search.faults import FAULT_CODES
+from verl_credit.turns.book import STOP_REASONS
 
 DROPPED = ("nonfinite_outcomes", "nonfinite_gains")
 SCORES = ("em", "f1", "format_ok", "format_penalty")

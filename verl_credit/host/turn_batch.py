@@ -8,8 +8,8 @@ import torch
 import transfer_queue as tq
 
 from verl_credit.credit import turn_table
-from verl_credit.host.turn_book import RowRecord
 from verl_credit.names import AGENT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.turns.book import RowRecord
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.host.gain_requests import Request
 from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.turns.requests import Request
 
 
 @dataclass(frozen=True)
