@@ -23,23 +23,14 @@ from tokenizers.models import WordLevel
 
 from verl_credit.cli import main
 from verl_credit.config.compose import load_config
-from verl_credit.doctor import (
-    command,
-    device,
-    disk,
-    first_start,
-    kernels,
-    machine,
-    orphans,
-    ray_checks,
-    recipe,
-    software,
-)
+from verl_credit.doctor import command, ray_checks
+from verl_credit.doctor.hardware import device, disk, first_start, kernels, machine, orphans, software
+from verl_credit.doctor.hardware.room import check_room, plan_here
+from verl_credit.doctor.hardware.vllm_version import VllmError, judge_vllm, pinned
+from verl_credit.doctor.inputs import recipe
 from verl_credit.doctor.result import Status, failed, passed
-from verl_credit.doctor.room import check_room, plan_here
 from verl_credit.host import doctor_probes
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
 from verl_credit.machine import gather
 from verl_credit.machine.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size
 

@@ -12,7 +12,7 @@ from scripted_server import dead_port, scripted_server
 
 from verl_credit.cli import main
 from verl_credit.config.compose import load_config
-from verl_credit.host.hub import HubError, fetch_config
+from verl_credit.doctor.inputs.hub import HubError, fetch_config
 from verl_credit.host.preflight import (
     PreflightError,
     check_data,

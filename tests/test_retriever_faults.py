@@ -13,7 +13,7 @@ import uvicorn
 from omegaconf import OmegaConf
 from retriever_fakes import ROWS, FakeEncoder, FakeIndex, client_of, metric, until
 
-from verl_credit.doctor.recipe import check_retriever
+from verl_credit.doctor.inputs.recipe import check_retriever
 from verl_credit.doctor.result import Status
 from verl_credit.search.settings import KEYS
 from verl_credit_retriever.http.limits import Limits

@@ -11,7 +11,7 @@ import pytest
 
 from verl_credit import sweep as module
 from verl_credit.config.compose import ConfigError
-from verl_credit.doctor import disk
+from verl_credit.doctor.hardware import disk
 from verl_credit.machine.facts import GIB
 from verl_credit.sweep import expand, sweep
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from verl_credit.config.compose import ConfigError, load_config
 from verl_credit.config.rules import validate
-from verl_credit.doctor.disk import sweep_warnings
+from verl_credit.doctor.hardware.disk import sweep_warnings
 from verl_credit.exit_codes import ExitCode
 
 DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)

@@ -15,8 +15,9 @@ from verl_credit.config.required import missing_line
 from verl_credit.config.rules import validate
 from verl_credit.config.unread import idle_lines
 from verl_credit.doctor.command import refuse_unfit_machine
+from verl_credit.doctor.inputs.answer_budget import check_answers
+from verl_credit.doctor.inputs.prompt_lengths import check_all_prompts
 from verl_credit.exit_codes import ExitCode
-from verl_credit.host.answer_budget import check_answers
 from verl_credit.host.other_tools import check_other_tools
 from verl_credit.host.preflight import (
     PreflightError,
@@ -25,7 +26,6 @@ from verl_credit.host.preflight import (
     check_positions,
     check_server,
 )
-from verl_credit.host.prompt_lengths import check_all_prompts
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left
 from verl_credit.run.lock import run_lock

@@ -18,7 +18,7 @@ from verl_credit.config.scorer_rules import SCORERS, validate_scorer
 from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.turn.modes import ADAPTIVE, MODES
-from verl_credit.host.answer_budget import validate_budgets
+from verl_credit.doctor.inputs.answer_budget import validate_budgets
 from verl_credit.host.evaluation import MODES as EVALUATION_MODES
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.search.settings import NUMBERS as SEARCH_NUMBERS

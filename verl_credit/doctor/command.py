@@ -10,18 +10,14 @@ from omegaconf import DictConfig
 
 from verl_credit.config.compose import ConfigError, load_config
 from verl_credit.config.rules import validate
-from verl_credit.doctor.device import check_cuda, check_ptxas
-from verl_credit.doctor.disk import check_disk
-from verl_credit.doctor.first_start import check_compilation, check_flashinfer
-from verl_credit.doctor.kernels import check_flash, check_flex, check_sdpa
-from verl_credit.doctor.machine import check_memory, check_ports, check_shm
-from verl_credit.doctor.node_checks import check_nodes
-from verl_credit.doctor.orphans import check_processes
-from verl_credit.doctor.ray_checks import check_cluster, check_ray
-from verl_credit.doctor.recipe import check_data_files, check_model_files, check_retriever, parameters_of
-from verl_credit.doctor.result import Result, Status, failed, passed, skipped
-from verl_credit.doctor.room import check_room
-from verl_credit.doctor.software import (
+from verl_credit.doctor.hardware.device import check_cuda, check_ptxas
+from verl_credit.doctor.hardware.disk import check_disk
+from verl_credit.doctor.hardware.first_start import check_compilation, check_flashinfer
+from verl_credit.doctor.hardware.kernels import check_flash, check_flex, check_sdpa
+from verl_credit.doctor.hardware.machine import check_memory, check_ports, check_shm
+from verl_credit.doctor.hardware.orphans import check_processes
+from verl_credit.doctor.hardware.room import check_room
+from verl_credit.doctor.hardware.software import (
     check_environment,
     check_python,
     check_requirements,
@@ -29,6 +25,15 @@ from verl_credit.doctor.software import (
     check_vllm,
     wants_cuda,
 )
+from verl_credit.doctor.inputs.recipe import (
+    check_data_files,
+    check_model_files,
+    check_retriever,
+    parameters_of,
+)
+from verl_credit.doctor.node_checks import check_nodes
+from verl_credit.doctor.ray_checks import check_cluster, check_ray
+from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.preflight import PreflightError
 from verl_credit.machine.facts import Facts

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.orphans import cluster_address
+from verl_credit.doctor.hardware.orphans import cluster_address
+from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
-from verl_credit.doctor.software import wants_cuda
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_credit.config.compose import ConfigError
-from verl_credit.host.hub import HubError, cached_config, refuse_absent
+from verl_credit.doctor.inputs.hub import HubError, cached_config, refuse_absent
 from verl_credit.reward.qa import answer_form, gold_answers, stated_form
 from verl_credit.search.client import SearchFault
 from verl_credit.search.index import ServedIndex, agreed, served_index

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from verl_credit.host.preflight import PreflightError, model_values
 
 if TYPE_CHECKING:
-    from verl_credit.host.prompt_lengths import PromptMeter
+    from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
 
 RESULT = "The river Nile ends in the sea."
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]

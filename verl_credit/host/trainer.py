@@ -26,8 +26,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import without_effect_in
+from verl_credit.doctor.inputs.answer_budget import tokens_per_micro_batch
 from verl_credit.host.agent_manager import CreditAgentLoopManager
-from verl_credit.host.answer_budget import tokens_per_micro_batch
 from verl_credit.host.checks import (
     check_evaluation_faults,
     check_gain_has_signal,

@@ -21,8 +21,8 @@ from verl_credit.config.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.config.scorer_rules import sequence_parallel
 from verl_credit.config.settings import CreditSettings
+from verl_credit.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.reward.qa import stated_form
 from verl_credit.turns.answer import AUTO, PseudoAnswer, assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of

@@ -8,10 +8,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import AUTO, named
 from verl_credit.config.scorer_rules import ATTENTION
-from verl_credit.doctor.recipe import MODEL
+from verl_credit.doctor.hardware.software import wants_cuda
+from verl_credit.doctor.inputs.hub import cached_config
+from verl_credit.doctor.inputs.recipe import MODEL
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.doctor.software import wants_cuda
-from verl_credit.host.hub import cached_config
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 from verl_credit.plan.errors import PlanError

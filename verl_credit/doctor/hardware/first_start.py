@@ -8,9 +8,9 @@ from __future__ import annotations
 from omegaconf import DictConfig
 from packaging.version import InvalidVersion, Version
 
-from verl_credit.doctor.machine import engine_share
+from verl_credit.doctor.hardware.machine import engine_share
+from verl_credit.doctor.hardware.room import plan_here
 from verl_credit.doctor.result import Result, passed, skipped, warned
-from verl_credit.doctor.room import plan_here
 from verl_credit.machine.facts import GIB, Device, Facts, size
 from verl_credit.plan.errors import PlanError
 

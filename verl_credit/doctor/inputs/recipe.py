@@ -9,10 +9,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.doctor.inputs.hub import cached_config
+from verl_credit.doctor.inputs.prompt_lengths import check_prompts, load_tokenizer
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.host.hub import cached_config
 from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
-from verl_credit.host.prompt_lengths import check_prompts, load_tokenizer
 from verl_credit.machine.facts import Facts
 from verl_credit.plan.errors import PlanError
 from verl_credit.plan.model_shape import shape_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.recipe import parameters_of
+from verl_credit.doctor.inputs.recipe import parameters_of
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.machine.facts import GIB, Facts, size
 

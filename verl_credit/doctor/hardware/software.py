@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from verl_credit.doctor.hardware.vllm_version import VllmError, judge_vllm, pinned
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.host.vllm_version import VllmError, judge_vllm, pinned
 from verl_credit.machine.facts import Facts
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"

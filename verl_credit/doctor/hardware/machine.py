@@ -9,8 +9,8 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.defaults import flat_values
+from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.doctor.software import wants_cuda
 from verl_credit.machine.facts import GIB, Device, Facts, size
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes

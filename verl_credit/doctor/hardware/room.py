@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.doctor.software import wants_cuda
 from verl_credit.machine.facts import GIB, Device, Facts, size
 from verl_credit.plan.errors import PlanError
 from verl_credit.plan.plan import Plan, make_plan
