@@ -63,7 +63,7 @@ def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, tools=(
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_credit.host.agent_loop import SearchAgentLoop
+    from verl_credit.host.rollout.agent_loop import SearchAgentLoop
 
     config = load_config("search_cpu", [*REQUIRED, *overrides])
     policy = ScriptedPolicy(tokenizer, script)

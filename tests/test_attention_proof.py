@@ -75,7 +75,9 @@ WINDOWS = {
 
 
 def attempt(engine) -> str:
-    from verl_credit.host.attention_proof import prove  # verl asks for its platform when it is imported
+    from verl_credit.host.engine.attention_proof import (
+        prove,  # verl asks for its platform when it is imported
+    )
 
     try:
         return prove(engine, VOCABULARY)
@@ -128,7 +130,7 @@ def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
 
 
 def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():
-    from verl_credit.host.attention_proof import GROWN, PACK_TOKENS, ROWS
+    from verl_credit.host.engine.attention_proof import GROWN, PACK_TOKENS, ROWS
 
     pack = pack_rows(ROWS, GROWN)
     ends = {row.start + base for row in pack.rows for base, _ in row.branches}

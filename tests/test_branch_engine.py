@@ -59,8 +59,8 @@ def checkpoints(engine):
 def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
-    from verl_credit.host.attention_proof import prove
-    from verl_credit.host.gain_rows import score_by_rows
+    from verl_credit.host.engine.attention_proof import prove
+    from verl_credit.host.scorers.rows import score_by_rows
     from verl_credit.names import BRANCH_LOG_PROBS
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
@@ -206,7 +206,7 @@ def test_missing_log_probs_are_noticed():
     ],
 )
 def test_models_whose_tokens_depend_on_the_whole_stream_are_refused(changes, said):
-    from verl_credit.host.branch_engine import refuse_model
+    from verl_credit.host.engine.branch_engine import refuse_model
 
     config = tiny_config("qwen3")
     refuse_model(config)

@@ -26,7 +26,7 @@ def gradients(engine, data) -> dict:
 def rank_main(rank, ranks, folder, store, results):
     with gloo_rank(rank, ranks, store):
         from verl_credit.attention import sdpa
-        from verl_credit.host.attention_proof import prove
+        from verl_credit.host.engine.attention_proof import prove
 
         build, made = sdpa._mask, []
 

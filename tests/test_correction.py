@@ -4,7 +4,7 @@ import pytest
 
 from verl_credit.config.compose import ConfigError, load_config
 from verl_credit.config.unread import idle_lines
-from verl_credit.host.correction import check_correction, correction_without_effect
+from verl_credit.host.process.correction import check_correction, correction_without_effect
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")

@@ -6,7 +6,7 @@ from byte_world import make_tokenizer
 from turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
 
 from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
-from verl_credit.host.credit_step import bring_turns, group_numbers, info_gain_advantage
+from verl_credit.host.step.estimator import bring_turns, group_numbers, info_gain_advantage
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
 BATCH = [*SEARCHED[:5], lost_row("connect"), *SEARCHED[5:]]

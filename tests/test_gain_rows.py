@@ -10,7 +10,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_credit.config.compose import load_config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.gain_rows import ScoreRow, rows_per_micro_batch, score_rows
+from verl_credit.host.scorers.rows import ScoreRow, rows_per_micro_batch, score_rows
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import TurnBook
 from verl_credit.turns.requests import context_ends
@@ -186,7 +186,7 @@ def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
 
 
 def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch):
-    from verl_credit.host import trainer as module
+    from verl_credit.host.step import trainer as module
 
     asked = {}
     monkeypatch.setattr(module, "score_by_rows", lambda requests, turns, compute, **how: asked.update(how))

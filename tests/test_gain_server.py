@@ -9,9 +9,9 @@ import torch
 from byte_world import make_tokenizer
 from turn_rows import Row, padding_row, settings, turn_batch
 
-from verl_credit.host.gain_server import scores_of_records, server_score
-from verl_credit.host.gain_step import plan_gains, score_gains
-from verl_credit.host.metrics import gain_cost
+from verl_credit.host.scorers.server import scores_of_records, server_score
+from verl_credit.host.step.gain_pass import plan_gains, score_gains
+from verl_credit.host.step.metrics import gain_cost
 from verl_credit.run.progress import step_line
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import RowRecord

@@ -8,8 +8,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_credit.config.compose import load_config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.agent_manager import CreditAgentLoopManager
-from verl_credit.host.trainer import CreditTrainer
+from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
+from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.run.files import EVENTS
 
 

@@ -33,7 +33,7 @@ CASES = {  # case: (family, attention, settings of the batch)
 @contextmanager
 def verls_way():
     """The engine takes verl's own, as where somebody needs the logits."""
-    from verl_credit.host import log_prob_engine
+    from verl_credit.host.engine import log_prob_engine
 
     ours = log_prob_engine.log_prob_path
     log_prob_engine.log_prob_path = lambda **_: LOOP
@@ -133,7 +133,7 @@ def _beside_flash_attn(folder) -> dict:
     """With flash-attn's loss verl's way is taken, and its entropy is ours: neither verl's nor compiled."""
     import verl.utils.torch_functional as verl_F
 
-    from verl_credit.host import log_prob_engine
+    from verl_credit.host.engine import log_prob_engine
 
     engine = build_engine(folder, engine=GPU_RECIPE)
     turns, called = Trajectories(TRUNKS), []
@@ -228,7 +228,7 @@ def test_when_flash_attns_loss_runs(monkeypatch, device, available, switch, why)
     """As verl decides it, but never for tensors that are not on a GPU."""
     import verl.utils.torch_functional as verl_F
 
-    from verl_credit.host import log_prob_engine
+    from verl_credit.host.engine import log_prob_engine
 
     monkeypatch.setattr(log_prob_engine, "get_device_name", lambda: device)
     monkeypatch.setattr(verl_F, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", available)
@@ -241,8 +241,8 @@ def test_both_engines_have_it():
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
     from verl_credit.host.cpu.engine import CPUFSDPEngineWithLMHead
-    from verl_credit.host.gpu_engine import CreditFSDPEngineWithLMHead
-    from verl_credit.host.log_prob_engine import LogProbEngine
+    from verl_credit.host.engine.gpu_engine import CreditFSDPEngineWithLMHead
+    from verl_credit.host.engine.log_prob_engine import LogProbEngine
 
     for engine in (CPUFSDPEngineWithLMHead, CreditFSDPEngineWithLMHead):
         assert engine.prepare_model_outputs is LogProbEngine.prepare_model_outputs

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.doctor import ray_checks
-from verl_credit.host import loopback_store
+from verl_credit.host.engine import loopback_store
 from verl_credit.run import network
 from verl_credit.run.network import is_loopback, loopback_settings, network_lines, why_not_loopback
 

@@ -258,8 +258,8 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
     server.info = {"fingerprint": "ab12"}
     row = write(tmp_path / "train.parquet", [GOOD] * 8)
     seen = []
-    monkeypatch.setattr("verl_credit.host.launch.check_with_verl", seen.append)
-    monkeypatch.setattr("verl_credit.host.launch.launch", seen.append)
+    monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", seen.append)
+    monkeypatch.setattr("verl_credit.host.process.launch.launch", seen.append)
     arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
     arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
     arguments += ["search.require_schema=false"]
@@ -279,7 +279,7 @@ def policy(root):
 def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch, capsys):
     many = {**GOOD, "reward_model": {"ground_truth": {"target": [f"gold {n}" for n in range(300)]}}}
     row = write(tmp_path / "train.parquet", [GOOD] * 8 + [many])
-    monkeypatch.setattr("verl_credit.host.launch.check_with_verl", lambda config: None)
+    monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", lambda config: None)
     arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
     arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
     arguments += ["search.require_schema=false"]

@@ -15,9 +15,9 @@ from test_run_lock import run
 from verl_credit import train as train_module
 from verl_credit.config.compose import load_config
 from verl_credit.doctor import ray_checks
-from verl_credit.host import launch as module
-from verl_credit.host.launch import RunFailed, launch
 from verl_credit.host.preflight import PreflightError
+from verl_credit.host.process import launch as module
+from verl_credit.host.process.launch import RunFailed, launch
 from verl_credit.machine.facts import Process
 
 ADDRESS = "ray_kwargs.ray_init.address"
@@ -99,7 +99,7 @@ def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
         def __getattr__(self, name):
             raise ValueError("Unknown platform 'nonsense'.\nRegistered: ...")
 
-    monkeypatch.setitem(sys.modules, "verl_credit.host.launch", Refusing("launch"))
+    monkeypatch.setitem(sys.modules, "verl_credit.host.process.launch", Refusing("launch"))
     with pytest.raises(
         PreflightError, match="verl does not start here: ValueError: Unknown platform 'nonsense'. Reg"
     ):

@@ -13,7 +13,7 @@ import pytest
 from verl_credit.config.compose import RECIPES, ConfigError, load_config, shipped_recipes
 from verl_credit.config.rules import validate
 from verl_credit.config.warnings import doubts
-from verl_credit.host.launch import check_with_verl
+from verl_credit.host.process.launch import check_with_verl
 from verl_credit.plan import shape_of
 
 GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit.host.register import require_registered
+from verl_credit.host.process.register import require_registered
 
 
 def python(code, **env):
@@ -34,8 +34,8 @@ def test_importing_verl_alone_registers_estimator_and_loss():
 
 def test_registering_after_a_first_import_of_ours_completes_it():
     code = (
-        "import verl_credit.host.loss\n"
-        "from verl_credit.host.register import register_all, registered_names\n"
+        "import verl_credit.host.actor.loss\n"
+        "from verl_credit.host.process.register import register_all, registered_names\n"
         "register_all(); register_all(); print(all(registered_names().values()))"
     )
     assert python(code, VERL_PLATFORM="cpu") == "True"
@@ -47,14 +47,14 @@ def test_a_process_without_the_plugin_is_named():
 
 
 def test_estimator_without_turns_says_what_is_missing():
-    from verl_credit.host.credit_step import info_gain_advantage
+    from verl_credit.host.step.estimator import info_gain_advantage
 
     with pytest.raises(RuntimeError, match="set trainer.v1.trainer_mode=credit"):
         info_gain_advantage(torch.zeros(2, 3), torch.ones(2, 3), index=["a", "a"], config=None)
 
 
 def test_loss_without_turns_says_what_is_missing():
-    from verl_credit.host.loss import turn_ppo
+    from verl_credit.host.actor.loss import turn_ppo
 
     config = SimpleNamespace(policy_loss=SimpleNamespace(dynamic_clip=True, ratio_level="turn"))
     with pytest.raises(RuntimeError, match="set trainer.v1.trainer_mode=credit"):
@@ -64,7 +64,7 @@ def test_loss_without_turns_says_what_is_missing():
 def test_worker_loss_names_the_fields_that_did_not_arrive():
     from tensordict import TensorDict
 
-    from verl_credit.host.loss import credit_ppo_loss
+    from verl_credit.host.actor.loss import credit_ppo_loss
 
     data = TensorDict({"turn_ids": torch.zeros(1, 2)}, batch_size=1)
     with pytest.raises(RuntimeError, match=r"\['clip_scale'\], which are not in the training batch"):

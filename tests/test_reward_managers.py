@@ -13,7 +13,7 @@ from verl_credit.config.reward_rules import HAND_ON, MANAGER
 from verl_credit.config.rules import validate
 from verl_credit.config.unread import without_effect
 from verl_credit.config.warnings import doubts
-from verl_credit.host.checks import IntegrityError, check_outcomes
+from verl_credit.host.step.stops import IntegrityError, check_outcomes
 from verl_credit.names import ROW_RECORD
 from verl_credit.reward.qa import compute_score
 from verl_credit.turns.book import RowRecord

@@ -9,8 +9,8 @@ from byte_world import make_tokenizer
 from turn_rows import Row, credited, lost_row, padding_row, settings, turn_batch
 
 from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
-from verl_credit.host.credit_step import TurnStep
-from verl_credit.host.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.step.estimator import TurnStep
+from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
@@ -115,7 +115,7 @@ def test_a_few_turns_that_were_cut_are_no_news_and_many_are():
 
 
 def test_cut_turns_are_noted_once_a_run(tmp_path):
-    from verl_credit.host.trainer import CreditTrainer
+    from verl_credit.host.step.trainer import CreditTrainer
 
     trainer = object.__new__(CreditTrainer)
     trainer.run_dir, trainer._cut_noted, trainer.global_steps = tmp_path, False, 1

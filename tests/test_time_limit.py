@@ -66,7 +66,7 @@ def test_a_limit_without_checkpoints_is_refused():
 
 
 def test_an_early_end_does_not_move_the_curriculum(tmp_path):
-    from verl_credit.host.trainer import CreditTrainer
+    from verl_credit.host.step.trainer import CreditTrainer
 
     config = load_config("lab", [f"run_dir={tmp_path}", "algorithm.info_gain_curriculum.gain=[1,0]"])
     trainer = object.__new__(CreditTrainer)

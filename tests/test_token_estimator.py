@@ -11,7 +11,7 @@ from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES, gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
-from verl_credit.host.token_stage import TokenInputs, TokenStage
+from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 
 PLANS, CALLS = "let me check call", "call it"
 BATCH = [

@@ -6,7 +6,7 @@ import pytest
 from byte_world import make_tokenizer
 from turn_rows import Row, credited, lost_row, padding_row, turn_batch
 
-from verl_credit.host.trajectories import sample_trajectories
+from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.turns.book import RowRecord
 
 

@@ -77,7 +77,7 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, eng
 
     ``precision``: fp32, bf16 (parameters stay fp32), or fp64 with norms that do not cast to float32.
     """
-    from verl_credit.host.register import register_all, register_engines
+    from verl_credit.host.process.register import register_all, register_engines
 
     register_all()
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig

@@ -18,7 +18,6 @@ from verl_credit.doctor.command import refuse_unfit_machine
 from verl_credit.doctor.inputs.answer_budget import check_answers
 from verl_credit.doctor.inputs.prompt_lengths import check_all_prompts
 from verl_credit.exit_codes import ExitCode
-from verl_credit.host.other_tools import check_other_tools
 from verl_credit.host.preflight import (
     PreflightError,
     check_data,
@@ -26,6 +25,7 @@ from verl_credit.host.preflight import (
     check_positions,
     check_server,
 )
+from verl_credit.host.process.other_tools import check_other_tools
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left
 from verl_credit.run.lock import run_lock
@@ -157,7 +157,7 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
 def _check_with_verl(config: DictConfig) -> None:
     """The first time that all of verl is imported here: what it dislikes about this machine it says while that happens."""
     try:
-        from verl_credit.host.launch import check_with_verl
+        from verl_credit.host.process.launch import check_with_verl
     except (ImportError, ValueError) as error:
         raise PreflightError(
             f"verl does not start here: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -175,8 +175,8 @@ def _save_config(config: DictConfig, run_dir: Path) -> None:
 
 
 def _launch(config: DictConfig, progress: Progress) -> int:
-    from verl_credit.host.checks import IntegrityError
-    from verl_credit.host.launch import RunFailed, launch
+    from verl_credit.host.process.launch import RunFailed, launch
+    from verl_credit.host.step.stops import IntegrityError
 
     try:
         launch(config)

@@ -28,7 +28,7 @@ def build(arguments, folder: str):
     """verl's FSDP2 engine on the CPU with our attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from verl_credit.host.register import register_all, register_engines
+    from verl_credit.host.process.register import register_all, register_engines
 
     register_all()
     from verl.workers.config import FSDPEngineConfig, HFModelConfig

@@ -19,7 +19,7 @@ from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.turn.modes import ADAPTIVE, MODES
 from verl_credit.doctor.inputs.answer_budget import validate_budgets
-from verl_credit.host.evaluation import MODES as EVALUATION_MODES
+from verl_credit.host.rollout.evaluation import MODES as EVALUATION_MODES
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.search.settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.search.settings import validate_search

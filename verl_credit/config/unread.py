@@ -15,7 +15,7 @@ from verl_credit.config.warnings import doubts
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.host.correction import correction_without_effect
+from verl_credit.host.process.correction import correction_without_effect
 from verl_credit.names import LOSS_MODE
 from verl_credit.turns.answer import AUTO
 

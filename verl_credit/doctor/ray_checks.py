@@ -14,7 +14,7 @@ from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 
-PROBES = "verl_credit.host.doctor_probes"
+PROBES = "verl_credit.host.process.doctor_probes"
 PROBE_S = 180.0
 CPUS_PER_RANK = 3  # of the placement group that verl makes for every rank
 ADDRESS = "ray_kwargs.ray_init.address"

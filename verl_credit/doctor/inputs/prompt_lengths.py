@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.host.other_tools import tools_given
 from verl_credit.host.preflight import PreflightError
-from verl_credit.host.template_check import check_template
+from verl_credit.host.process.other_tools import tools_given
+from verl_credit.host.process.template_check import check_template
 
 MOST = 5000  # prompts of a key that are tokenised
 SLACK = 16  # tokens by which a template may differ between two texts
@@ -26,7 +26,7 @@ class PromptMeter:
     """Tokens of a prompt as the agent loop writes it: chat template, its arguments, the search tool's schema."""
 
     def __init__(self, tokenizer, config: DictConfig):
-        from verl_credit.host.search_tool import SCHEMA
+        from verl_credit.host.rollout.search_tool import SCHEMA
 
         self.tokenizer = tokenizer
         self.tools = [SCHEMA] if config.search.max_searches else None

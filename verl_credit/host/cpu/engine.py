@@ -6,8 +6,8 @@ import torch
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-from verl_credit.host.branch_engine import BranchEngine
-from verl_credit.host.log_prob_engine import LogProbEngine
+from verl_credit.host.engine.branch_engine import BranchEngine
+from verl_credit.host.engine.log_prob_engine import LogProbEngine
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])

@@ -19,13 +19,6 @@ def register_all() -> None:
 
     register_cpu()
     register_hf()
-    from verl_credit.host import (  # noqa: F401  (their import registers)
-        agent_loop,
-        credit_step,
-        loopback_store,
-        loss,
-        trainer,
-    )
 
 
 def register_engines() -> None:
@@ -36,7 +29,7 @@ def register_engines() -> None:
 
     install()
     if get_device_name() == "cuda":
-        from verl_credit.host import gpu_engine  # noqa: F401  (the import registers the engine)
+        from verl_credit.host.engine import gpu_engine  # noqa: F401  (the import registers the engine)
 
 
 def registered_names() -> dict[str, bool]:

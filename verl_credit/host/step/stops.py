@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from verl_credit.host.credit_step import TurnStep
+from verl_credit.host.step.estimator import TurnStep
 from verl_credit.search.redact import redact
 
 

@@ -27,27 +27,27 @@ from verl.workers.utils.padding import response_to_nested
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import without_effect_in
 from verl_credit.doctor.inputs.answer_budget import tokens_per_micro_batch
-from verl_credit.host.agent_manager import CreditAgentLoopManager
-from verl_credit.host.checks import (
+from verl_credit.host.actor.worker import CreditWorker
+from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.host.process.register import require_registered
+from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
+from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
+from verl_credit.host.rollout.watch import RolloutWatch
+from verl_credit.host.scorers.rows import rows_per_micro_batch, score_by_rows
+from verl_credit.host.scorers.server import scores_of_records
+from verl_credit.host.step.estimator import TurnStep, bring_turns
+from verl_credit.host.step.gain_pass import GainPlan, fit_branches, plan_gains, score_gains
+from verl_credit.host.step.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
+from verl_credit.host.step.stops import (
     check_evaluation_faults,
     check_gain_has_signal,
     check_outcomes,
     check_planning_has_signal,
     check_tool_faults,
 )
-from verl_credit.host.credit_step import TurnStep, bring_turns
-from verl_credit.host.evaluation import EvaluationLoader, label_mode
-from verl_credit.host.gain_rows import rows_per_micro_batch, score_by_rows
-from verl_credit.host.gain_server import scores_of_records
-from verl_credit.host.gain_step import GainPlan, fit_branches, plan_gains, score_gains
-from verl_credit.host.hf_rollout.replica import server_name
-from verl_credit.host.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
-from verl_credit.host.register import require_registered
-from verl_credit.host.token_stage import TokenInputs, TokenStage
-from verl_credit.host.trajectories import sample_trajectories
-from verl_credit.host.turn_batch import TurnBatch, fetch_turn_batch
-from verl_credit.host.watch import RolloutWatch
-from verl_credit.host.worker import CreditWorker
+from verl_credit.host.step.token_stage import TokenInputs, TokenStage
+from verl_credit.host.step.trajectories import sample_trajectories
+from verl_credit.host.step.turn_batch import TurnBatch, fetch_turn_batch
 from verl_credit.names import (
     BRANCH_LOG_PROBS,
     BRANCHES,

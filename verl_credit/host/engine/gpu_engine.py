@@ -3,8 +3,8 @@
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-from verl_credit.host.branch_engine import BranchEngine
-from verl_credit.host.log_prob_engine import LogProbEngine
+from verl_credit.host.engine.branch_engine import BranchEngine
+from verl_credit.host.engine.log_prob_engine import LogProbEngine
 
 
 @EngineRegistry.register(

@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_credit, turn_table
-from verl_credit.host.token_stage import TokenInputs, TokenStage
+from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
 
 

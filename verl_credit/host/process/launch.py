@@ -14,11 +14,11 @@ from verl.utils.config import validate_config
 
 from verl_credit.config.compose import ConfigError
 from verl_credit.doctor.ray_checks import run_address, unreachable
-from verl_credit.host.checks import IntegrityError
-from verl_credit.host.correction import check_correction
 from verl_credit.host.preflight import PreflightError, check_names
-from verl_credit.host.register import register_all, registered_names, require_registered
-from verl_credit.host.task_runner import CreditTaskRunner
+from verl_credit.host.process.correction import check_correction
+from verl_credit.host.process.register import register_all, registered_names, require_registered
+from verl_credit.host.process.task_runner import CreditTaskRunner
+from verl_credit.host.step.stops import IntegrityError
 from verl_credit.run.network import loopback_settings, why_not_loopback
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ray.exceptions import RayActorError
 
-from verl_credit.host.checks import IntegrityError, check_rollouts
+from verl_credit.host.step.stops import IntegrityError, check_rollouts
 
 
 class RolloutWatch:

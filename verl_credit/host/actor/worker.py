@@ -7,11 +7,11 @@ from functools import partial
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from verl_credit.host.attention_proof import prove
-from verl_credit.host.branch_engine import BranchEngine
-from verl_credit.host.log_prob_engine import LogProbEngine
-from verl_credit.host.loss import credit_ppo_loss
-from verl_credit.host.register import register_all, register_engines, registered_names
+from verl_credit.host.actor.loss import credit_ppo_loss
+from verl_credit.host.engine.attention_proof import prove
+from verl_credit.host.engine.branch_engine import BranchEngine
+from verl_credit.host.engine.log_prob_engine import LogProbEngine
+from verl_credit.host.process.register import register_all, register_engines, registered_names
 from verl_credit.names import LOSS_MODE
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verl_credit.host.credit_step import TurnStep
-from verl_credit.host.turn_batch import TurnBatch
+from verl_credit.host.step.estimator import TurnStep
+from verl_credit.host.step.turn_batch import TurnBatch
 from verl_credit.reward.qa import gold_answers
 
 

@@ -11,7 +11,7 @@ import traceback
 import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_credit.host.register import register_all, registered_names
+from verl_credit.host.process.register import register_all, registered_names
 
 
 @ray.remote

@@ -21,9 +21,9 @@ from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.gain_server import server_score
-from verl_credit.host.other_tools import FAILED
-from verl_credit.host.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
+from verl_credit.host.process.other_tools import FAILED
+from verl_credit.host.rollout.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
+from verl_credit.host.scorers.server import server_score
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.reward.qa import final_answer
 from verl_credit.search.client import SearchFault

@@ -1,4 +1,4 @@
-"""What doctor asks of Ray and verl, each in a process of its own: ``python -m verl_credit.host.doctor_probes ...``.
+"""What doctor asks of Ray and verl, each in a process of its own: ``python -m verl_credit.host.process.doctor_probes ...``.
 
 ``plugin``: is the plugin registered in a fresh process? ``cluster ADDRESS``: the nodes of a Ray cluster, and the same
 question in a fresh worker of every node. ``files ADDRESS PATHS``: what a process of every node reads there (PATHS: a JSON
@@ -18,7 +18,7 @@ def registered() -> dict[str, bool]:
     """As a worker comes by it: verl is imported, and nothing else; then what our own processes do, explicitly."""
     import verl  # noqa: F401
 
-    from verl_credit.host.register import register_all, registered_names
+    from verl_credit.host.process.register import register_all, registered_names
 
     register_all()
     return registered_names()
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
         found = ask_nodes(ray, arguments[1], "found", read_files, json.loads(arguments[2]))
     else:
         questions = "plugin | cluster ADDRESS | files ADDRESS PATHS"
-        print(f"usage: python -m verl_credit.host.doctor_probes {questions}", file=sys.stderr)
+        print(f"usage: python -m verl_credit.host.process.doctor_probes {questions}", file=sys.stderr)
         return 2
     print(json.dumps(found))
     return 0
