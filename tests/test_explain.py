@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from verl_credit.cli import main
+from verl_credit.commands.modes_page import modes_page
 from verl_credit.config.compose import load_config
 from verl_credit.config.unread import unused, without_effect
 from verl_credit.credit.registry import REGISTRY
-from verl_credit.modes_page import modes_page
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from test_doctor import FAIL, LAPTOP, PASS, says
 from test_run_lock import run
 
-from verl_credit import train as train_module
+from verl_credit.commands import train as train_module
 from verl_credit.config.compose import load_config
 from verl_credit.doctor import ray_checks
 from verl_credit.host.preflight import PreflightError

@@ -43,7 +43,7 @@ def test_a_form_that_is_stated_is_believed(tmp_path, truth):
 
 
 def test_train_refuses_rows_whose_answers_nothing_would_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("verl_credit.train.refuse_unfit_machine", lambda config: [])
+    monkeypatch.setattr("verl_credit.commands.train.refuse_unfit_machine", lambda config: [])
     path = write(tmp_path / "train.parquet", [VERLS_GSM8K] * 16)
     arguments = [f"data.train_files={path}", f"data.val_files={path}", f"run_dir={tmp_path}/run"]
     arguments.append(f"actor_rollout_ref.model.path={policy(tmp_path)}")

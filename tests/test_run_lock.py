@@ -13,8 +13,8 @@ import pytest
 from omegaconf import OmegaConf
 from test_preflight import GOOD, write
 
-from verl_credit import train as train_module
 from verl_credit.cli import main
+from verl_credit.commands import train as train_module
 from verl_credit.config.compose import load_config
 from verl_credit.exit_codes import ExitCode
 from verl_credit.host.preflight import PreflightError

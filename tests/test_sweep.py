@@ -9,11 +9,11 @@ from collections import namedtuple
 
 import pytest
 
-from verl_credit import sweep as module
+from verl_credit.commands import sweep as module
+from verl_credit.commands.sweep import expand, sweep
 from verl_credit.config.compose import ConfigError
 from verl_credit.doctor.hardware import disk
 from verl_credit.machine.facts import GIB
-from verl_credit.sweep import expand, sweep
 
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
 LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]

@@ -108,10 +108,10 @@ def _train(arguments) -> int:
 
     ray_on_loopback(os.environ)  # what is imported below imports Ray
     if arguments.multirun:
-        from verl_credit.sweep import sweep
+        from verl_credit.commands.sweep import sweep
 
         return sweep(arguments.config_name, arguments.overrides, arguments.config_dir)
-    from verl_credit.train import train
+    from verl_credit.commands.train import train
 
     return train(arguments.config_name, arguments.overrides, arguments.config_dir)
 
@@ -153,7 +153,7 @@ def _report(arguments) -> int:
 
 
 def _explain(arguments) -> int:
-    from verl_credit.explain import explain
+    from verl_credit.commands.explain import explain
 
     return explain(arguments.config_name, arguments.overrides, arguments.config_dir, arguments.values)
 
@@ -165,7 +165,7 @@ def _doctor(arguments) -> int:
 
 
 def _diff(arguments) -> int:
-    from verl_credit.diff import diff
+    from verl_credit.commands.diff import diff
 
     return diff(arguments.a, arguments.b, arguments.config_dir, arguments.json)
 
@@ -185,13 +185,13 @@ def _plan(arguments) -> int:
 
 
 def _check(arguments) -> int:
-    from verl_credit.check_operators import check_operators
+    from verl_credit.commands.check_operators import check_operators
 
     return check_operators(arguments.operator, arguments.kind, arguments.params)
 
 
 def _modes(arguments) -> int:
-    from verl_credit.modes_page import modes_page
+    from verl_credit.commands.modes_page import modes_page
 
     print(modes_page(), end="")
     return 0
