@@ -7,11 +7,11 @@ from byte_world import make_tokenizer
 from test_preflight import GOOD
 from turn_rows import Row, settings, turn_batch
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.config.rules import validate
 from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, check_answers, worst_row
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import gain_requests

@@ -5,14 +5,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from turn_rows import settings
 
-from verl_credit.turns.answer import (
-    ANSWER_TAG,
-    AUTO,
-    BOXED,
-    AnswerWriter,
-    assistant_header,
-    pseudo_answer,
-)
+from verl_credit.config.keys import AUTO
+from verl_credit.turns.answer import ANSWER_TAG, BOXED, AnswerWriter, assistant_header, pseudo_answer
 from verl_credit.turns.requests import RowPlanner
 
 

@@ -3,11 +3,12 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl_credit.config.compose import ConfigError, load_config, shipped_recipes
+from verl_credit.config.compose import load_config, shipped_recipes
 from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.config.rules import validate
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
+from verl_credit.errors import ConfigError
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 LOSS = "actor_rollout_ref.actor.policy_loss"

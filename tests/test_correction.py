@@ -2,9 +2,11 @@
 
 import pytest
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
+from verl_credit.config.correction import correction_without_effect
 from verl_credit.config.unread import idle_lines
-from verl_credit.host.process.correction import check_correction, correction_without_effect
+from verl_credit.errors import ConfigError
+from verl_credit.host.process.correction import check_correction
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")

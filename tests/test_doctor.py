@@ -29,7 +29,7 @@ from verl_credit.doctor.hardware.room import check_room, plan_here
 from verl_credit.doctor.hardware.vllm_version import VllmError, judge_vllm, pinned
 from verl_credit.doctor.inputs import recipe
 from verl_credit.doctor.result import Status, failed, passed
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import PreflightError
 from verl_credit.host.process import doctor_probes
 from verl_credit.machine import gather
 from verl_credit.machine.facts import GIB, Device, Facts, Memory, Process, Ptxas, Torch, size

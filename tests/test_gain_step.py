@@ -8,9 +8,9 @@ from byte_world import make_tokenizer
 from tensordict import TensorDict
 from turn_rows import Row, lost_row, padding_row, settings, turn_batch
 
+from verl_credit.errors import IntegrityError
 from verl_credit.host.scorers.rows import score_by_rows
 from verl_credit.host.step.gain_pass import fit_branches, plan_gains, score_gains
-from verl_credit.host.step.stops import IntegrityError
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 HEADER = "\n<|im_start|>assistant\n"

@@ -8,8 +8,9 @@ import pytest
 from test_config import OWN, check
 from test_doctor import FAIL, MACHINE, PASS, SKIP, says
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
+from verl_credit.errors import ConfigError
 from verl_credit.host.process import doctor_probes
 from verl_credit.search.servers import loopback
 

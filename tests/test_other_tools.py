@@ -6,10 +6,11 @@ import pytest
 from byte_world import make_tokenizer
 from test_agent_loop import REQUIRED, policy_text, record, run
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
+from verl_credit.config.other_tools import MULTI_TURN
 from verl_credit.config.rules import validate
-from verl_credit.host.preflight import PreflightError
-from verl_credit.host.process.other_tools import MULTI_TURN, check_other_tools
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.host.process.other_tools import check_other_tools
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
 
 FUNCTIONS = '''

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from verl_credit.config.compose import RECIPES, ConfigError, load_config
+from verl_credit.config.compose import RECIPES, load_config
 from verl_credit.config.pipeline_rules import NUMBERS
 from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.config.rules import validate
@@ -16,6 +16,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import SEPA_DEFAULTS, unused
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.errors import ConfigError
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"

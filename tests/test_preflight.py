@@ -12,14 +12,11 @@ from scripted_server import dead_port, scripted_server
 
 from verl_credit.cli import main
 from verl_credit.config.compose import load_config
+from verl_credit.doctor.inputs.data import check_data
 from verl_credit.doctor.inputs.hub import HubError, fetch_config
-from verl_credit.host.preflight import (
-    PreflightError,
-    check_data,
-    check_model,
-    check_positions,
-    check_server,
-)
+from verl_credit.doctor.inputs.model import check_model, check_positions
+from verl_credit.doctor.inputs.retriever import check_server
+from verl_credit.errors import PreflightError
 
 GOOD = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}
 

@@ -16,7 +16,7 @@ from verl_credit.data.catalogue import DATA_SETS
 from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
 from verl_credit.data.sources import split_of
-from verl_credit.host.preflight import check_data
+from verl_credit.doctor.inputs.data import check_data
 from verl_credit.reward.qa import BOXED, compute_score
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
 

@@ -15,7 +15,7 @@ from test_run_lock import run
 from verl_credit.commands import train as train_module
 from verl_credit.config.compose import load_config
 from verl_credit.doctor import ray_checks
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import PreflightError
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
 from verl_credit.machine.facts import Process

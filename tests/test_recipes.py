@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit.config.compose import RECIPES, ConfigError, load_config, shipped_recipes
+from verl_credit.config.compose import RECIPES, load_config, shipped_recipes
 from verl_credit.config.rules import validate
 from verl_credit.config.warnings import doubts
+from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.plan import shape_of
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib")
 
 from verl_credit.cli import main
-from verl_credit.exit_codes import ExitCode
+from verl_credit.errors import ExitCode
 from verl_credit.report import write_report
 from verl_credit.report.choose import RECENT_STEPS, choose
 from verl_credit.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit

@@ -8,7 +8,8 @@ from test_preflight import policy
 from verl_credit.cli import main
 from verl_credit.config.compose import load_config
 from verl_credit.config.required import without_value
-from verl_credit.host.preflight import PreflightError, check_data
+from verl_credit.doctor.inputs.data import check_data
+from verl_credit.errors import PreflightError
 
 
 def write(path, rows):

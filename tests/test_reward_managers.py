@@ -7,13 +7,14 @@ import torch
 from byte_world import make_tokenizer
 from turn_rows import Row, credited, lost_row, turn_batch
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.config.reward_rules import HAND_ON, MANAGER
 from verl_credit.config.rules import validate
 from verl_credit.config.unread import without_effect
 from verl_credit.config.warnings import doubts
-from verl_credit.host.step.stops import IntegrityError, check_outcomes
+from verl_credit.errors import ConfigError, IntegrityError
+from verl_credit.host.step.stops import check_outcomes
 from verl_credit.names import ROW_RECORD
 from verl_credit.reward.qa import compute_score
 from verl_credit.turns.book import RowRecord

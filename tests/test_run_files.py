@@ -10,14 +10,10 @@ from ray.exceptions import RayActorError
 
 from verl_credit.config.compose import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
+from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
-from verl_credit.host.rollout.watch import RolloutWatch
-from verl_credit.host.step.stops import (
-    IntegrityError,
-    check_evaluation_faults,
-    check_rollouts,
-    check_tool_faults,
-)
+from verl_credit.host.rollout.watch import RolloutWatch, check_rollouts
+from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
 from verl_credit.run.files import METRICS, VALIDATION, append_json, read_json_lines, rewind
 from verl_credit.run.progress import Progress, evaluation_line, step_line
 from verl_credit.run.state import describe_resume, save_state

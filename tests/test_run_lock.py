@@ -16,8 +16,7 @@ from test_preflight import GOOD, write
 from verl_credit.cli import main
 from verl_credit.commands import train as train_module
 from verl_credit.config.compose import load_config
-from verl_credit.exit_codes import ExitCode
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.run.finished import TRACKER, last_checkpoint, nothing_left
 from verl_credit.run.lock import LOCK, run_lock

@@ -6,8 +6,9 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 from scripted_server import scripted_server
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
+from verl_credit.errors import ConfigError
 from verl_credit.search.faults import SearchFault
 from verl_credit.search.settings import KEYS, client_for, token_of
 

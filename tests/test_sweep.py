@@ -11,8 +11,8 @@ import pytest
 
 from verl_credit.commands import sweep as module
 from verl_credit.commands.sweep import expand, sweep
-from verl_credit.config.compose import ConfigError
 from verl_credit.doctor.hardware import disk
+from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import GIB
 
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"

@@ -5,10 +5,10 @@ import json
 import pytest
 from byte_world import make_tokenizer
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
 from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.template_check import RESULT, check_template
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
 from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError
 from verl_credit.run.time_limit import TimeLimit
 
 

@@ -11,8 +11,9 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
+from verl_credit.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 

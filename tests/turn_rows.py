@@ -9,7 +9,7 @@ import torch
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import turn_table
 from verl_credit.host.step.estimator import TurnStep, bring_turns, info_gain_advantage
-from verl_credit.host.step.turn_batch import TurnBatch
+from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
 
 

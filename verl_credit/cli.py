@@ -117,7 +117,7 @@ def _train(arguments) -> int:
 
 
 def _lab(arguments) -> int:
-    from verl_credit.exit_codes import ExitCode
+    from verl_credit.errors import ExitCode
     from verl_credit.lab.build import build_lab
     from verl_credit.lab.warm_start import LabGateError
     from verl_credit.run.progress import Throttled, say_at_once
@@ -141,7 +141,7 @@ def _prepare(arguments) -> int:
 
 
 def _report(arguments) -> int:
-    from verl_credit.exit_codes import ExitCode
+    from verl_credit.errors import ExitCode
     from verl_credit.report import write_report
 
     try:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.defaults import ABSENT, changed_values, show_value
+from verl_credit.config.keys import AUTO
 from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.config.required import DATA, MODEL, told, without_value
 from verl_credit.config.rules import validate
@@ -19,9 +20,8 @@ from verl_credit.config.unread import idle_lines
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.exit_codes import ExitCode
+from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.names import ROLLOUT_NAME
-from verl_credit.turns.answer import AUTO
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag

@@ -10,21 +10,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.required import missing_line
 from verl_credit.config.rules import validate
 from verl_credit.config.unread import idle_lines
 from verl_credit.doctor.command import refuse_unfit_machine
 from verl_credit.doctor.inputs.answer_budget import check_answers
+from verl_credit.doctor.inputs.data import check_data
+from verl_credit.doctor.inputs.model import check_model, check_positions
 from verl_credit.doctor.inputs.prompt_lengths import check_all_prompts
-from verl_credit.exit_codes import ExitCode
-from verl_credit.host.preflight import (
-    PreflightError,
-    check_data,
-    check_model,
-    check_positions,
-    check_server,
-)
+from verl_credit.doctor.inputs.retriever import check_server
+from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.host.process.other_tools import check_other_tools
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left
@@ -175,8 +171,8 @@ def _save_config(config: DictConfig, run_dir: Path) -> None:
 
 
 def _launch(config: DictConfig, progress: Progress) -> int:
+    from verl_credit.errors import IntegrityError
     from verl_credit.host.process.launch import RunFailed, launch
-    from verl_credit.host.step.stops import IntegrityError
 
     try:
         launch(config)

@@ -18,15 +18,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.turn.modes import ADAPTIVE
+from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 RECIPES = "verl_credit_recipes"
 GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
-
-
-class ConfigError(ValueError):
-    """Names the key, its value and what would be accepted."""
 
 
 def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:

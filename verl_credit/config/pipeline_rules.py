@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.compose import ConfigError
+from verl_credit.config.keys import DETECTORS
 from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.strategic_grams import parse_grams
@@ -16,7 +16,7 @@ from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, l
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
 from verl_credit.credit.turn.modes import ANY_OPERATOR
-from verl_credit.host.step.planning import DETECTORS
+from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
 CHOICES = {

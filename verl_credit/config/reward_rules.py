@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.compose import ConfigError
+from verl_credit.errors import ConfigError
 
 MANAGER = "reward.reward_manager"
 HAND_ON = ("naive", "rate_limited", "remote")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import NAMES
-from verl_credit.config.compose import ConfigError
+from verl_credit.config.budget import ULYSSES
+from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
 SCORERS = ("branch", "rows", "server")
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-ULYSSES = "ulysses_sequence_parallel_size"
 STRATEGIES = ("fsdp", "fsdp2")
 
 
@@ -37,13 +37,6 @@ def validate_scorer(config: DictConfig) -> None:
     gains = config.algorithm.adv_estimator == ADV_ESTIMATOR and config.algorithm.info_gain_norm_mode != "none"
     if gains and config.algorithm.info_gain_scorer == "branch":
         _branch(config, attention)
-
-
-def sequence_parallel(role: DictConfig) -> int:
-    """Ranks that share a sequence in the actor or the reference: verl's engine reads the key of ``fsdp_config``, into which
-    the older one is copied where it is above 1."""
-    older, read = (OmegaConf.select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
-    return older if older > 1 else read
 
 
 def _one_rank_a_sequence(config: DictConfig, attention: str) -> None:

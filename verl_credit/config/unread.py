@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.compose import LOSS
+from verl_credit.config.correction import correction_without_effect
+from verl_credit.config.keys import AUTO
 from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.config.reward_rules import overlong_unread
 from verl_credit.config.sepa_effect import sepa_without_effect
@@ -15,9 +17,7 @@ from verl_credit.config.warnings import doubts
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.host.process.correction import correction_without_effect
 from verl_credit.names import LOSS_MODE
-from verl_credit.turns.answer import AUTO
 
 RESCALED = ("turn-group-v1d", "turn-group-unbiased")
 SEPA_DEFAULTS = {

@@ -6,7 +6,7 @@ import argparse
 
 from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
-from verl_credit.exit_codes import ExitCode
+from verl_credit.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from omegaconf import DictConfig
 
-from verl_credit.config.compose import ConfigError, load_config
+from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
 from verl_credit.doctor.hardware.device import check_cuda, check_ptxas
 from verl_credit.doctor.hardware.disk import check_disk
@@ -34,8 +34,7 @@ from verl_credit.doctor.inputs.recipe import (
 from verl_credit.doctor.node_checks import check_nodes
 from verl_credit.doctor.ray_checks import check_cluster, check_ray
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
-from verl_credit.exit_codes import ExitCode
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import gather
 

@@ -20,9 +20,10 @@ from omegaconf import DictConfig
 
 from verl_credit.config.host_numbers import FOLDERS
 from verl_credit.doctor.hardware.disk import existing
-from verl_credit.doctor.ray_checks import Ask, answer_of, ask_host, check_cluster, run_address
+from verl_credit.doctor.ray_checks import Ask, answer_of, ask_host, check_cluster
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.machine.facts import Facts
+from verl_credit.machine.ray_address import run_address
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of

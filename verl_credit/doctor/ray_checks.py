@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.hardware.orphans import cluster_address
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
+from verl_credit.machine.ray_address import ADDRESS, given_address, run_address, unreachable
 
 PROBES = "verl_credit.host.process.doctor_probes"
 PROBE_S = 180.0
 CPUS_PER_RANK = 3  # of the placement group that verl makes for every rank
-ADDRESS = "ray_kwargs.ray_init.address"
 # What ray.init refuses beside an address.
 LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
@@ -73,29 +71,6 @@ def check_cluster(
             " ".join(f"{key.partition('=')[0]}=null" for key in refused),
         )
     return passed(name, f"a cluster answers at {address}")
-
-
-def run_address(environment: Mapping[str, str], config: DictConfig | None) -> str:
-    """HOST:PORT of the cluster that a run would join; "" when it would start one of its own."""
-    given = given_address(config)
-    if given in ("", "auto"):
-        return cluster_address(environment)
-    return "" if given == "local" else given
-
-
-def given_address(config: DictConfig | None) -> str:
-    """What the recipe itself says: HOST:PORT, auto, local; "" when it leaves that to Ray."""
-    return str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
-
-
-def unreachable(address: str) -> str:
-    """Why nobody listens at HOST:PORT (or ray://HOST:PORT); "" when somebody does."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=5.0):
-            return ""
-    except (OSError, ValueError) as error:
-        return str(error)
 
 
 def _refused_keys(config: DictConfig) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from verl_credit.exit_codes import ExitCode
-from verl_credit.plan.errors import PlanError
+from verl_credit.errors import ExitCode, PlanError
 from verl_credit.plan.plan import Plan, make_plan
 from verl_credit.plan.report import HEADER, as_json, columns, line, text
 
@@ -28,7 +27,8 @@ def plan_command(
 
     With ``every``, shipped recipes that need a key of yours (a model, say) are listed with the reason.
     """
-    from verl_credit.config.compose import ConfigError, shipped_recipes
+    from verl_credit.config.compose import shipped_recipes
+    from verl_credit.errors import ConfigError
 
     names = shipped_recipes() if every else list(recipes)
     plans, refused = [], []

@@ -19,8 +19,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from verl_credit.errors import PlanError
 from verl_credit.machine.gather import memory
-from verl_credit.plan.errors import PlanError
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 CPU_FLOPS_PER_CORE = 50 * GB

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from verl_credit.errors import PlanError
 from verl_credit.log_probs.path import FLASH, log_prob_path
-from verl_credit.plan.errors import PlanError
 
 BYTES = {
     "fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verl_credit.plan.errors import PlanError
+from verl_credit.errors import PlanError
 
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 

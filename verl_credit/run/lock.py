@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import PreflightError
 
 LOCK = "run.lock"
 # A file system without locks: said, and the run goes on.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.ray_checks import run_address
+from verl_credit.machine.ray_address import run_address
 
 # Ray's own switch for "no cluster, so loopback". Every process of a run reads it once, when it imports Ray.
 RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

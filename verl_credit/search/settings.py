@@ -9,7 +9,7 @@ import re
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.config.compose import ConfigError
+from verl_credit.errors import ConfigError
 from verl_credit.search.client import SearchClient
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import endpoint, loopback

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-AUTO = "auto"
+from verl_credit.config.keys import AUTO
+
 ANSWER_TAG = "<answer>{answer}</answer>"
 BOXED = "\\boxed{{answer}}"
 TEMPLATES = {"tag": ANSWER_TAG, "boxed": BOXED}

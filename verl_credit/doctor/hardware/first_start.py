@@ -11,8 +11,8 @@ from packaging.version import InvalidVersion, Version
 from verl_credit.doctor.hardware.machine import engine_share
 from verl_credit.doctor.hardware.room import plan_here
 from verl_credit.doctor.result import Result, passed, skipped, warned
+from verl_credit.errors import PlanError
 from verl_credit.machine.facts import GIB, Device, Facts, size
-from verl_credit.plan.errors import PlanError
 
 FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
 WHEELS = "https://flashinfer.ai/whl"

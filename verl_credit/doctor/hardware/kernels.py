@@ -12,9 +12,9 @@ from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.inputs.hub import cached_config
 from verl_credit.doctor.inputs.recipe import MODEL
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.errors import PlanError
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
-from verl_credit.plan.errors import PlanError
 from verl_credit.plan.model_shape import shape_of
 
 VARLEN, SDPA, FLEX = named("varlen"), named("sdpa"), named("flex")

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from verl_credit.doctor.result import Result, passed, warned
 from verl_credit.machine.facts import Facts, Process, size
+from verl_credit.machine.ray_address import cluster_address
 
 ENGINE = re.compile(
     r"^ray::|^VLLM::|^VllmWorker|^sglang::|(^|/)(raylet|gcs_server)$|(^|/)vllm$|^vllm\.|^verl_credit_retriever(\.|$)|"
@@ -106,18 +107,6 @@ def _is_init(process: Process) -> bool:
     if process.name in INITS:
         return True
     return process.pid == 1 and not process.name.startswith(("python", "ray", "verl-credit"))
-
-
-def cluster_address(environment: Mapping[str, str], file: str = "/tmp/ray/ray_current_cluster") -> str:
-    """HOST:PORT of the Ray cluster a run would join, "" without one: RAY_ADDRESS, else what ``ray start`` noted."""
-    named = environment.get("RAY_ADDRESS", "")
-    if named and named != "auto":
-        return "" if named == "local" else named
-    try:
-        with open(file, encoding="utf-8") as noted:
-            return noted.read().strip()
-    except OSError:
-        return ""
 
 
 def _age(seconds: float) -> str:

@@ -6,8 +6,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.errors import PlanError
 from verl_credit.machine.facts import GIB, Device, Facts, size
-from verl_credit.plan.errors import PlanError
 from verl_credit.plan.plan import Plan, make_plan
 
 STATE = ("weights", "gradients", "optimizer")  # counted; activations and the engine's needs are estimates

@@ -16,43 +16,15 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
-from verl_credit.config.compose import ConfigError
+from verl_credit.config.budget import LOG_PROB, _contexts, _row, sequence_parallel
+from verl_credit.config.keys import AUTO
 from verl_credit.config.request_room import DRAWN, MODEL_LEN
-from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
-from verl_credit.config.scorer_rules import sequence_parallel
 from verl_credit.config.settings import CreditSettings
 from verl_credit.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
-from verl_credit.host.preflight import PreflightError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.reward.qa import stated_form
-from verl_credit.turns.answer import AUTO, PseudoAnswer, assistant_header, auto_template
+from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of
-
-LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
-UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
-
-
-def validate_budgets(config: DictConfig) -> None:
-    """What is known without the data: the longest row, and one short answer per context. Raises ConfigError."""
-    actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
-    row = _row(config)
-    if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
-        raise ConfigError(
-            f"actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz} with actor_rollout_ref.rollout."
-            f"log_prob_use_dynamic_bsz={rollout.log_prob_use_dynamic_bsz}: verl wants them equal"
-        )
-    referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    if referred and ref.log_prob_use_dynamic_bsz:
-        _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, sequence_parallel(ref), row)
-    if not actor.use_dynamic_bsz:
-        return
-    ranks = sequence_parallel(actor)
-    _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
-    answers = _contexts(config, CreditSettings.from_config(config))
-    said = f" and {answers} short answer{'s' * (answers > 1)} of {SHORT_ANSWER} tokens" if answers else ""
-    _must_hold(
-        LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, least_log_prob_tokens(row, answers), said
-    )
 
 
 def check_answers(config: DictConfig) -> str | None:
@@ -123,12 +95,6 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
     return f"the longest answers of a row: {said} = {needed}; {key}={budget} has room for {room}"
 
 
-def tokens_per_micro_batch(config: DictConfig) -> int | None:
-    """Tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
-
-
 def worst_row(
     tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dict]], enough: int = 0
 ) -> tuple[str, int, int]:
@@ -194,22 +160,3 @@ def parquet_rows(files: str | Sequence[str]) -> Iterator[tuple[str, dict]]:
         table = parquet.read_table(Path(path).expanduser(), columns=["prompt", "reward_model"])
         for number, row in enumerate(table.to_pylist()):
             yield f"{path} row {number}", row
-
-
-def _row(config: DictConfig) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
-def _contexts(config: DictConfig, settings: CreditSettings) -> int:
-    """How often the answers ride behind a row; with ``rows`` one answer makes a row of its own longer."""
-    if not settings.scores_gain or settings.info_gain_scorer == "server":
-        return 0
-    return config.search.max_searches + 1 if settings.info_gain_scorer == "branch" else 1
-
-
-def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:
-    if budget is None or budget * ranks < needed:
-        raise ConfigError(
-            f"{key}={budget} cannot hold a row of data.max_prompt_length + data.max_response_length{said}: "
-            f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
-        )

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.host.preflight import PreflightError
-from verl_credit.host.process.other_tools import tools_given
+from verl_credit.config.other_tools import tools_given
+from verl_credit.errors import PreflightError
 from verl_credit.host.process.template_check import check_template
 
 MOST = 5000  # prompts of a key that are tokenised

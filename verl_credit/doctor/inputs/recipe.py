@@ -9,12 +9,14 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.doctor.inputs.data import check_data
 from verl_credit.doctor.inputs.hub import cached_config
+from verl_credit.doctor.inputs.model import check_model
 from verl_credit.doctor.inputs.prompt_lengths import check_prompts, load_tokenizer
+from verl_credit.doctor.inputs.retriever import check_server
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.host.preflight import PreflightError, check_data, check_model, check_server
+from verl_credit.errors import PlanError, PreflightError
 from verl_credit.machine.facts import Facts
-from verl_credit.plan.errors import PlanError
 from verl_credit.plan.model_shape import shape_of
 
 MODEL = "actor_rollout_ref.model.path"

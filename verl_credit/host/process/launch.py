@@ -12,13 +12,12 @@ from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_credit.config.compose import ConfigError
-from verl_credit.doctor.ray_checks import run_address, unreachable
-from verl_credit.host.preflight import PreflightError, check_names
+from verl_credit.errors import ConfigError, IntegrityError, PreflightError
+from verl_credit.host.preflight import check_names
 from verl_credit.host.process.correction import check_correction
 from verl_credit.host.process.register import register_all, registered_names, require_registered
 from verl_credit.host.process.task_runner import CreditTaskRunner
-from verl_credit.host.step.stops import IntegrityError
+from verl_credit.machine.ray_address import run_address, unreachable
 from verl_credit.run.network import loopback_settings, why_not_loopback
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from verl_credit.host.preflight import PreflightError, model_values
+from verl_credit.doctor.inputs.model import model_values
+from verl_credit.errors import PreflightError
 
 if TYPE_CHECKING:
     from verl_credit.doctor.inputs.prompt_lengths import PromptMeter

@@ -19,9 +19,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
+from verl_credit.config.other_tools import FAILED
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.process.other_tools import FAILED
 from verl_credit.host.rollout.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
 from verl_credit.host.scorers.server import server_score
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ray.exceptions import RayActorError
 
-from verl_credit.host.step.stops import IntegrityError, check_rollouts
+from verl_credit.errors import IntegrityError
 
 
 class RolloutWatch:
@@ -64,3 +64,16 @@ class RolloutWatch:
                 raise
 
         buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample
+
+
+def check_rollouts(expected: int, arrived: int, errors: list[str], tolerated_share: float) -> int:
+    """Number of rollouts that never arrived. Raises when their share is above what the user tolerates."""
+    failed = max(expected - arrived, len(errors))
+    if failed > tolerated_share * expected:
+        first = errors[0] if errors else "no exception was recorded; see the Ray worker logs"
+        raise IntegrityError(
+            f"{failed} of {expected or failed} rollouts raised (an agent loop or the reward function), "
+            f"faults.max_failed_rollouts={tolerated_share:g} tolerates a share of {tolerated_share:g}. "
+            f"First error: {first}"
+        )
+    return failed

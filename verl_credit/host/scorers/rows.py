@@ -15,8 +15,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from verl_credit.host.step.turn_batch import TurnBatch
 from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.requests import Request
 
 

@@ -9,8 +9,8 @@ import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import info_gain
-from verl_credit.host.step.stops import IntegrityError
-from verl_credit.host.step.turn_batch import TurnBatch
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.branches import BranchPlan, plan_branches
 from verl_credit.turns.requests import Request, gain_requests, score_table
 

@@ -14,9 +14,9 @@ import torch
 from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.gain_pass import GainPlan
-from verl_credit.host.step.turn_batch import TurnBatch
 from verl_credit.run.turn_cuts import TURNS_CUT
 from verl_credit.search.faults import FAULT_CODES
+from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import STOP_REASONS
 
 DROPPED = ("nonfinite_outcomes", "nonfinite_gains")

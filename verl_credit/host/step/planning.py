@@ -13,8 +13,6 @@ from verl_credit.credit.planning.planning import planning_mask
 from verl_credit.credit.planning.strategic_grams import STRATEGIC_GRAMS, parse_grams
 from verl_credit.credit.plugins import load
 
-DETECTORS = ("grams", "anchors")
-
 Detector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.search.redact import redact
-
-
-class IntegrityError(RuntimeError):
-    """The run's numbers could not be trusted if it went on."""
-
-
-def check_rollouts(expected: int, arrived: int, errors: list[str], tolerated_share: float) -> int:
-    """Number of rollouts that never arrived. Raises when their share is above what the user tolerates."""
-    failed = max(expected - arrived, len(errors))
-    if failed > tolerated_share * expected:
-        first = errors[0] if errors else "no exception was recorded; see the Ray worker logs"
-        raise IntegrityError(
-            f"{failed} of {expected or failed} rollouts raised (an agent loop or the reward function), "
-            f"faults.max_failed_rollouts={tolerated_share:g} tolerates a share of {tolerated_share:g}. "
-            f"First error: {first}"
-        )
-    return failed
 
 
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:

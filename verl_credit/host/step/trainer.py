@@ -24,9 +24,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.workers.utils.padding import response_to_nested
 
+from verl_credit.config.budget import tokens_per_micro_batch
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import without_effect_in
-from verl_credit.doctor.inputs.answer_budget import tokens_per_micro_batch
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.process.register import require_registered
@@ -47,7 +47,7 @@ from verl_credit.host.step.stops import (
 )
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
-from verl_credit.host.step.turn_batch import TurnBatch, fetch_turn_batch
+from verl_credit.host.step.turn_batch import fetch_turn_batch
 from verl_credit.names import (
     BRANCH_LOG_PROBS,
     BRANCHES,
@@ -70,6 +70,7 @@ from verl_credit.run.files import (
 from verl_credit.run.state import describe_resume, save_state
 from verl_credit.run.time_limit import TimeLimit
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
+from verl_credit.turns.batch import TurnBatch
 
 
 @register_trainer(TRAINER_MODE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from verl_credit.host.step.estimator import TurnStep
-from verl_credit.host.step.turn_batch import TurnBatch
 from verl_credit.reward.qa import gold_answers
+from verl_credit.turns.batch import TurnBatch
 
 
 def sample_trajectories(turns: TurnBatch, step: TurnStep, tokenizer, count: int) -> list[dict]:

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import transfer_queue as tq
 
 from verl_credit.credit import turn_table
 from verl_credit.names import AGENT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
-
-
-@dataclass(frozen=True)
-class TurnBatch:
-    """B rows (padding rows included), T response tokens of the longest row."""
-
-    prompt_ids: list[list[int]]
-    response_ids: list[list[int]]
-    turn_ids_B_T: torch.Tensor
-    response_mask_B_T: torch.Tensor
-    records: list[dict]
-    scores: list[dict]
-    """What the reward function returned besides the score (em, f1, format_ok)."""
-    ground_truths: list
-    extra_infos: list[dict]
-    """The data set's own columns (question, index, ...)."""
-    is_padding: list[bool]
-    row_valid_B: torch.Tensor
-    """False for padding rows (copies of real rows) and rows lost to a tool fault."""
-    n_turns_B: torch.Tensor
 
 
 def fetch_turn_batch(batch) -> TurnBatch:

@@ -1,4 +1,4 @@
-"""Exit codes of the `verl-credit` commands (docs/host.md)."""
+"""What a command ends with: exit codes, and the errors that have one (docs/host.md)."""
 
 from __future__ import annotations
 
@@ -28,3 +28,19 @@ class ExitCode(IntEnum):
 
     INTERRUPTED = 130
     """Ctrl-C or SIGTERM; the next run goes on from the last checkpoint."""
+
+
+class ConfigError(ValueError):
+    """Names the key, its value and what would be accepted."""
+
+
+class PreflightError(RuntimeError):
+    """The run cannot start; says what is missing and what would be right."""
+
+
+class IntegrityError(RuntimeError):
+    """The run's numbers could not be trusted if it went on."""
+
+
+class PlanError(ValueError):
+    """Names the key, its value and what would be right."""

@@ -1,0 +1,8 @@
+"""Accepted values that several rooms name."""
+
+from __future__ import annotations
+
+AUTO = "auto"
+
+
+DETECTORS = ("grams", "anchors")

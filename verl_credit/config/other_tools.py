@@ -1,0 +1,32 @@
+"""Tools beside the search: which are given, and when the agent loop would offer none of them."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from verl_credit.errors import ConfigError
+
+MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+
+
+KEYS = ("tool_config_path", "function_tool_path")
+
+
+FAILED = "Error executing tool"  # how verl's observation of a tool that raised begins
+
+
+def tools_given(config: DictConfig) -> dict[str, str]:
+    """Key -> path of those that are set."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}
+
+
+def validate_other_tools(config: DictConfig) -> None:
+    """Raises ConfigError where the agent loop would offer none of them."""
+    given = tools_given(config)
+    if given and not config.search.max_searches:
+        key, path = next(iter(given.items()))
+        raise ConfigError(
+            f"{key}={path} with search.max_searches=0: there is one turn and no call, so that its tools would never be "
+            f"used; set {key}=null"
+        )

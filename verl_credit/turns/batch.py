@@ -1,0 +1,27 @@
+"""The turns of a step's rows, as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class TurnBatch:
+    """B rows (padding rows included), T response tokens of the longest row."""
+
+    prompt_ids: list[list[int]]
+    response_ids: list[list[int]]
+    turn_ids_B_T: torch.Tensor
+    response_mask_B_T: torch.Tensor
+    records: list[dict]
+    scores: list[dict]
+    """What the reward function returned besides the score (em, f1, format_ok)."""
+    ground_truths: list
+    extra_infos: list[dict]
+    """The data set's own columns (question, index, ...)."""
+    is_padding: list[bool]
+    row_valid_B: torch.Tensor
+    """False for padding rows (copies of real rows) and rows lost to a tool fault."""
+    n_turns_B: torch.Tensor
