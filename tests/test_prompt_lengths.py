@@ -11,7 +11,7 @@ from verl_credit.doctor.inputs.prompt_lengths import PromptMeter, check_all_prom
 from verl_credit.doctor.inputs.recipe import check_data_files
 from verl_credit.doctor.result import Status
 from verl_credit.errors import PreflightError
-from verl_credit.host.rollout.search_tool import SCHEMA
+from verl_credit.search.protocol import SCHEMA
 
 # Writes tools, as the templates of real models do; the tests' tokenizer has a token per byte.
 TEMPLATE = (

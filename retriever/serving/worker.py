@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 
-from verl_credit_retriever.serving.serve import serve_in_this_process
+from verl_credit_retriever.serving.process import serve_in_this_process
 from verl_credit_retriever.serving.settings import ServeSettings
 from verl_credit_retriever.serving.workers import READY
 

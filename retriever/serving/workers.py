@@ -15,7 +15,7 @@ from dataclasses import replace
 from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
 from verl_credit_retriever.index.replaced import unreplaced
 from verl_credit_retriever.serving.parent import end_with
-from verl_credit_retriever.serving.serve import END_SECONDS
+from verl_credit_retriever.serving.process import END_SECONDS
 from verl_credit_retriever.serving.settings import ServeSettings
 from verl_credit_retriever.serving.sockets import announce
 

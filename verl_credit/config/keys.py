@@ -6,3 +6,6 @@ AUTO = "auto"
 
 
 DETECTORS = ("grams", "anchors")
+
+
+EVALUATION_MODES = ("greedy", "sampled")

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.budget import validate_budgets
 from verl_credit.config.host_numbers import FOLDERS, HOST_NUMBERS, OR_NULL
-from verl_credit.config.keys import AUTO
+from verl_credit.config.keys import AUTO, EVALUATION_MODES
 from verl_credit.config.pipeline_rules import CHOICES as PIPELINE_CHOICES
 from verl_credit.config.pipeline_rules import NUMBERS as PIPELINE_NUMBERS
 from verl_credit.config.pipeline_rules import validate_pipeline
@@ -20,7 +20,6 @@ from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
 from verl_credit.credit.turn.modes import ADAPTIVE, MODES
 from verl_credit.errors import ConfigError
-from verl_credit.host.rollout.evaluation import MODES as EVALUATION_MODES
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
 from verl_credit.search.settings import NUMBERS as SEARCH_NUMBERS
 from verl_credit.search.settings import validate_search

@@ -26,7 +26,7 @@ class PromptMeter:
     """Tokens of a prompt as the agent loop writes it: chat template, its arguments, the search tool's schema."""
 
     def __init__(self, tokenizer, config: DictConfig):
-        from verl_credit.host.rollout.search_tool import SCHEMA
+        from verl_credit.search.protocol import SCHEMA
 
         self.tokenizer = tokenizer
         self.tools = [SCHEMA] if config.search.max_searches else None

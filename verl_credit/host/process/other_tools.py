@@ -15,7 +15,7 @@ from verl_credit.errors import PreflightError
 
 def check_other_tools(config: DictConfig) -> list[str]:
     """Loads them as verl's workers will. Raises PreflightError for such as cannot be; a line that names the others."""
-    from verl_credit.host.rollout.search_tool import SCHEMA
+    from verl_credit.search.protocol import SCHEMA
 
     given = tools_given(config)
     if not given:

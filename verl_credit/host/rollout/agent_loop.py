@@ -22,11 +22,12 @@ from verl.tools.schemas import ToolResponse
 from verl_credit.config.other_tools import FAILED
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.rollout.search_tool import SearchTool, bad_query_reason, control_tokens, without_markup
+from verl_credit.host.rollout.search_tool import SearchTool
 from verl_credit.host.scorers.server import server_score
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.reward.qa import final_answer
 from verl_credit.search.client import SearchFault
+from verl_credit.search.protocol import bad_query_reason, control_tokens, without_markup
 from verl_credit.turns.book import RowRecord, TurnBook
 from verl_credit.turns.requests import RowPlanner
 

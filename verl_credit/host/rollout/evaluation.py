@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-MODES = ("greedy", "sampled")
-
 
 class EvaluationLoader:
     """The validation data with a sampling mode on every row.
