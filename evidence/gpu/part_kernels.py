@@ -24,7 +24,7 @@ OPTIONS = {"plain": {}, "window": {"window": 300}, "softcap": {"softcap": 20.0}}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 UNFUSED = 2.8  # x heads x tokens² x 4 bytes: FlexAttention that was not compiled
 GRAPHS = 2  # of flex: without and with gradients, each for all lengths, answers and windows
-SOURCE = "verl_credit/attention/trial.py: TOLERANCE; tests/test_attention_flex.py"
+SOURCE = "verl_credit/attention/trial.py: TOLERANCE; tests/attention/test_attention_flex.py"
 
 
 def run(setting, record) -> None:

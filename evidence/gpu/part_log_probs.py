@@ -19,7 +19,7 @@ from verl_credit.plan.job import Job
 
 EXACT = 1e-6
 CHUNK = 256  # tokens of the reference at a time
-SOURCE = "verl_credit/plan/activations.py: loss; tests/test_log_probs.py"
+SOURCE = "verl_credit/plan/activations.py: loss; tests/attention/test_log_probs.py"
 
 
 def run(setting, record) -> None:

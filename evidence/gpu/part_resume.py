@@ -6,7 +6,7 @@ from gpu import runs
 from gpu.record import same
 from gpu.world import model_folder, world
 
-SOURCE = "tests/test_e2e_lab.py"
+SOURCE = "tests/e2e/test_e2e_lab.py"
 RECIPE = "math_sepa"  # one GPU is enough
 
 

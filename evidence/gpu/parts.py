@@ -44,7 +44,7 @@ PARTS = (
     Part(
         "branches", "gpu.part_branches",
         "gains by branch against gains by rows on English text: error, correlation, spread",
-        "equal in fp32; in bf16 no further from fp32 than rows are (tests/test_attention_kernels.py)",
+        "equal in fp32; in bf16 no further from fp32 than rows are (tests/attention/test_attention_kernels.py)",
         limit_s=1200,
     ),
     Part(
@@ -68,9 +68,9 @@ PARTS = (
     Part(
         "resume", "gpu.part_resume",
         "two steps, save, resume for the third",
-        "resume: exact (tests/test_e2e_lab.py)",
+        "resume: exact (tests/e2e/test_e2e_lab.py)",
         needs=("verl", "vllm", "cuda"), limit_s=3600,
-        on_cpu="two more runs of a minute each; tests/test_e2e_lab.py checks it on a CPU",
+        on_cpu="two more runs of a minute each; tests/e2e/test_e2e_lab.py checks it on a CPU",
     ),
     Part(
         "server", "gpu.part_server",

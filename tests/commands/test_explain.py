@@ -1,0 +1,236 @@
+"""`verl-credit explain`, `check` and `modes`: what they print and how they end."""
+
+from pathlib import Path
+
+import pytest
+
+from verl_credit.cli import main
+from verl_credit.commands.modes_page import modes_page
+from verl_credit.config.compose import load_config
+from verl_credit.config.unread import unused, without_effect
+from verl_credit.credit.registry import REGISTRY
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+def run(capsys, *arguments):
+    code = main(list(arguments))
+    return code, capsys.readouterr().out
+
+
+def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
+    code, said = run(
+        capsys,
+        "explain",
+        "algorithm.advantage_mode=maxrl",
+        "algorithm.transform_mode=gtpo_sepa_hicra",
+        "algorithm.info_gain_norm_mode=turn-group-v1d",
+    )
+    assert code == 0
+    stages = [line.split(" ", 1)[1] for line in said.splitlines() if line[:1].isdigit()]
+    assert stages == [
+        "information gain: prob_diff",
+        "outcome: maxrl",
+        "turn: turn-group-v1d",
+        "uncertainty: surprisal",
+        "planning mask: grams",
+        "sepa controller: linear",
+        "token: gtpo_sepa_hicra",
+        "loss: turn_ppo",
+    ]
+    assert REGISTRY["outcome", "maxrl"].equation in said
+    assert "up to 5 answers per alias ride behind each row" in said and "(attention: auto)" in said
+    assert "missing before it can run: nothing" in said
+
+
+def test_the_price_of_rows_is_told(capsys):
+    _, said = run(capsys, "explain", "algorithm.info_gain_scorer=rows")
+    assert "through compute_log_prob: 640 a step" in said
+
+
+@pytest.mark.parametrize(
+    "overrides, told, untold",
+    [
+        (["credit=grpo"], ["turn: none"], ["information gain", "token:"]),
+        (
+            ["credit=grpo", "algorithm.transform_mode=entropy_mask"],
+            ["rho=0.2", "uncertainty: surprisal"],
+            ["sepa"],
+        ),
+        (
+            ["credit=grpo", "algorithm.transform_mode=grpo_s", "algorithm.uncertainty_kind=shannon_entropy"],
+            ["canonical: grpo_s"],
+            ["outcome:", "turn:"],
+        ),
+        (
+            ["algorithm.info_gain_norm_mode=joint", f"{LOSS}.dynamic_clip=false"],
+            ["normalises outcomes itself"],
+            [],
+        ),
+        (
+            ["algorithm.adv_estimator=grpo", f"{LOSS}.dynamic_clip=false"],
+            ["advantage: verl's grpo"],
+            ["turn:"],
+        ),
+    ],
+)
+def test_only_what_runs_is_told(capsys, overrides, told, untold):
+    code, said = run(capsys, "explain", *overrides)
+    assert code == 0, said
+    stages = said.split("\n\n", 1)[1]
+    assert all(text in stages for text in told), said
+    assert not any(text in stages for text in untold), said
+
+
+def test_a_refused_configuration_is_told_with_the_reason(capsys):
+    code, said = run(capsys, "explain", "algorithm.advantage_mode=maxlr")
+    assert code == 4
+    assert "this would be refused" in said and "did you mean maxrl" in said
+
+
+def test_a_recipe_that_does_not_search_misses_no_server(capsys):
+    assert run(capsys, "explain", "--config-name", "math_sepa")[0] == 0
+    assert "search.url" not in run(capsys, "explain", "--config-name", "math_sepa")[1]
+
+
+def test_inputs_that_are_missing_are_named(capsys, tmp_path):
+    (tmp_path / "questions.parquet").write_bytes(b"")
+    code, said = run(
+        capsys,
+        "explain",
+        "--config-name",
+        "search_cpu",
+        f"data.train_files={tmp_path / 'questions.parquet'}",
+        f"data.val_files={tmp_path / 'absent.parquet'}",
+        f"actor_rollout_ref.model.path={tmp_path / 'policy'}",
+    )
+    assert code == 0
+    missing = said.splitlines()[-1]
+    assert "absent.parquet (not there)" in missing and "policy (not there)" in missing
+    assert "search.url (a server" in missing and "questions.parquet" not in missing
+
+
+@pytest.mark.parametrize(
+    "overrides, keys",
+    [
+        (["algorithm.gtpo.beta=0.3"], ["algorithm.gtpo.beta=0.3"]),
+        (["algorithm.gtpo.beta=0.3", "algorithm.transform_mode=gtpo"], []),
+        (["algorithm.sepa.steps=7", "algorithm.transform_mode=gtpo"], ["algorithm.sepa.steps=7"]),
+        (
+            ["algorithm.info_gain_type=log_prob_diff", "credit=grpo"],
+            ["algorithm.info_gain_type=log_prob_diff"],
+        ),
+        (["algorithm.info_gain_template='So {answer}'"], []),
+        (
+            ["algorithm.info_gain_template='So {answer}'", "credit=grpo"],
+            ["algorithm.info_gain_template=So {answer}"],
+        ),
+        (["algorithm.info_gain_prefix='So '", "credit=grpo"], ["algorithm.info_gain_prefix=So "]),
+        (["+model=qwen3_4b", "credit=grpo"], []),
+        ([f"{LOSS}.clip_beta=0.1", f"{LOSS}.dynamic_clip=false"], [f"{LOSS}.clip_beta=0.1"]),
+        ([f"{LOSS}.loss_mode=vanilla", f"{LOSS}.ratio_level=token"], [f"{LOSS}.ratio_level=token"]),
+        (
+            ["credit=grpo", "search.max_searches=0", "search.topk=5"],
+            ["search.topk=5", "search.max_page_chars=64"],
+        ),
+        (["search.topk=5"], []),
+        (
+            ["credit=maxrl", "algorithm.norm_adv_by_std_in_grpo=false"],
+            ["algorithm.norm_adv_by_std_in_grpo=False"],
+        ),
+        (["credit=grpo_nostd"], []),
+        (["algorithm.planning.threshold=0.5"], ["algorithm.planning.threshold=0.5"]),
+        (["algorithm.uncertainty_kind=nll"], []),
+        (["algorithm.canonical.alpha_1=2"], ["algorithm.canonical.alpha_1=2.0"]),
+        (["algorithm.adv_estimator=gae", f"{LOSS}.dynamic_clip=false", "algorithm.gamma=0.9"], []),
+    ],
+)
+def test_a_key_that_nothing_reads_is_told(overrides, keys):
+    assert unused(load_config("lab", overrides)) == keys
+
+
+@pytest.mark.parametrize(
+    "overrides, told",
+    [
+        ([], []),
+        (["algorithm.transform_mode=gtpo", "algorithm.gtpo.beta=0"], ["algorithm.gtpo.beta=0"]),
+        (["algorithm.transform_mode=gtpo_hicra", "algorithm.hicra.alpha=0"], ["algorithm.hicra.alpha=0"]),
+        (
+            ["algorithm.transform_mode=entropy_mask", "algorithm.entropy_mask.rho=1"],
+            ["algorithm.entropy_mask.rho=1"],
+        ),
+        (
+            ["algorithm.transform_mode=gtpo_sepa"],
+            ["lambda is 0 until step 51, and trainer.total_training_steps=30"],
+        ),
+        (["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.delay_steps=29"], []),
+        (["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.delay_steps=30"], ["until step 31"]),
+        (
+            [
+                "algorithm.transform_mode=gtpo_sepa",
+                "algorithm.sepa.schedule=auto",
+                "algorithm.sepa.warmup=5",
+                "algorithm.sepa.ema_decay=0.5",
+            ],
+            [],
+        ),
+        (
+            [
+                "algorithm.transform_mode=gtpo_sepa",
+                "algorithm.sepa.schedule=auto",
+                "algorithm.sepa.steps=0",
+                "algorithm.sepa.warmup=60",
+            ],
+            ["until step 222"],
+        ),
+        (["algorithm.info_gain_warmup_steps=30"], ["no gain is measured in trainer.total_training_steps=30"]),
+        (["algorithm.info_gain_warmup_steps=29"], []),
+        (["algorithm.info_gain_every=29"], []),
+        (["algorithm.info_gain_every=30"], ["in step 1 alone of trainer.total_training_steps=30"]),
+        (["algorithm.info_gain_every=28", "algorithm.info_gain_warmup_steps=2"], ["in step 3 alone"]),
+        (["algorithm.info_gain_warmup_steps=30", "trainer.total_training_steps=null"], []),
+        (["algorithm.adv_rescale_alpha=0"], ["the clip range only"]),
+        ([f"{LOSS}.clip_beta=0"], ["clip_beta=0"]),
+    ],
+)
+def test_a_part_without_effect_is_told(overrides, told):
+    found = without_effect(load_config("lab", overrides))
+    assert len(found) == len(told)
+    assert all(text in line for text, line in zip(told, found, strict=True))
+
+
+def test_what_stands_behind_a_context_is_told(capsys):
+    assert "the gold answers as '<answer> {answer}</answer>', the policy" in run(capsys, "explain")[1]
+    _, said = run(capsys, "explain", "--config-name", "singlehop_qwen3_4b")
+    assert "by the row (auto) behind '<think>" in said
+
+
+def test_all_registered_operators_are_checked_from_the_command_line(capsys):
+    code, said = run(capsys, "check")
+    assert code == 0
+    assert f"{len(REGISTRY)} operators, 0 broken" in said
+
+
+def test_an_operator_of_ones_own_is_checked_from_the_command_line(capsys, tmp_path, monkeypatch):
+    (tmp_path / "my_operators.py").write_text(
+        "def best(rewards):\n    return [float(r == max(rewards)) for r in rewards]\n"
+        "def scaled(rewards, params):\n    mean = sum(rewards) / len(rewards)\n"
+        "    tied = max(rewards) == min(rewards)\n"
+        "    return [0.0 if tied else params['by'] * (r - mean) for r in rewards]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, said = run(capsys, "check", "my_operators:best")
+    assert code == 1
+    assert "BROKEN  ties" in said and "all outcomes 0.0" in said
+    code, said = run(capsys, "check", "my_operators:scaled", "--params", '{"by": 2.0}')
+    assert code == 0 and "lawful" in said
+    code, said = run(capsys, "check", "my_operators:bset")
+    assert code == 4 and "did you mean 'best'" in said
+
+
+def test_the_page_of_modes_is_the_registrys(capsys):
+    written = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
+    assert written == modes_page(), "run: verl-credit modes > docs/modes.md"
+    assert run(capsys, "modes") == (0, written)
+    assert all(f"### `{name}`" in written for _, name in REGISTRY)

@@ -1,0 +1,105 @@
+"""What a run needs from its user has no default, and rows that nothing could read are refused."""
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from kit.preflight import policy
+from verl_credit.cli import main
+from verl_credit.config.compose import load_config
+from verl_credit.config.required import without_value
+from verl_credit.doctor.inputs.data import check_data
+from verl_credit.errors import PreflightError
+
+
+def write(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+VERLS_GSM8K = {
+    "prompt": [
+        {"role": "user", "content": 'How many? Let\'s think step by step and output the answer after "####".'}
+    ],
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+}
+ASKS = [{"role": "user", "content": "How many? Write <answer>...</answer>."}]
+BOXED = {"target": ["72"], "form": "boxed"}
+
+
+def test_rows_whose_answers_nothing_would_read(tmp_path):
+    """verl's own GSM8K: no form, and a prompt that asks for no tag. With the tool, a policy may know the tag."""
+    path = write(tmp_path / "train.parquet", [{**VERLS_GSM8K, "prompt": ASKS}, VERLS_GSM8K])
+    with pytest.raises(
+        PreflightError, match=r"train.parquet row 1: .*'72' has no form.*every reward would be 0.*boxed"
+    ):
+        check_data(path, "data.train_files", searches=False)
+    assert check_data(path, "data.train_files") == 2
+
+
+@pytest.mark.parametrize("truth", [BOXED, {"target": ["72"], "form": "tag"}])
+def test_a_form_that_is_stated_is_believed(tmp_path, truth):
+    row = {**VERLS_GSM8K, "reward_model": {"ground_truth": truth}}
+    assert check_data(write(tmp_path / "train.parquet", [row]), "k", searches=False) == 1
+
+
+def test_train_refuses_rows_whose_answers_nothing_would_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("verl_credit.commands.train.refuse_unfit_machine", lambda config: [])
+    path = write(tmp_path / "train.parquet", [VERLS_GSM8K] * 16)
+    arguments = [f"data.train_files={path}", f"data.val_files={path}", f"run_dir={tmp_path}/run"]
+    arguments.append(f"actor_rollout_ref.model.path={policy(tmp_path)}")
+    assert main(["train", "--config-name", "math_sepa", *arguments]) == 4
+    assert "train.parquet row 0: reward_model.ground_truth='72' has no form" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "recipe, keys",
+    [
+        ("math_sepa", ["data.train_files, data.val_files (parquet files"]),
+        ("multihop_qwen3_4b", ["data.train_files, data.val_files (", "; search.url (a server"]),
+        (
+            "search_cpu",
+            [
+                "data.train_files, data.val_files (",
+                "; actor_rollout_ref.model.path (a folder",
+                "search.url (",
+            ],
+        ),
+    ],
+)
+def test_what_has_no_value_is_said_at_once_and_nothing_of_verl_s_is_taken_for_it(
+    recipe, keys, tmp_path, capsys
+):
+    """verl's defaults are its authors' GSM8K and model."""
+    assert main(["train", "--config-name", recipe, f"run_dir={tmp_path}/run"]) == 4
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "no value for" in said and all(key in said for key in keys)
+    assert not (tmp_path / "run").exists()
+    code = main(["explain", "--config-name", recipe])
+    missing = capsys.readouterr().out.splitlines()[-1]
+    assert code == 0 and missing.startswith("missing before it can run: data.train_files")
+    assert ("model.path" in missing, "search.url" in missing) == ("model.path" in said, "search.url" in said)
+
+
+@pytest.mark.parametrize("value", ["null", "'???'", "[]", "''"])
+def test_every_way_of_having_no_value_is_seen(value):
+    config = load_config("lab", [f"data.val_files={value}", f"actor_rollout_ref.model.path={value}"])
+    assert without_value(config) == ["data.val_files", "actor_rollout_ref.model.path"]
+
+
+@pytest.mark.parametrize("value", ["5", "[5]", "true"])
+def test_a_number_is_no_file(value, capsys):
+    config = load_config("lab", [f"data.val_files={value}"])
+    assert without_value(config) == []
+    with pytest.raises(PreflightError, match="data.val_files=.*give a parquet file"):
+        check_data(config.data.val_files, "data.val_files")
+    assert main(["explain", "--config-name", "math_sepa", f"data.val_files={value}"]) == 0
+    assert "data.val_files=" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_plan_needs_no_data_and_says_when_it_lacks_the_model(capsys):
+    assert main(["plan", "--config-name", "multihop_qwen3_4b"]) == 0
+    capsys.readouterr()
+    assert main(["plan", "--config-name", "search_cpu"]) == 4
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "actor_rollout_ref.model.path=None: give a model folder" in said

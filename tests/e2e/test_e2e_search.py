@@ -1,0 +1,198 @@
+"""verl's real trainer, Ray, FSDP2, FAISS and HTTP on real text: HotpotQA questions and paragraphs.
+
+A byte-level tokenizer and a policy that knows only the format of a tool call. Every run is started the way
+a user starts it.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.byte_world import N_QUESTIONS, build_byte_world
+from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+from verl_credit_retriever.launch import start_server
+
+pytestmark = pytest.mark.e2e
+
+GROUP = 4
+SETTINGS = [
+    f"actor_rollout_ref.rollout.n={GROUP}",
+    "trainer.save_freq=1",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "sample_trajectories=8",
+]
+TIMEOUT_S = 420
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = os.environ.get("VERL_CREDIT_TEST_DATA")
+    if not folder:
+        pytest.skip("VERL_CREDIT_TEST_DATA is not set: the HotpotQA paragraphs are not here")
+    return build_byte_world(
+        tmp_path_factory.mktemp("world"), Path(folder) / "hotpotqa_dev_distractor_70.json"
+    )
+
+
+@pytest.fixture(scope="module")
+def retriever(world):
+    with start_server(
+        world.root / "index", world.root / "encoder", log_path=world.root / "retriever.log"
+    ) as server:
+        yield server
+
+
+def start(world, url, run_dir, *overrides):
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "verl_credit.cli",
+        "train",
+        "--config-name",
+        "search_cpu",
+    ]
+    arguments = [*world.overrides, f"search.url={url}", f"run_dir={run_dir}", *SETTINGS, *overrides]
+    return subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=run_dir.parent,
+    )
+
+
+def train(world, url, run_dir, *overrides):
+    """(exit code, everything printed)."""
+    process = start(world, url, run_dir, *overrides)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, output
+
+
+def metrics(run_dir):
+    return read_json_lines(run_dir / METRICS)
+
+
+@pytest.fixture(scope="module")
+def two_steps(world, retriever, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "two_steps"
+    code, output = train(world, retriever.url, run_dir, "trainer.total_training_steps=2")
+    assert code == 0, output
+    return run_dir
+
+
+def test_two_steps_on_real_text(two_steps):
+    first, second = metrics(two_steps)
+    assert (first["step"], second["step"]) == (1, 2)
+    for row in (first, second):
+        assert row["credit/rows_trained"] == N_QUESTIONS * GROUP and row["credit/rollouts_failed"] == 0
+        assert isinstance(row["actor/pg_loss"], float) and isinstance(row["actor/grad_norm"], float)
+        assert row["credit/turns_per_row"] > 1 and row["credit/gain/turns"] > 0
+        assert row["credit/clip_scale/std"] > 0 and row["credit/gain/failed_rows"] == 0
+        assert row["credit/sync/weights_changed"] == 1.0
+        # the engine's log-probs are those of the policy that is trained
+        assert row["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_most_questions_see_a_successful_search(two_steps):
+    rows = [row for row in read_json_lines(two_steps / TRAJECTORIES) if row["step"] == 1]
+    assert len(rows) == N_QUESTIONS  # one trajectory of each question's group, the one with most turns
+    searched = [row for row in rows if "<tool_response>\nPage 1:" in row["turns"][0]["observation"]]
+    assert len(searched) >= N_QUESTIONS // 2
+    for row in searched:
+        assert row["turns"][0]["info_gain"] is not None and row["turns"][-1]["info_gain"] is None
+
+
+def test_report_and_banner(two_steps):
+    assert "advantage=turn-group-v1d" in read_json_lines(two_steps / EVENTS)[0]["text"]
+    assert (two_steps / "report.html").stat().st_size > 10_000
+
+
+def test_lost_retriever_stops_a_run_and_resume_repeats_its_steps(world, retriever, two_steps, tmp_path):
+    """A straight run of three steps, whose retriever then dies, beside a run of two that was resumed for the third."""
+    straight = tmp_path / "straight"
+    with start_server(
+        world.root / "index", world.root / "encoder", log_path=tmp_path / "retriever.log"
+    ) as server:
+        process = start(world, server.url, straight, "trainer.total_training_steps=50", "search.timeout_s=2")
+        for line in process.stdout:
+            if "step   3/50" in line:
+                break
+        server.stop()
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 5, rest
+    assert f"lost to faults of the search server at {server.url}" in rest
+
+    code, output = train(world, retriever.url, two_steps, "trainer.total_training_steps=3")
+    assert code == 0, output
+    assert "resume: exact, from step 2" in output
+    resumed = metrics(two_steps)
+    assert [row["step"] for row in resumed] == [1, 2, 3]
+    expected = metrics(straight)[2]
+    for name in (
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "actor/entropy",
+        "credit/gain/mean",
+        "response_length/mean",
+    ):
+        assert resumed[2][name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+
+
+FAILING = 3
+FAILS_SOMETIMES = f"""
+from verl_credit.reward.qa import compute_score as score
+
+calls = 0
+
+def compute_score(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls <= {FAILING}:
+        raise ValueError("scored too early")
+    if calls > {N_QUESTIONS * GROUP}:
+        raise ValueError("scored too late")
+    return score(*args, **kwargs)
+"""
+
+
+def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(world, retriever, tmp_path):
+    """What a plain run never meets: lost rollouts, so rows of padding; two ranks; verl's own loss terms beside ours.
+
+    In the first step the reward function fails for fewer rows than are tolerated, in the second for all.
+    """
+    reward = tmp_path / "reward.py"
+    reward.write_text(FAILS_SOMETIMES)
+    code, output = train(
+        world,
+        retriever.url,
+        tmp_path / "run",
+        "trainer.total_training_steps=2",
+        "trainer.save_freq=-1",
+        "trainer.n_gpus_per_node=2",
+        f"reward.custom_reward_function.path={reward}",
+        "faults.max_failed_rollouts=0.2",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.advantage_mode=maxrl",
+        "algorithm.transform_mode=gtpo",
+        "algorithm.uncertainty_kind=shannon_entropy",
+    )
+    assert code == 5, output
+    assert "rollouts raised" in output and "scored too late" in output
+    (row,) = metrics(tmp_path / "run")
+    assert row["credit/rollouts_failed"] == FAILING
+    assert row["credit/rows_trained"] == N_QUESTIONS * GROUP - FAILING
+    assert row["credit/groups/groups"] == N_QUESTIONS and row["credit/groups/short"] >= 1
+    assert row["actor/grad_norm"] > 0 and row["credit/clip_scale/std"] > 0
+    assert row["credit/token_weight/std"] > 0  # from entropies that came with old_log_probs
+    # the first update starts at the reference; the later ones have left it
+    assert row["actor/kl_loss"] > 0
+    # the engine's policy is the trainer's, so every correction weight is 1
+    assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
+    assert row["credit/sync/weights_changed"] == 1.0

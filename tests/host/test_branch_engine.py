@@ -1,0 +1,216 @@
+"""verl's FSDP2 engine with branches, over real gloo ranks: against rows of their own, and against itself without them.
+
+In float32 and in float64, with the norms' cast to float32 taken out; with layers that run checkpointed, too.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from kit.tiny_engine import ANSWERS, TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
+from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
+from verl_credit.turns.branches import decode_branches, encode_branches, plan_branches
+from verl_credit.turns.requests import Request
+
+
+def rank_main(rank, ranks, folder, store, results):
+    with gloo_rank(rank, ranks, store):
+        for case, (family, options) in (CASES if ranks == 1 else TWO_RANKS).items():
+            results[case, rank] = measure(f"{folder}/{family}", rank, ranks, options)
+
+
+@contextmanager
+def masks_made():
+    """[(number of the pack, first and last token, window)], a line for every mask that is built."""
+    from verl_credit.attention import sdpa
+
+    build, made, packs = sdpa._mask, [], []
+
+    def mask(pack, first, last, keys, window, device):
+        packs.extend([] if pack in packs else [pack])
+        made.append((packs.index(pack), first, last, window))
+        return build(pack, first, last, keys, window, device)
+
+    sdpa._mask = mask
+    try:
+        yield made
+    finally:
+        sdpa._mask = build
+
+
+@contextmanager
+def checkpoints(engine):
+    """[layer], a line for every time one runs checkpointed."""
+    made, layers = [], [m for m in engine.module.modules() if hasattr(m, "_gradient_checkpointing_func")]
+    plain = [layer._gradient_checkpointing_func for layer in layers]
+    for layer, run in zip(layers, plain, strict=True):
+        layer._gradient_checkpointing_func = lambda *given, run=run, layer=layer: (
+            made.append(layer),
+            run(*given),
+        )[1]
+    try:
+        yield made
+    finally:
+        for layer, run in zip(layers, plain, strict=True):
+            layer._gradient_checkpointing_func = run
+
+
+def measure(folder, rank, ranks, options):
+    from verl.utils import tensordict_utils as tu
+
+    from verl_credit.host.engine.attention_proof import prove
+    from verl_credit.host.scorers.rows import score_by_rows
+    from verl_credit.names import BRANCH_LOG_PROBS
+
+    engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
+    # layers are checkpointed in training mode only
+    mode = engine.train_mode if options.get("training") else engine.eval_mode
+    rows = TRUNKS if ranks == 1 else (TRUNKS[:3], TRUNKS[3:])[rank]
+    turns = Trajectories(rows, seed=rank)
+    plan = plan_branches(turns.requests(), turns)
+    plain = infer(engine, batch(turns), mode)
+    with masks_made() as masks, checkpoints(engine) as calls:
+        grown = infer(engine, batch(turns, plan), mode)
+
+    def rows_forward(data):
+        packed = {"use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": 64}
+        tu.assign_non_tensor(data, use_fused_kernels=False, **packed)
+        return infer(engine, data, mode)
+
+    kept = [
+        float((a[:-1] - b[:-1]).abs().max())
+        for name in ("log_probs", "entropy")
+        for a, b in zip(plain[name].unbind(), grown[name].unbind(), strict=True)
+    ]
+    return {
+        "proof": prove(engine, VOCABULARY),
+        "new": set(grown) - set(plain),
+        "masks": masks,
+        "kept": max(kept),
+        "checkpoints": len(calls),
+        "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
+        "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
+        "rows": score_by_rows(turns.requests(), turns, rows_forward, dp_size=1),
+    }
+
+
+LORA = {"lora_rank": 4, "target_modules": "all-linear"}
+CHECKPOINTED = {"enable_gradient_checkpointing": True, "training": True}
+CASES = {
+    "qwen3": ("qwen3", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "mistral": ("mistral", {}),
+    "gemma2": ("gemma2", {}),
+    "lora": ("qwen3", LORA),
+    "checkpointed": ("qwen3", CHECKPOINTED),
+    "sliding and checkpointed": ("mistral", CHECKPOINTED),
+    "experts and checkpointed": ("qwen3_moe", CHECKPOINTED),
+    "lora, checkpointed": ("qwen3", LORA | CHECKPOINTED),
+}
+CASES |= {
+    f"{case}, fp64": (family, options | {"precision": "fp64"}) for case, (family, options) in CASES.items()
+}
+TWO_RANKS = {"two ranks": ("qwen3", {})}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """{(case, rank): what came out}; all cases of a number of ranks share their processes."""
+    folder = tmp_path_factory.mktemp("models")
+    for family in {family for family, _ in CASES.values()}:
+        stock = "eager" if family == "gemma2" else "sdpa"
+        tiny_model(family, attention=stock).save_pretrained(folder / family)
+    return {key: value for ranks in (1, 2) for key, value in on_ranks(ranks, rank_main, folder).items()}
+
+
+@pytest.mark.parametrize(
+    ("case", "rank"), [*((case, 0) for case in CASES), ("two ranks", 0), ("two ranks", 1)]
+)
+def test_branches_through_the_engine(case, rank, measured):
+    """Branches read as rows of their own at temperature 1; what verl knows by name is what it is without them."""
+    result, limit = measured[case, rank], 1e-10 if case.endswith("fp64") else 2e-5
+    assert result["new"] == {"credit_branch_log_probs"} and result["lengths"]
+    assert result["kept"] < limit
+    assert result["masks"] and len(result["masks"]) == len(set(result["masks"])), (
+        "made again in another layer"
+    )
+    assert (result["checkpoints"] > 0) == ("checkpointed" in case)
+    assert result["proof"].startswith("attention: sdpa (within")
+    torch.testing.assert_close(result["branch"], result["rows"], rtol=0, atol=limit)
+    assert result["branch"].std() > 0.1
+
+
+# --- planning, without an engine ---
+
+
+def test_requests_that_ask_the_same_share_a_branch():
+    turns = Trajectories(TRUNKS)
+    requests = turns.requests()
+    plan = plan_branches(requests, turns)
+    asked = {}
+    for request, place in zip(requests, plan.place_N, strict=True):
+        prompt = tuple(turns.prompt_ids[request.row])
+        key = (prompt, request.answer) if request.column == 0 else (request.row, request.base, request.answer)
+        assert asked.setdefault(key, place) == place
+    assert len(set(plan.place_N)) == len(asked) == sum(map(len, plan.branches_B)) < len(requests)
+    # rows 0 and 2 share their prompt, and row 2 asks for nothing else
+    assert [len(row) for row in plan.branches_B] == [6, 3, 0, 3, 3]
+    for row in plan.branches_B:
+        assert [branch.base for branch in row] == sorted((branch.base for branch in row), reverse=True)
+
+
+def test_a_first_gold_token_is_read_from_the_token_before_it():
+    turns = Trajectories([(4, 6)])
+    requests = [Request(0, 0, 0, 4, ANSWERS[1]), Request(0, 1, 0, 9, ANSWERS[1])]
+    plan = plan_branches(requests, turns)
+    late, bare = plan.branches_B[0]
+    assert (bare.base, bare.token_ids) == (3, (turns.prompt_ids[0][3], 12, 13))
+    assert (late.base, late.token_ids) == (8, (turns.response_ids[0][4], 12, 13))
+    assert (bare.gold_start, bare.gold_end) == (1, 3)
+
+
+def test_what_stands_behind_the_gold_tokens_is_not_computed():
+    turns = Trajectories([(4, 6)])
+    (branch,) = plan_branches([Request(0, 0, 0, 4, ANSWERS[0])], turns).branches_B[0]
+    assert branch.token_ids == (7, 8, 9, 10)
+
+
+def test_branches_travel_as_numbers():
+    branches = [(9, (3, 4, 5)), (2, (6,))]
+    shape, tokens = decode_branches(encode_branches(branches))
+    assert (shape, tokens.tolist()) == ([(9, 3), (2, 1)], [3, 4, 5, 6])
+    shape, tokens = decode_branches(encode_branches([]))
+    assert shape == [] and len(tokens) == 0
+
+
+def test_missing_log_probs_are_noticed():
+    turns = Trajectories([(4, 6)])
+    plan = plan_branches([Request(0, 0, 0, 4, ANSWERS[0])], turns)
+    with pytest.raises(RuntimeError, match="3 log-probs came back for 4 branch tokens"):
+        plan.scores([torch.zeros(3)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rotary embedding 'dynamic'",
+        ),
+        (
+            {"layer_types": ["linear_attention", "full_attention"]},
+            "linear_attention.* depend on more of the packed stream",
+        ),
+    ],
+)
+def test_models_whose_tokens_depend_on_the_whole_stream_are_refused(changes, said):
+    from verl_credit.host.engine.branch_engine import refuse_model
+
+    config = tiny_config("qwen3")
+    refuse_model(config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(NotImplementedError, match=said):
+        refuse_model(config)

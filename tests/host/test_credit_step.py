@@ -1,0 +1,130 @@
+"""The registered estimator: turns reach it through their step, and padding rows reach nothing."""
+
+import pytest
+import torch
+
+from kit.byte_world import make_tokenizer
+from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
+from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
+from verl_credit.host.step.estimator import bring_turns, group_numbers, info_gain_advantage
+
+SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
+BATCH = [*SEARCHED[:5], lost_row("connect"), *SEARCHED[5:]]
+GROUPS = ["a", "a", "a", "b", "b", "b", "b", "c", "c"]
+GAINS = [[0.4, 0.2], [-0.1], [], [0.3, -0.1], [0.2, 0.1], [], [0.05], [None, -0.2], [0.6]]
+OUTCOMES = [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.5, 0.0]
+ROWS = len(BATCH)
+WITH_PADDING = list(range(ROWS + 3))
+MIXED = [ROWS, 3, 0, 8, ROWS + 1, 1, 2, 7, 6, 5, ROWS + 2, 4]
+
+each_mode = pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def run(tokenizer, order=range(ROWS), gains=GAINS, **changes):
+    """(advantages_B_T, step) of the batch in this order; places past its end are padding rows."""
+    rows = BATCH + [padding_row(BATCH[0])] * 3
+    turns = turn_batch([rows[place] for place in order], tokenizer)
+    columns = [*gains, [], [], []], [*OUTCOMES, 0.0, 0.0, 0.0], [*GROUPS, "pad", "pad", "pad"]
+    gains, outcomes, groups = ([column[place] for place in order] for column in columns)
+    step = turn_step(turns, gains, **changes)
+    return estimate(step, turns, outcomes, groups), step
+
+
+@each_mode
+@pytest.mark.parametrize("order", [WITH_PADDING, MIXED], ids=["appended", "mixed"])
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_padding_rows_change_no_bit_of_the_others(tokenizer, mode, order, gamma):
+    alone, step = run(tokenizer, info_gain_norm_mode=mode, gamma=gamma)
+    padded, padded_step = run(tokenizer, order, info_gain_norm_mode=mode, gamma=gamma)
+    back = [order.index(place) for place in range(ROWS)]
+    assert torch.equal(padded[back], alone)
+    assert torch.equal(padded_step.clip_scale_B_T[back], step.clip_scale_B_T)
+    stubs = [order.index(place) for place in range(ROWS, ROWS + 3)]
+    assert not padded[stubs].any() and (padded_step.clip_scale_B_T[stubs] == 1).all()
+    assert alone[[0, 3, 6]].any(dim=1).all()  # there was something to change
+
+
+@each_mode
+def test_what_a_padding_row_carries_is_never_read(tokenizer, mode):
+    """A copy whose reward, gains and group were left in place: it stands in the group of real rows."""
+    alone, clean = run(tokenizer, info_gain_norm_mode=mode)
+    turns = turn_batch([*BATCH, padding_row(BATCH[0]), padding_row(BATCH[0])], tokenizer)
+    step = turn_step(turns, [*GAINS, [9.0, -9.0], [9.0, -9.0]], info_gain_norm_mode=mode)
+    step.info_gain_B_K[ROWS:, 0] = float("nan")
+    padded = estimate(step, turns, [*OUTCOMES, 1e9, float("nan")], [*GROUPS, "a", "c"])
+    assert torch.equal(padded[:ROWS], alone) and not padded[ROWS:].any()
+    assert torch.equal(step.clip_scale_B_T[:ROWS], clean.clip_scale_B_T)
+
+
+@each_mode
+def test_a_row_lost_to_a_tool_fault_gets_nothing_and_gives_nothing(tokenizer, mode):
+    others = [0, 1, 2, 3, 4, 6, 7, 8]
+    alone, _ = run(tokenizer, others, info_gain_norm_mode=mode)
+    lost, step = run(tokenizer, info_gain_norm_mode=mode)
+    assert torch.equal(lost[others], alone)
+    assert not lost[5].any() and (step.clip_scale_B_T[5] == 1).all()
+
+
+@each_mode
+def test_every_policy_token_has_its_turns_credit_and_no_other_token_has_any(tokenizer, mode):
+    advantages, step = run(tokenizer, info_gain_norm_mode=mode)
+    for row, turn_ids in enumerate(step.turn_ids_B_T.tolist()):
+        for token, turn in enumerate(turn_ids):
+            credit = step.credit.advantage_B_K1[row, turn].item() if turn >= 0 else 0.0
+            scale = step.credit.clip_scale_B_K1[row, turn].item() if turn >= 0 else 1.0
+            assert (advantages[row, token], step.clip_scale_B_T[row, token]) == (credit, scale)
+
+
+SETTINGS = [
+    ({"gamma": 0.5}, {"gamma": 0.5}),
+    ({"adv_rescale_alpha": 0.7}, {"alpha": 0.7}),
+    ({"clip_beta": 0.1}, {"clip_beta": 0.1}),
+    ({"norm_adv_by_std_in_grpo": False}, {"norm_by_std": False}),
+    ({"info_gain_norm_mode": "separate"}, {"info_gain_norm_mode": "separate"}),
+]
+
+
+@pytest.mark.parametrize("changes, arguments", SETTINGS)
+def test_every_setting_reaches_the_equations(tokenizer, changes, arguments):
+    _, vetted = run(tokenizer)
+    _, step = run(tokenizer, **changes)
+    tables = step.outcome_B, step.info_gain_B_K, step.turn_mask_B_K, step.group_B
+    direct = turn_credit(*tables, row_valid_B=step.row_valid_B, **arguments)
+    assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
+    assert torch.equal(step.credit.clip_scale_B_K1, direct.clip_scale_B_K1)
+    same = torch.equal(vetted.credit.advantage_B_K1, direct.advantage_B_K1)
+    assert not same or not torch.equal(vetted.credit.clip_scale_B_K1, direct.clip_scale_B_K1)
+
+
+def test_the_outcome_of_a_row_is_the_sum_of_its_token_rewards(tokenizer):
+    """With the KL penalty in the reward every token has one."""
+    turns = turn_batch(BATCH, tokenizer)
+    step = turn_step(turns, GAINS)
+    rewards_B_T = torch.arange(turns.turn_ids_B_T.numel()).view(turns.turn_ids_B_T.shape) / 8
+    with bring_turns(step):
+        advantages, returns = info_gain_advantage(rewards_B_T, turns.response_mask_B_T, index=GROUPS)
+    assert torch.equal(step.outcome_B, rewards_B_T.sum(dim=1))
+    assert step.group_B.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert torch.equal(advantages, returns) and advantages.data_ptr() != returns.data_ptr()
+
+
+def test_a_gain_that_is_not_finite_stops_the_run(tokenizer):
+    with pytest.raises(ValueError, match="info_gain_B_K row 0 holds a value that is not finite"):
+        run(tokenizer, gains=[[float("inf"), 0.2], *GAINS[1:]])
+
+
+def test_turns_are_gone_after_the_step_even_when_it_failed(tokenizer):
+    _, step = run(tokenizer)
+    with pytest.raises(KeyError), bring_turns(step):
+        raise KeyError("the step failed")
+    with pytest.raises(RuntimeError, match="set trainer.v1.trainer_mode=credit"):
+        info_gain_advantage(torch.zeros(ROWS, 3), torch.ones(ROWS, 3), index=GROUPS)
+
+
+def test_groups_are_numbered_in_order_of_appearance():
+    assert group_numbers(["x", 7, "x", ("y",), 7]).tolist() == [0, 1, 0, 2, 1]

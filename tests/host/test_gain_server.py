@@ -1,0 +1,150 @@
+"""Scores from a rollout server: what is read of its answer, and what is not believed."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kit.byte_world import make_tokenizer
+from kit.turn_rows import Row, padding_row, settings, turn_batch
+from verl_credit.host.scorers.server import scores_of_records, server_score
+from verl_credit.host.step.gain_pass import plan_gains, score_gains
+from verl_credit.host.step.metrics import gain_cost
+from verl_credit.run.progress import step_line
+from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.book import RowRecord
+from verl_credit.turns.requests import Request
+
+CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
+GARBAGE = -1e30
+
+
+class Server:
+    """In the form of verl's vLLM server: an entry for each token but the first, then a dummy.
+
+    Of what comes out of its cache it gives garbage, or nothing at all (``short``). ``cached`` and ``said``: for the request
+    that may read the cache and the one that may not.
+    """
+
+    def __init__(self, *, cached=(0, 0), said=None, short=False, shift=0, names=True):
+        self.cached, self.said = cached, cached if said is None else said
+        self.short, self.shift, self.names, self.asked = short, shift, names, []
+
+    async def __call__(self, prompt, params):
+        turn = int(params["skip_reading_prefix_cache"])
+        self.asked.append(params["skip_reading_prefix_cache"])
+        values = [
+            [GARBAGE] if j < self.cached[turn] else [-float(token)] for j, token in enumerate(prompt[1:])
+        ]
+        ids = [[token + self.shift] for token in prompt[1:]]
+        first = self.cached[turn] if self.short else 0
+        given = {
+            "num_cached_tokens": self.said[turn],
+            "prompt_logprobs": [*values[first:], [0.0]],
+            "prompt_ids": [*ids[first:], [0]],
+        }
+        return SimpleNamespace(extra_fields=given if self.names else {}, stop_reason="completed")
+
+
+def score(server, max_model_len=None):
+    return asyncio.run(server_score(server, CONTEXT, ANSWER, N_GOLD, max_model_len))
+
+
+RIGHT = -(12 + 13) / 2
+ONCE, TWICE = [False], [False, True]
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("cached, asked", [(0, ONCE), (3, ONCE), (4, ONCE), (5, TWICE), (6, TWICE)])
+def test_the_gold_tokens_are_read_from_the_end(cached, asked, short):
+    """Seven tokens, the last two gold: predicted from positions 4 and 5, which a cache of up to 4 leaves to compute."""
+    server = Server(cached=(cached, 0), short=short)
+    assert score(server) == RIGHT
+    assert server.asked == asked
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("said", [None, 2, 4])
+def test_a_count_that_does_not_fit_the_list_is_not_believed(said, short):
+    """Six positions came from the cache, and the server says that they were fewer, or nothing. What it says of a full list
+    cannot be checked: there only a missing count shows."""
+    server = Server(cached=(6, 0), said=(said, 0), short=short)
+    if said is not None and not short:
+        assert score(server) == GARBAGE
+        return
+    assert score(server) == RIGHT
+    assert server.asked == TWICE
+
+
+def test_a_list_shorter_than_its_count_says_is_asked_for_again():
+    server = Server(cached=(4, 0), said=(0, 0), short=True)
+    assert score(server) == RIGHT
+    assert server.asked == TWICE
+
+
+def test_a_full_list_without_the_cache_needs_no_count():
+    server = Server(cached=(6, 0), said=(None, None))
+    assert score(server) == RIGHT
+    assert server.asked == TWICE
+
+
+@pytest.mark.parametrize(
+    "server, said",
+    [
+        (
+            Server(cached=(6, 6)),
+            "7 prompt log-probs for 7 tokens, 6 of them cached, the answer's own among them",
+        ),
+        (Server(cached=(6, 5), short=True), "2 prompt log-probs for 7 tokens, 5 of them cached"),
+        (Server(cached=(6, 4), said=(6, None), short=True), "3 prompt log-probs for 7 tokens, 0 of them"),
+        (Server(shift=1), "not those of the answer's tokens"),
+        (Server(names=False), "no prompt log-probs (stop reason 'completed')"),
+    ],
+)
+def test_a_server_that_is_not_believed_twice_gives_no_score(server, said):
+    with pytest.raises(RuntimeError) as error:
+        score(server)
+    assert said in str(error.value) and "without the prefix cache" in str(error.value)
+    assert server.asked == TWICE
+
+
+def test_a_request_that_the_engine_cannot_hold_is_not_sent():
+    """Four tokens of context, three of answer and the drawn one."""
+    server = Server()
+    with pytest.raises(
+        ValueError, match="max_model_len=7 cannot hold a context of 4 tokens, an answer of 3 .*: 8"
+    ):
+        score(server, 7)
+    assert server.asked == []
+    assert score(server, 8) == RIGHT
+
+
+def test_scores_are_found_by_context_and_alias():
+    answer = PseudoAnswer((1, 2), 0, 2)
+    requests = [Request(0, 0, 0, 4, answer), Request(1, 1, 1, 6, answer), Request(1, 2, 0, 8, answer)]
+    records = [{"scores": [[0, 0, -1.5]]}, {"scores": [[1, 0, -9.0], [1, 1, -2.5]]}]
+    first, second, missing = scores_of_records(requests, records).tolist()
+    assert (first, second) == (-1.5, -2.5) and math.isnan(missing)
+
+
+def test_what_scoring_by_the_server_cost_is_shown():
+    """Three trajectories, scored in 7 of 10 seconds; a padding row copies the record of the row it is made of."""
+    spans = [(100.0, 104.0), (101.0, 103.0), (107.0, 110.0), ()]
+    records = [RowRecord("answer", score_span=list(span)) for span in spans]
+    rows = [Row(("call", "page", "answer"), record=one) for one in records]
+    turns = turn_batch([*rows, padding_row(rows[0])], make_tokenizer())
+    plan = plan_gains(turns, settings(info_gain_scorer="server", info_gain_aliases="first"), make_tokenizer())
+    metrics = gain_cost(plan, 0.5, 0.0)
+    assert metrics == {"credit/gain/seconds": 7.5, "credit/gain/request_seconds": 9.0}
+    assert "of it gain 7.5" in step_line({"step": 1, **metrics}, 2, None)
+
+
+@pytest.mark.parametrize("scorer, scored", [("server", 4), ("rows", 3), ("branch", 3)])
+def test_every_trajectory_asks_the_server_for_its_own_prior(scorer, scored):
+    turns = turn_batch([Row(("call", "one", "answer")), Row(("call", "two", "answer"))], make_tokenizer())
+    asked = settings(info_gain_scorer=scorer, info_gain_aliases="first")
+    plan, metrics = plan_gains(turns, asked, make_tokenizer()), {}
+    score_gains(plan, lambda plan: -torch.arange(1.0, len(plan.requests) + 1), metrics)
+    assert (metrics["credit/gain/contexts"], metrics["credit/gain/contexts_scored"]) == (4, scored)

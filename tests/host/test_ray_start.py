@@ -1,0 +1,183 @@
+"""A Ray that cannot be reached or started: one line and exit code 4, before anything heavy where that can be told."""
+
+import json
+import signal
+import socket
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from kit.lab_run import run
+from kit.machine import FAIL, LAPTOP, PASS, says
+from verl_credit.commands import train as train_module
+from verl_credit.config.compose import load_config
+from verl_credit.doctor import ray_checks
+from verl_credit.errors import PreflightError
+from verl_credit.host.process import launch as module
+from verl_credit.host.process.launch import RunFailed, launch
+from verl_credit.machine.facts import Process
+
+ADDRESS = "ray_kwargs.ray_init.address"
+
+
+def refused_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No cluster but the one that the environment names."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_checks, "cluster_address", lambda environment: environment.get("RAY_ADDRESS", ""))
+
+
+@pytest.fixture
+def nothing_heavy(monkeypatch):
+    for name in ("_prepare_lab", "_preflight", "_launch"):
+        monkeypatch.setattr(train_module, name, lambda *_: pytest.fail("something heavy was started"))
+
+
+def test_train_refuses_an_address_where_nobody_answers(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
+    monkeypatch.setenv("RAY_ADDRESS", refused_port())
+    code, lines = run(capsys, tmp_path)
+    assert code == 4 and len(lines) == 1
+    assert "ray: RAY_ADDRESS says 127.0.0.1:" in lines[0] and "nobody answers there" in lines[0]
+
+
+def test_train_refuses_keys_that_ray_refuses_beside_a_cluster(
+    tmp_path, capsys, monkeypatch, alone, nothing_heavy
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        code, lines = run(capsys, tmp_path)
+    assert code == 4 and len(lines) == 1
+    assert "ray_kwargs.ray_init.num_cpus=16" in lines[0] and "refuses these beside a cluster" in lines[0]
+
+
+def test_train_refuses_a_folder_that_a_node_does_not_see(tmp_path, capsys, monkeypatch, alone, nothing_heavy):
+    blind = {"host": "spark-2", "cpus": 20.0, "found": ["No such file or directory"]}
+    answer = (0, json.dumps({"nodes": [blind]}))
+    monkeypatch.setattr(ray_checks, "in_a_process", lambda arguments, timeout_s: answer)
+    keys = [f"ray_kwargs.ray_init.{key}=null" for key in ("num_cpus", "num_gpus", "object_store_memory")]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        code, lines = run(capsys, tmp_path, *keys)
+    assert code == 4 and len(lines) == 1
+    assert f"nodes: run_dir={tmp_path}: what this machine writes there is not seen by spark-2" in lines[0]
+
+
+def test_train_refuses_two_nodes_without_a_cluster(tmp_path, capsys, alone, nothing_heavy):
+    code, lines = run(capsys, tmp_path, "trainer.nnodes=2")
+    assert code == 4 and len(lines) == 1
+    assert "no cluster, and trainer.nnodes=2" in lines[0]
+
+
+def test_train_refuses_a_verl_that_would_leave_the_plugin_out(tmp_path, capsys, monkeypatch, nothing_heavy):
+    """verl ended such a run with a traceback about an unknown platform, and exit code 1."""
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    code, lines = run(capsys, tmp_path)
+    assert code == 4 and len(lines) == 1
+    assert "environment: VERL_USE_EXTERNAL_PLUGINS=none: verl would not load verl_credit" in lines[0]
+
+
+def test_a_verl_that_does_not_import_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", None)
+    monkeypatch.setenv("VERL_USE_MODELSCOPE", "true")
+    monkeypatch.setenv("VERL_CREDIT_RETRIEVER_TOKEN", "a-secret")
+    code, lines = run(capsys, tmp_path)
+    assert code == 4 and len(lines) == 1
+    assert "verl cannot be imported: ModuleNotFoundError" in lines[0]
+    assert "VERL_USE_MODELSCOPE=true" in lines[0] and "a-secret" not in lines[0]
+
+
+def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
+    class Refusing(ModuleType):
+        def __getattr__(self, name):
+            raise ValueError("Unknown platform 'nonsense'.\nRegistered: ...")
+
+    monkeypatch.setitem(sys.modules, "verl_credit.host.process.launch", Refusing("launch"))
+    with pytest.raises(
+        PreflightError, match="verl does not start here: ValueError: Unknown platform 'nonsense'. Reg"
+    ):
+        train_module._check_with_verl(None)
+
+
+def test_which_cluster_a_run_would_join(alone):
+    def given(address, environment):
+        config = load_config("lab", [])
+        OmegaConf.update(config, ADDRESS, address, force_add=True)
+        return ray_checks.run_address(environment, config)
+
+    assert given(None, {"RAY_ADDRESS": "h:1"}) == given("auto", {"RAY_ADDRESS": "h:1"}) == "h:1"
+    assert given("g:2", {"RAY_ADDRESS": "h:1"}) == "g:2"
+    assert given("local", {"RAY_ADDRESS": "h:1"}) == ""
+
+
+def test_auto_needs_a_cluster_to_find(alone):
+    config = load_config("lab", [])
+    OmegaConf.update(config, ADDRESS, "auto", force_add=True)
+    assert says(ray_checks.check_cluster(LAPTOP, config), FAIL, f"{ADDRESS}=auto, and no cluster")
+    head = Process(7, 1, "gcs_server", ("/x/ray/core/src/ray/gcs/gcs_server",))
+    assert says(ray_checks.check_cluster(replace(LAPTOP, processes=(head,)), config), PASS)
+
+
+@pytest.fixture
+def ending(monkeypatch):
+    """launch() with a run that ends as told."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def end(error, *overrides, up=False, node="127.0.0.1"):
+        def run_ppo(config, task_runner_class):
+            raise error
+
+        monkeypatch.setattr(module, "run_ppo", run_ppo)
+        fake = SimpleNamespace(is_initialized=lambda: up, shutdown=lambda: None)
+        fake.util = SimpleNamespace(get_node_ip_address=lambda: node)
+        monkeypatch.setattr(module, "ray", fake)
+        launch(load_config("lab", list(overrides)))
+
+    return end
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("When connecting to an existing cluster,\nnum_cpus and num_gpus must not be provided."),
+        ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"),
+        RuntimeError("Version mismatch"),
+    ],
+)
+def test_what_ray_init_raises_is_one_line(ending, error):
+    with pytest.raises(
+        PreflightError, match=r"Ray does not start: .*ray_kwargs.ray_init.num_cpus=16"
+    ) as caught:
+        ending(error)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_running_job_raises_is_not_blamed_on_the_start(ending):
+    with pytest.raises(ValueError, match="mine"):
+        ending(ValueError("mine"), up=True)
+
+
+def test_ray_gives_up_a_cluster_that_is_gone(ending):
+    address = refused_port()
+    with pytest.raises(PreflightError, match=f"nobody answers at {address}"):
+        ending(SystemExit(15), f"+{ADDRESS}='{address}'")
+
+
+def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):
+    for up in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            ending(SystemExit(int(signal.SIGTERM)), up=up)
+    with pytest.raises(RunFailed, match="exit code 1"):
+        ending(SystemExit(1), up=True)
+
+
+def test_ray_off_loopback_is_refused_before_it_starts(ending):
+    with pytest.raises(PreflightError, match="Ray would listen on 192.0.2.7 and not on loopback"):
+        ending(ValueError("started"), node="192.0.2.7")

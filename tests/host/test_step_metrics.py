@@ -1,0 +1,233 @@
+"""Metrics of one step on a batch small enough to count by hand."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kit.byte_world import make_tokenizer
+from kit.turn_rows import Row, credited, lost_row, padding_row, settings, turn_batch
+from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
+from verl_credit.host.step.estimator import TurnStep
+from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.run.files import EVENTS, read_json_lines
+from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
+from verl_credit.search.faults import FAULT_CODES
+from verl_credit.turns.book import STOP_REASONS, RowRecord
+
+GARBAGE = 1e9  # stands where nothing may be read
+GROUP_SIZE = 2
+
+
+def row(searches, em, stop_reason="answer", **record):
+    parts = ["call", "page"] * searches + ["answer"]
+    scores = {"em": em, "f1": (1 + em) / 2, "format_ok": float(stop_reason == "answer"), "unknown": 5.0}
+    return Row(tuple(parts), scores=scores, record=RowRecord(stop_reason, n_searches=searches, **record))
+
+
+BATCH = [
+    row(2, 1.0),  # group 0: all solved
+    row(1, 1.0),
+    row(1, 0.0, "no_answer"),  # group 1: all failed
+    row(0, 0.0, "bad_call", bad_calls=3),
+    row(1, 1.0),  # group 2: one of each
+    row(1, 0.0, bad_calls=1, n_retries=2),
+    row(2, 1.0, "max_turns"),  # group 3: short, its other row is lost
+    dataclasses.replace(
+        lost_row("connect"),
+        parts=("call", "page", "answer"),  # what counts is that the row is not valid
+        scores={"em": GARBAGE, "f1": GARBAGE, "format_ok": GARBAGE},
+    ),
+]
+GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
+OUTCOMES = [1.0, 1.0, -0.2, -0.2, 1.0, 0.0, 1.0, 0.0]  # a penalty for missing answers is in the outcome
+GAINS = [[0.5, -0.25], [0.25], [-0.5], [], [0.25], [0.0], [None, 0.5], [GARBAGE]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture
+def turns(tokenizer):
+    return turn_batch(BATCH, tokenizer)
+
+
+def by_hand(turns):
+    """The worked batch after the estimator, with credit that is easy to average and garbage elsewhere."""
+    no = GARBAGE
+    gain = [[0.5, -0.25], [0.25, no], [-0.5, no], [no, no], [0.25, no], [0.0, no], [no, 0.5], [no, no]]
+    mask = [[1, 1], [1, 0], [1, 0], [0, 0], [1, 0], [1, 0], [0, 1], [1, 1]]
+    advantage = [[1.0, 2.0], [3.0, no], [-2.0, no], [no, no], [-1.0, no], [2.0, no], [3.0, -4.0], [no, no]]
+    scale = [[1.5, 0.5], [1.5, no], [0.5, no], [no, no], [1.5, no], [0.5, no], [no, 1.0], [no, no]]
+    credit = TurnCredit(
+        torch.tensor(advantage),
+        torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 5.0, no]),
+        torch.tensor(scale),
+        {"nonfinite_outcomes": 0, "nonfinite_gains": 0},
+    )
+    return TurnStep(
+        settings(),
+        turns.turn_ids_B_T,
+        torch.tensor(gain),
+        torch.tensor(mask).bool(),
+        turns.row_valid_B,
+        credit=credit,
+        outcome_B=torch.tensor(OUTCOMES),
+        group_B=torch.tensor(GROUPS),
+    )
+
+
+def test_what_the_agent_loops_reported(turns):
+    got = row_metrics(turns)
+    assert {reason: got[f"credit/stop/{reason}"] * 8 for reason in STOP_REASONS} == {
+        "answer": 4,
+        "no_answer": 1,
+        "turn_length": 0,
+        "bad_call": 1,
+        "length": 0,
+        "max_turns": 1,
+        "tool_fault": 1,
+    }
+    assert got["credit/tool/fault_connect"] == got["credit/tool/fault_rows"] == 1
+    assert got["credit/tool/bad_calls"] == 4
+    assert got["credit/tool/retries"] == 2
+    assert got["credit/tool/searches_per_row"] == 1.0  # 8 of 8 rows, the lost one included
+    assert got["credit/rows_trained"] == 7
+
+
+def test_turns_that_were_cut_are_counted_among_all_turns(tokenizer):
+    """A lost row has no turns; a padding row is nobody's."""
+    cut = [row(2, 0.0, "turn_length"), row(0, 0.0, "turn_length")]
+    turns = turn_batch([*cut, row(1, 1.0), lost_row("connect"), padding_row(cut[0])], tokenizer)
+    got = row_metrics(turns)
+    assert got["credit/stop/turn_length"] == 2 / 4
+    assert got[TURNS_CUT] == 2 / (3 + 1 + 2)
+
+
+def test_a_few_turns_that_were_cut_are_no_news_and_many_are():
+    assert cut_note(0.0, 3, 884) is None and cut_note(0.05, 3, 884) is None
+    said = cut_note(0.0625, 3, 884)
+    for words in ("step 3 6% of the turns", "search.max_new_tokens=884", "enable_thinking=false"):
+        assert words in said
+
+
+def test_cut_turns_are_noted_once_a_run(tmp_path):
+    from verl_credit.host.step.trainer import CreditTrainer
+
+    trainer = object.__new__(CreditTrainer)
+    trainer.run_dir, trainer._cut_noted, trainer.global_steps = tmp_path, False, 1
+    trainer.config = SimpleNamespace(search=SimpleNamespace(max_new_tokens=884))
+    for trainer.global_steps, share in enumerate((0.01, 0.2, 0.5), 1):
+        trainer._note_cuts({TURNS_CUT: share})
+    (event,) = read_json_lines(tmp_path / EVENTS)
+    assert event["kind"] == "turn_length" and "step 2 20%" in event["text"]
+
+
+def test_scores_are_means_over_the_rows_that_count(turns):
+    """The lost row's scores are no grade of the policy; a score nobody reported has no metric."""
+    got = row_metrics(turns)
+    assert got["credit/outcome/em"] == pytest.approx(4 / 7)
+    assert got["credit/outcome/f1"] == pytest.approx((4 + 3 / 2) / 7)
+    assert got["credit/outcome/format_ok"] == pytest.approx(4 / 7)
+    assert {name for name in got if name.startswith("credit/outcome/")} == {
+        "credit/outcome/em",
+        "credit/outcome/f1",
+        "credit/outcome/format_ok",
+    }
+
+
+def test_faults_are_counted_by_code(tokenizer):
+    rows = [lost_row("connect"), lost_row("deadline"), lost_row("deadline"), row(0, 1.0)]
+    got = row_metrics(turn_batch(rows, tokenizer))
+    faults = {name: value for name, value in got.items() if "fault_" in name}
+    counted = {"connect": 1, "deadline": 2, "rows": 3}
+    assert faults == {f"credit/tool/fault_{name}": counted.get(name, 0) for name in [*FAULT_CODES, "rows"]}
+
+
+def test_gains_over_the_turns_that_have_one(turns):
+    got = gain_metrics(by_hand(turns))  # .5, -.25, .25, -.5, .25, 0, .5
+    assert got == {
+        "credit/gain/turns": 7,
+        "credit/gain/mean": pytest.approx(0.75 / 7),
+        "credit/gain/std": pytest.approx((15 / 16 / 7 - (0.75 / 7) ** 2) ** 0.5),
+        "credit/gain/share_positive": pytest.approx(4 / 7),
+        "credit/gain/turn_0": pytest.approx(0.5 / 5),
+        "credit/gain/turn_1": pytest.approx(0.25 / 2),
+    }
+
+
+def test_without_any_gain_only_the_count_is_told(turns):
+    step = by_hand(turns)
+    step.turn_mask_B_K[:7] = False  # the lost row's stays
+    assert gain_metrics(step) == {"credit/gain/turns": 0}
+    assert not any("clip_scale" in name for name in credit_metrics(step, turns, GROUP_SIZE))
+
+
+def test_turns_advantages_and_clip_scales(turns):
+    got = credit_metrics(by_hand(turns), turns, GROUP_SIZE)
+    told = {name: value for name, value in got.items() if "groups" not in name}
+    assert told == {
+        "credit/invalid_rows": 1,
+        "credit/nonfinite_outcomes": 0,
+        "credit/nonfinite_gains": 0,
+        "credit/turns_per_row": pytest.approx((3 + 2 + 2 + 1 + 2 + 2 + 3) / 7),
+        "credit/advantage/turn_0": pytest.approx((1 + 3 - 2 - 1 + 2 + 3) / 6),
+        "credit/advantage_abs/turn_0": pytest.approx(12 / 6),
+        "credit/advantage/turn_1": pytest.approx((2 - 4) / 2),
+        "credit/advantage_abs/turn_1": pytest.approx(6 / 2),
+        "credit/advantage/answer": pytest.approx((4 - 2 + 5) / 7),
+        "credit/advantage_abs/answer": pytest.approx(11 / 7),
+        "credit/clip_scale/mean": pytest.approx(1.0),  # three 1.5, three 0.5, one 1
+        "credit/clip_scale/std": pytest.approx((6 * 0.25 / 7) ** 0.5),
+    }
+
+
+def test_groups_without_outcome_spread_are_split_into_solved_and_failed(turns):
+    got = credit_metrics(by_hand(turns), turns, GROUP_SIZE)
+    assert {name: value for name, value in got.items() if "groups" in name} == {
+        "credit/groups/groups": 4,
+        "credit/groups/singleton": 1,
+        "credit/groups/short": 1,
+        "credit/groups/tied": 2,
+        "credit/groups/all_solved": 1,
+        "credit/groups/all_failed": 1,
+    }
+    assert credit_metrics(by_hand(turns), turns, 3)["credit/groups/short"] == 4
+
+
+def test_a_group_of_lost_rows_is_short_and_nothing_else(tokenizer):
+    rows = [row(0, 1.0), row(0, 0.0), lost_row("connect"), lost_row("connect")]
+    turns = turn_batch(rows, tokenizer)
+    got = credit_metrics(credited(turns, [[]] * 4, [1.0, 0.0, 0.0, 0.0], ["a", "a", "b", "b"]), turns, 2)
+    assert (got["credit/groups/groups"], got["credit/groups/short"], got["credit/groups/tied"]) == (1, 1, 0)
+
+
+def test_a_batch_in_which_every_row_is_lost(tokenizer):
+    turns = turn_batch([lost_row("connect")] * 2, tokenizer)
+    step = credited(turns, [[], []], [0.0, 0.0], ["a", "a"])
+    got = row_metrics(turns) | gain_metrics(step) | credit_metrics(step, turns, 2)
+    assert got["credit/rows_trained"] == got["credit/gain/turns"] == got["credit/turns_per_row"] == 0
+    assert got["credit/invalid_rows"] == 2 and not any("advantage" in name for name in got)
+
+
+@pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+@pytest.mark.parametrize("order", [list(range(11)), [10, 0, 1, 2, 9, 3, 4, 5, 6, 7, 8]])
+def test_padding_rows_change_no_metric(tokenizer, mode, order):
+    """Wherever they stand: verl reorders the batch when it balances its length over the workers."""
+
+    def metrics(rows, gains, outcomes, groups):
+        turns = turn_batch(rows, tokenizer)
+        step = credited(turns, gains, outcomes, groups, info_gain_norm_mode=mode)
+        return row_metrics(turns) | gain_metrics(step) | credit_metrics(step, turns, GROUP_SIZE)
+
+    columns = (
+        BATCH + [padding_row(BATCH[7])] * 3,
+        GAINS + [[]] * 3,
+        OUTCOMES + [0.0] * 3,
+        GROUPS + ["pad"] * 3,
+    )
+    padded = metrics(*([column[place] for place in order] for column in columns))
+    assert padded == metrics(BATCH, GAINS, OUTCOMES, GROUPS)

@@ -1,0 +1,106 @@
+"""Sample trajectories: which rows are shown, and that each turn stands beside its own numbers."""
+
+import json
+
+import pytest
+
+from kit.byte_world import make_tokenizer
+from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
+from verl_credit.host.step.trajectories import sample_trajectories
+from verl_credit.turns.book import RowRecord
+
+
+def row(name, searches):
+    parts = [text for k in range(searches) for text in (f"{name} call {k};", f"page {k};")]
+    record = RowRecord("answer", searches, searches=[{"turn": k, "query": "q"} for k in range(searches)])
+    return Row((*parts, f"{name} says x"), f"{name}?", record=record)
+
+
+BATCH = [
+    row("a", 0),
+    row("b", 2),  # same question as a and e
+    padding_row(row("a", 0)),
+    lost_row("connect", prompt="lost?"),
+    row("c", 1),
+    row("d", 1),  # same question as c
+    row("e", 2),
+]
+GROUPS = ["p", "p", "pad", "q", "q", "q", "p"]
+GAINS = [[], [0.5, None], [], [], [0.0], [-0.25], [None, 0.125]]
+OUTCOMES = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def turns(tokenizer):
+    return turn_batch(BATCH, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def step(turns):
+    return credited(turns, GAINS, OUTCOMES, GROUPS)
+
+
+def names(rows):
+    return [described["question"] for described in rows]
+
+
+def test_the_longest_of_every_group_comes_first_then_the_rest(turns, step, tokenizer):
+    """p's longest are b and e, the earlier row first; q's are c and d. The lost row and the padding never show."""
+    assert names(sample_trajectories(turns, step, tokenizer, 99)) == ["b?", "c?", "e?", "d?", "a?"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_a_smaller_sample_is_the_beginning_of_a_larger_one(turns, step, tokenizer, count):
+    everything = sample_trajectories(turns, step, tokenizer, 99)
+    assert sample_trajectories(turns, step, tokenizer, count) == everything[:count]
+
+
+def test_turns_hold_what_the_policy_wrote_and_what_it_was_shown(turns, step, tokenizer):
+    shown = sample_trajectories(turns, step, tokenizer, 1)[0]
+    assert [(turn["text"], turn["observation"]) for turn in shown["turns"]] == [
+        ("b call 0;", "page 0;"),
+        ("b call 1;", "page 1;"),
+        ("b says x", ""),
+    ]
+    assert shown["golds"] == ["Paris", "paris, france"] and shown["gold_ids"] is None
+    assert (shown["outcome"], shown["stop_reason"]) == (1.0, "answer")
+    assert [search["turn"] for search in shown["searches"]] == [0, 1]
+
+
+def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(turns, step, tokenizer):
+    gains = {
+        described["question"]: [turn["info_gain"] for turn in described["turns"]]
+        for described in sample_trajectories(turns, step, tokenizer, 99)
+    }
+    assert gains == {
+        "b?": [0.5, None, None],
+        "e?": [None, 0.125, None],
+        "c?": [0.0, None],
+        "d?": [-0.25, None],
+        "a?": [None],
+    }
+
+
+def test_numbers_are_those_of_the_turn(turns, step, tokenizer):
+    credit = step.credit
+    assert credit.advantage_B_K[4, 0] != credit.outcome_advantage_B[4]  # tool turn and answer turn differ
+    for place, shown in zip([1, 4, 6, 5, 0], sample_trajectories(turns, step, tokenizer, 99), strict=True):
+        tool_turns = len(GAINS[place])
+        assert [turn["advantage"] for turn in shown["turns"]] == [
+            *credit.advantage_B_K[place, :tool_turns].tolist(),
+            credit.outcome_advantage_B[place].item(),
+        ]
+        assert [turn["clip_scale"] for turn in shown["turns"]] == [
+            *credit.clip_scale_B_K[place, :tool_turns].tolist(),
+            1.0,
+        ]
+
+
+def test_samples_are_plain_json(turns, step, tokenizer):
+    rows = sample_trajectories(turns, step, tokenizer, 99)
+    assert json.loads(json.dumps(rows)) == rows

@@ -1,0 +1,142 @@
+"""The layers of the house, read from the source: who may import whom, and what lies at the top."""
+
+import ast
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOP_LEVEL = {
+    "pyproject.toml", "README.md", "LICENSE", "Makefile",
+    "verl_credit", "recipes", "retriever", "tests", "evidence", "docs",
+}  # fmt: skip
+
+
+def python_files(folder):
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported_modules(path):
+    """Absolute names of everything a file imports, at any depth of nesting."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) + "." if node.level else ""
+            module = (base + (node.module or "")).strip(".")
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def offenders(folder, forbidden):
+    """`file imports module` for every import in `folder` for which `forbidden(module)`."""
+    return [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in python_files(folder)
+        for module in imported_modules(path)
+        if forbidden(module)
+    ]
+
+
+def within(module, *packages):
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def in_standard_library(module):
+    return module.split(".")[0] in sys.stdlib_module_names
+
+
+def test_credit_imports_torch_and_nothing_else():
+    def forbidden(module):
+        return not (in_standard_library(module) or within(module, "torch", "verl_credit.credit"))
+
+    assert len(python_files("verl_credit/credit")) > 5
+    assert not offenders("verl_credit/credit", forbidden)
+
+
+def test_only_the_host_imports_verl_and_ray():
+    found = [
+        line
+        for line in offenders("verl_credit", lambda module: within(module, "verl", "ray"))
+        if not line.startswith("verl_credit/host/")
+    ]
+    assert not found
+
+
+def test_the_retriever_knows_neither_verl_nor_verl_credit():
+    assert python_files("retriever")
+    assert not offenders("retriever", lambda module: within(module, "verl", "ray", "verl_credit"))
+
+
+def test_recipes_hold_yaml_and_no_code():
+    """`recipes` is an importable package only so that its YAML is found after an installation."""
+    files = {
+        path for path in (ROOT / "recipes").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
+    init = ROOT / "recipes" / "__init__.py"
+    assert {path for path in files if path.suffix not in (".yaml", ".yml")} <= {init}
+    body = ast.parse(init.read_text()).body
+    assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
+
+
+def test_the_hosts_package_is_empty():
+    """Importing one file of the host must not load all of it."""
+    assert not ast.parse((ROOT / "verl_credit/host/__init__.py").read_text()).body
+
+
+def test_the_generator_needs_only_torch_and_transformers():
+    """verl_credit/generation/generator.py and what it imports: the lab samples with it, without verl."""
+    pending, seen = [ROOT / "verl_credit/generation/generator.py"], set()
+    if not pending[0].exists():
+        pytest.fail("verl_credit/generation/generator.py is gone; name its successor here")
+    while pending:
+        path = pending.pop()
+        seen.add(path)
+        for module in imported_modules(path):
+            if in_standard_library(module) or within(module, "torch", "transformers"):
+                continue
+            assert within(module, "verl_credit"), f"{path.relative_to(ROOT)} imports {module}"
+            source = ROOT / (module.replace(".", "/") + ".py")
+            if source.exists() and source not in seen:
+                pending.append(source)
+
+
+@pytest.mark.parametrize("module", ["verl_credit", "verl_credit.credit"])
+def test_importing_loads_nothing_heavy(module):
+    heavy = ("verl", "ray", "hydra", "omegaconf", "transformers")
+    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_top_level_holds_what_it_should():
+    ignored = [line.strip().strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    found = {
+        path.name
+        for path in ROOT.iterdir()
+        if not path.name.startswith(".")
+        and not any(fnmatch(path.name, pattern) for pattern in ignored if pattern)
+    }
+    assert found <= TOP_LEVEL
+
+
+def test_these_rules_see_a_violation(tmp_path, monkeypatch):
+    """The reader of imports finds nested, aliased and relative ones."""
+    source = tmp_path / "verl_credit" / "credit" / "bad.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        "def f():\n    import numpy as np\n    from ..host import loss\n    from verl import DataProto\n"
+    )
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert list(imported_modules(source)) == [
+        "numpy",
+        "verl_credit.host",
+        "verl_credit.host.actor.loss",
+        "verl",
+        "verl.DataProto",
+    ]
+    assert offenders("verl_credit/credit", lambda module: within(module, "verl"))

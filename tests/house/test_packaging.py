@@ -1,0 +1,62 @@
+"""The constraints that CI installs from satisfy every range of pyproject.toml."""
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+
+def pinned():
+    lines = (ROOT / ".ci" / "constraints-cpu.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def needs(extra):
+    """The requirements of an extra, those of the project's own extras in it included."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for requirement in map(Requirement, extras[extra]):
+        if requirement.name == "verl-credit":
+            for other in requirement.extras:
+                yield from needs(other)
+        else:
+            yield requirement
+
+
+def test_constraints_agree_with_the_declared_ranges():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {
+        "": list(map(Requirement, project["dependencies"])),
+        **{name: list(needs(name)) for name in ("verl", "retriever", "lab", "dev")},
+    }
+    versions, wrong = pinned(), []
+    for extra, requirements in groups.items():
+        for requirement in requirements:
+            version = versions.get(canonicalize_name(requirement.name))
+            if version is None or version not in requirement.specifier:
+                wrong.append(f"[{extra}] {requirement} against {version}")
+    assert not wrong
+
+
+def test_no_extra_of_the_retriever_brings_two_wheels_of_one_faiss():
+    """faiss-cpu and faiss-gpu-cu12 own the same files: together the one that was installed last wins."""
+    wheels = {"retriever": {"faiss-cpu"}, "retriever-gpu": {"faiss-gpu-cu12"}, "retriever-exact": set()}
+    for extra, expected in wheels.items():
+        names = {requirement.name for requirement in needs(extra)}
+        assert {name for name in names if name.startswith("faiss")} == expected
+        assert {"fastapi", "transformers", "numpy"} <= names
+
+
+def test_every_package_is_installed():
+    """The list in pyproject.toml is by hand: a folder that it lacks would be missing only where users install."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {name: ROOT / folder for name, folder in settings["package-dir"].items()}
+    found = {
+        ".".join([name, *init.parent.relative_to(folder).parts])
+        for name, folder in folders.items()
+        for init in folder.rglob("__init__.py")
+    }
+    assert found == set(settings["packages"])

@@ -1,0 +1,22 @@
+"""Rows and folders that pass the checks before the start."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from kit.byte_world import make_tokenizer
+
+GOOD = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}
+
+
+def write(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def policy(root):
+    """A folder with a tokenizer and nothing to train."""
+    make_tokenizer().save_pretrained(root / "policy")
+    (root / "policy/config.json").write_text('{"model_type": "qwen3"}')
+    return root / "policy"

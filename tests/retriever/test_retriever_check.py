@@ -1,0 +1,349 @@
+"""`check` finds what is wrong with a served index, and a Search-R1-style client works unchanged."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kit.retriever_world import make_corpus, make_encoder
+from verl_credit_retriever.check.load import Load
+from verl_credit_retriever.check.recall import (
+    MalformedAnswer,
+    Served,
+    exact_answers,
+    parse_served,
+    recall_at,
+    score_error,
+    wrong_score,
+    wrong_text,
+)
+from verl_credit_retriever.check.report import check_servers, has_exact_scores, read_queries
+from verl_credit_retriever.cli import main
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.kinds import resolve
+from verl_credit_retriever.index.memory import gigabytes, plan_memory
+from verl_credit_retriever.index.search import SearchIndex, build_index
+from verl_credit_retriever.launch import start_server
+
+ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "evidence" / "retriever" / "search_r1_client.py"
+QUERIES = [f"who is the mayor of town {number}" for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("checked")
+    make_encoder(root / "encoder")
+    build_index(make_corpus(root / "corpus.jsonl"), root / "encoder", root / "index")
+    build_index(make_corpus(root / "fewer.jsonl", rows=40), root / "encoder", root / "other")
+    (root / "queries.txt").write_text("\n".join(QUERIES) + "\n\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with start_server(folders / "index", folders / "encoder", log_path=folders / "log") as handle:
+        yield handle
+
+
+@pytest.fixture(scope="module")
+def exact(folders):
+    return SearchIndex.load(folders / "index", backend="exact"), SentenceEncoder(folders / "encoder")
+
+
+def _check(folders, url, *more):
+    index = more[more.index("--index") + 1] if "--index" in more else folders / "index"
+    arguments = ["check", "--url", url, "--index", index, "--encoder", folders / "encoder"]
+    arguments += ["--queries", folders / "queries.txt", "--threads", "1", *more]
+    return main([str(argument) for argument in arguments])
+
+
+def test_a_right_server_passes_with_full_recall(server, folders, capsys):
+    report_code = _check(folders, f"{server.url},{server.url}/", "--requests", "200", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert (report_code, report["problems"]) == (0, [])
+    assert report["fingerprint"] == SearchIndex.load(folders / "index").fingerprint
+    (answers,) = report["servers"].values()
+    assert answers["recall"] == {"3": 1.0, "10": 1.0} and answers["fingerprint"] == report["fingerprint"]
+    assert answers["max_score_error"] < 1e-5 and answers["answered"] == len(QUERIES)
+    load = report["load"]
+    assert (load["statuses"], load["malformed"], load["concurrency"]) == ({"200": 200}, 0, 64)
+    assert 0 < load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"]
+
+
+def test_the_table_ends_with_the_fingerprint(server, folders, capsys):
+    assert _check(folders, server.url, "--requests", "20", "--k", "1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        f"fingerprint  search.index_fingerprint={SearchIndex.load(folders / 'index').fingerprint}",
+        "ok",
+    ]
+    assert any("recall@1 1.0000" in line for line in lines)
+
+
+def test_another_index_is_found_by_its_fingerprint_and_recall(server, folders, capsys):
+    assert _check(folders, server.url, "--index", folders / "other", "--requests", "0") == 1
+    errors = capsys.readouterr().err
+    assert f"fingerprint={SearchIndex.load(folders / 'index').fingerprint}; the folder has" in errors
+    assert "problem: " in errors and "recall@" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--k", "3,x"], "--k='3,x'"),
+        (["--k", "0"], "k='0'"),
+        (["--concurrency", "0"], "concurrency=0"),
+        (["--min-recall", "95"], "--min-recall=95.0"),
+        (["--queries", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_wrong_arguments_are_exit_code_2(folders, capsys, arguments, named):
+    assert _check(folders, "http://127.0.0.1:9", *arguments) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_url_without_scheme_is_refused(folders, capsys):
+    assert _check(folders, "127.0.0.1:8000") == 2
+    assert "--url='127.0.0.1:8000'; expected http://HOST:PORT" in capsys.readouterr().err
+
+
+def test_no_server_is_a_problem_not_a_crash(folders, capsys):
+    assert _check(folders, "http://127.0.0.1:9", "--requests", "5") == 1  # port 9 is never listened on
+    errors = capsys.readouterr().err
+    assert "ConnectError" in errors and "0 of 20 queries were answered" in errors
+
+
+class Impostor:
+    """An HTTP server that answers as the index would, spoiled by `spoil(hits) -> hits or a status`."""
+
+    def __init__(self, index, encoder, spoil):
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self.answer(200, {"fingerprint": index.fingerprint})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                vectors_N_D = encoder.encode_queries(body["queries"])
+                (hits,) = index.search(vectors_N_D, min(len(index), 2 * body["topk"]))
+                spoiled = spoil([{"document": dict(d), "score": s} for d, s in hits], body["topk"])
+                if isinstance(spoiled, int):
+                    return self.answer(spoiled, {"error": "spoiled"})
+                self.answer(200, {"result": [spoiled]})
+
+            def answer(self, status, body):
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _swap_texts(hits, k):
+    hits[0]["document"]["contents"], hits[1]["document"]["contents"] = (
+        hits[1]["document"]["contents"],
+        hits[0]["document"]["contents"],
+    )
+    return hits[:k]
+
+
+def _rescored(change):
+    return lambda hits, k: [{**hit, "score": change(hit["score"])} for hit in hits[:k]]
+
+
+@pytest.mark.parametrize(
+    "spoil, problems",
+    [
+        (lambda hits, k: hits[:k], []),
+        (lambda hits, k: hits[1 : k + 1], ["recall@3=0.6667; expected at least 0.99", "recall@10=0.9000"]),
+        (lambda hits, k: hits[: k - 1], ["20 malformed answers", "9 hits; expected 10", "0 of 20 queries"]),
+        (lambda hits, k: [], ["0 hits; expected 10"]),
+        (lambda hits, k: [hits[0]] * k, ["a document is there twice"]),
+        (lambda hits, k: hits[:k][::-1], ["scores rise"]),
+        (lambda hits, k: [{**hit, "score": None} for hit in hits[:k]], ["score=None; expected a number"]),
+        (lambda hits, k: [hit["document"] for hit in hits[:k]], ["not one list of hits"]),
+        (_swap_texts, ["has other contents than the corpus"]),
+        (_rescored(lambda s: s - 7), ["20 answers with wrong scores, the first: document 'doc-"]),
+        (_rescored(lambda s: 1000 * s), ["20 answers with wrong scores"]),
+        (_rescored(lambda s: s + 5e-4), ["20 answers with wrong scores"]),
+        (_rescored(lambda s: s + 5e-5), []),
+        (lambda hits, k: 500, ["20 requests ended with 500", "no request was answered"]),
+    ],
+)
+def test_what_a_wrong_server_does_is_named(exact, spoil, problems):
+    index, encoder = exact
+    with Impostor(index, encoder, spoil) as impostor:
+        report = check_servers([impostor.url], index, encoder, QUERIES, requests=0)
+    assert bool(report["problems"]) == bool(problems)
+    for problem in problems:
+        assert any(problem in found for found in report["problems"]), report["problems"]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_scores_of_every_kind_are_as_exact_as_check_expects(folders, tmp_path, kind, dtype):
+    encoder = SentenceEncoder(folders / "encoder")
+    build_index(folders / "corpus.jsonl", encoder, tmp_path / "index", kind=kind, dtype=dtype)
+    served = SearchIndex.load(tmp_path / "index")
+    oracle = SearchIndex.load(tmp_path / "index", backend="exact")
+    vectors_N_D = encoder.encode_queries(QUERIES)
+    answers = [
+        [Served(document["id"], document["contents"], score) for document, score in hits]
+        for hits in served.search(vectors_N_D, 10)
+    ]
+    exact = exact_answers(oracle, vectors_N_D, 10)
+    wrong = [found for hits, right in zip(answers, exact, strict=True) if (found := wrong_score(hits, right))]
+    assert has_exact_scores(served.manifest) == (kind != "sq8" and (kind, dtype) != ("ivf", "fp16"))
+    assert not wrong or not has_exact_scores(served.manifest)
+
+
+def test_overload_is_counted_and_is_no_problem_as_long_as_something_is_answered(exact):
+    index, encoder = exact
+    seen, lock = [0], threading.Lock()
+
+    def every_other(hits, k):
+        with lock:
+            seen[0] += 1
+            return 429 if seen[0] % 2 == 0 else hits[:k]
+
+    with Impostor(index, encoder, every_other) as impostor:
+        report = check_servers([impostor.url], index, encoder, QUERIES, requests=40, concurrency=4)
+    assert report["problems"] == [] and report["servers"][impostor.url]["answered"] == len(QUERIES)
+    assert report["load"]["statuses"] == {"200": 20, "429": 20}
+
+
+def test_documents_with_the_same_score_are_equal():
+    exact = {name: Served(name, name, score) for name, score in zip("abcd", (3, 2, 2, 1), strict=True)}
+    for second, recall in (("b", 1.0), ("c", 1.0), ("d", 0.5), ("x", 0.5)):
+        assert recall_at([exact["a"], Served(second, second, 2.0)], exact, 2) == recall
+    assert recall_at([exact["b"]], exact, 1) == 0.0
+    assert recall_at(list(exact.values()), exact, 10) == 1.0
+
+
+def test_the_oracle_goes_deep_enough_for_all_ties(exact):
+    class Tied:
+        """20 rows: one best, fifteen equal, four lower."""
+
+        scores = [2.0] + [1.0] * 15 + [0.5] * 4
+
+        def __len__(self):
+            return 20
+
+        def search(self, vectors_N_D, k):
+            row = [({"id": str(n), "contents": "t"}, score) for n, score in enumerate(self.scores)][:k]
+            return [row for _ in vectors_N_D]
+
+    (found,) = exact_answers(Tied(), np.zeros((1, 2), np.float32), 3)
+    assert {str(n) for n in range(16)} <= found.keys()
+    assert recall_at([found["0"], found["14"], found["15"]], found, 3) == 1.0
+
+
+def test_recall_equals_the_definition_on_real_vectors(exact):
+    index, encoder = exact
+    vectors_N_D = encoder.encode_queries(QUERIES)
+    for answers, hits in zip(
+        exact_answers(index, vectors_N_D, 5), index.search(vectors_N_D, 10), strict=True
+    ):
+        served = [Served(d["id"], d["contents"], s) for d, s in hits]
+        best = {hit.id for hit in served if hit.score >= served[4].score - 1e-5}
+        skipped = served[0:1] + served[2:]
+        assert recall_at(skipped, answers, 5) == len({hit.id for hit in skipped[:5]} & best) / 5
+        assert score_error(served, answers) < 1e-6 and wrong_text(served, answers) is None
+
+
+@pytest.mark.parametrize("body", [None, [], {}, {"result": []}, {"result": [[], []]}, {"result": [["x"]]}])
+def test_an_answer_of_another_shape_is_malformed(body):
+    with pytest.raises(MalformedAnswer):
+        parse_served(body, 1, 10)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), True, "1"])
+def test_a_score_that_is_no_finite_number_is_malformed(score):
+    with pytest.raises(MalformedAnswer, match="score="):
+        parse_served({"result": [[{"document": {"id": "a", "contents": "t"}, "score": score}]]}, 1, 10)
+
+
+def test_percentiles_are_latencies_that_were_seen():
+    load = Load(latencies_s=[number / 1000 for number in range(100, 0, -1)])
+    assert [load.percentile_ms(share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
+    assert Load().percentile_ms(0.5) is None
+
+
+def test_queries_are_read_from_text_and_jsonl(tmp_path):
+    (tmp_path / "q.txt").write_text("first\n\n second \n")
+    assert read_queries(tmp_path / "q.txt") == ["first", "second"]
+    lines = ['"first"', '{"query": "second"}', "", '{"question": "third", "answer": "x"}']
+    (tmp_path / "q.jsonl").write_text("\n".join(lines))
+    assert read_queries(tmp_path / "q.jsonl") == ["first", "second", "third"]
+    for wrong in ("{", "3", '{"text": "x"}', '{"query": " "}'):
+        (tmp_path / "w.jsonl").write_text('"first"\n' + wrong)
+        with pytest.raises(ValueError, match="w.jsonl:2: "):
+            read_queries(tmp_path / "w.jsonl")
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(ValueError, match="no queries"):
+        read_queries(tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize("with_requests", [True, False])
+def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_requests):
+    if with_requests:
+        assert find_spec("requests"), "or the script would fall back to urllib here too"
+    else:  # an import of `requests` then fails, and the script falls back to urllib
+        (tmp_path / "requests.py").write_text("raise ImportError('hidden')\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, str(CLIENT), server.url, *QUERIES[:2], "--topk", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    index, encoder = exact
+    for query, hits in zip(QUERIES[:2], index.search(encoder.encode_queries(QUERIES[:2]), 2), strict=True):
+        titles = [document["contents"].partition("\n")[0] for document, _ in hits]
+        lines = [f"Doc {number}(Title: {title})" for number, title in enumerate(titles, start=1)]
+        start = done.stdout.index(query)
+        assert all(line in done.stdout[start : start + 600] for line in lines)
+
+
+def test_a_damaged_folder_is_refused_before_any_request(server, folders, tmp_path):
+    shutil.copytree(folders / "index", tmp_path / "copy")
+    corpus = tmp_path / "copy" / "corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace("mayor", "baker"))
+    assert _check(folders, server.url, "--index", tmp_path / "copy") == 2
+
+
+def test_the_memory_table_of_the_docs_is_what_is_computed():
+    rows, found = 21_015_324, {}
+    for line in (ROOT / "docs" / "retriever.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[3].endswith(" GB"):
+            found[cells[0].replace("`", "")] = cells[2:]
+    assert list(found) == ["flat", "sq8", "ivf", "hnsw", "exact", "exact with --mmap"]
+    for name, sizes in found.items():
+        kind, mmap = name.split()[0], "mmap" in name
+        spec = {"kind": kind, "rows": rows, "dim": 768, "parameters": resolve(kind, rows, {})[0]}
+        for dtype, size in zip(("float32", "float16"), sizes, strict=True):
+            assert size == gigabytes(plan_memory({**spec, "dtype": dtype}, mmap=mmap).total), (name, dtype)

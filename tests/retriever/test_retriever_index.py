@@ -1,0 +1,326 @@
+"""The index: exactness, and refusal of everything that does not belong together."""
+
+import json
+import shutil
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from kit.retriever_world import make_corpus, make_encoder
+from verl_credit_retriever.cli import main
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.index.corpus import CorpusError
+from verl_credit_retriever.index.manifest import IndexMismatch, read_manifest
+from verl_credit_retriever.index.seal import sealed
+from verl_credit_retriever.index.search import SearchIndex, build_index
+
+TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("retriever")
+    encoder = SentenceEncoder(make_encoder(root / "encoder"))
+    corpus = make_corpus(root / "corpus.jsonl")
+    build_index(corpus, encoder, root / "index", batch_size=2)  # more than one chunk
+    return root, encoder
+
+
+def test_search_equals_the_full_matrix_product(world):
+    root, encoder = world
+    index = SearchIndex.load(root / "index")
+    documents = [json.loads(line) for line in (root / "corpus.jsonl").read_text().splitlines()]
+    queries_N_D = encoder.encode_queries(TEXTS)
+    scores_N_M = queries_N_D @ encoder.encode_passages([d["contents"] for d in documents]).T
+    for hits, scores_M in zip(index.search(queries_N_D, 5), scores_N_M, strict=True):
+        np.testing.assert_allclose([score for _, score in hits], np.sort(scores_M)[::-1][:5], atol=1e-5)
+        for document, score in hits:
+            assert abs(scores_M[documents.index(document)] - score) < 1e-5
+
+
+def test_k_above_rows_returns_every_row_once_and_k_below_one_is_an_error(world):
+    root, encoder = world
+    index = SearchIndex.load(root / "index")
+    (hits,) = index.search(encoder.encode_queries(["river"]), 1000)
+    assert len({document["id"] for document, _ in hits}) == len(hits) == 50
+    assert index.search(np.zeros((0, 32), np.float32), 3) == []
+    for k in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="k="):
+            index.search(encoder.encode_queries(["river"]), k)
+
+
+@pytest.mark.parametrize("vectors", [np.zeros((1, 31)), np.zeros(32), np.full((1, 32), np.nan)])
+def test_search_refuses_vectors_that_cannot_be_compared(world, vectors):
+    with pytest.raises(ValueError):
+        SearchIndex.load(world[0] / "index").search(vectors, 1)
+
+
+GOOD = '{"id": "a", "contents": "A\\ntext"}'
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        ([GOOD, '{"id": "b", "contents"'], ":2: not JSON"),
+        ([GOOD, GOOD], ":2: id='a' was used on line 1"),
+        ([GOOD, '{"id": "b", "contents": "  "}'], ":2: contents='  '"),
+        ([GOOD, '{"id": 7, "contents": "x"}'], ":2: id=7"),
+        ([GOOD, '["b"]'], ":2: .* is not an object"),
+        ([GOOD, ""], ":2: not JSON"),
+        ([GOOD, '{"id": "b", "contents": "\\ud800"}'], ":2: contents holds a lone surrogate"),
+        ([GOOD, b"\xff\xfe"], ":2: not UTF-8"),
+        ([], "no rows"),
+    ],
+)
+def test_bad_corpus_is_refused_with_its_line_and_leaves_nothing(world, tmp_path, lines, message):
+    raw = [line if isinstance(line, bytes) else line.encode() for line in lines]
+    (tmp_path / "bad.jsonl").write_bytes(b"".join(line + b"\n" for line in raw))
+    with pytest.raises(CorpusError, match=message):
+        build_index(tmp_path / "bad.jsonl", world[1], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_an_existing_folder_is_replaced_only_on_request_and_only_if_it_is_an_index(world, tmp_path):
+    root, encoder = world
+    small = make_corpus(tmp_path / "small.jsonl", rows=4)
+    shutil.copytree(root / "index", tmp_path / "index")
+    with pytest.raises(FileExistsError, match="overwrite"):
+        build_index(small, encoder, tmp_path / "index")
+    build_index(small, encoder, tmp_path / "index", overwrite=True)
+    assert len(SearchIndex.load(tmp_path / "index")) == 4
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(FileExistsError, match="not an index"):
+        build_index(small, encoder, tmp_path / "mine", overwrite=True)
+
+
+def _edit_manifest(folder, **changes):
+    """With its hash made right again: what is wrong is told even when the hash agrees."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest | changes)))
+
+
+@pytest.mark.parametrize("change", [{"query_prefix": ""}, {"pooling": "cls"}, {"max_length": 8}])
+def test_a_changed_value_in_the_manifest_is_refused_though_the_encoder_would_follow_it(
+    world, tmp_path, change
+):
+    shutil.copytree(world[0] / "index", tmp_path / "index")
+    file = tmp_path / "index" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({**manifest, "encoder": manifest["encoder"] | change}))
+    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=.* one was changed; restore"):
+        SearchIndex.load(tmp_path / "index", verify=False)
+    del manifest["manifest_sha256"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=None"):
+        SearchIndex.load(tmp_path / "index")
+
+
+def test_one_wrong_byte_anywhere_in_the_manifest_is_refused(world, tmp_path):
+    good = (world[0] / "index" / "manifest.json").read_bytes()
+    for place in range(len(good)):
+        for flip in (1, 2, 32):
+            bad = good[:place] + bytes([good[place] ^ flip]) + good[place + 1 :]
+            (tmp_path / "manifest.json").write_bytes(bad)
+            try:
+                found = read_manifest(tmp_path)
+            except IndexMismatch:
+                continue
+            assert found == json.loads(good)  # blank for blank
+
+
+def test_a_manifest_written_before_it_had_a_hash_is_read_with_a_warning(world, tmp_path, caplog):
+    shutil.copytree(world[0] / "index", tmp_path / "index")
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    named = SearchIndex.load(tmp_path / "index").fingerprint
+    assert not caplog.records
+    del manifest["manifest_sha256"]
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+    assert SearchIndex.load(tmp_path / "index").fingerprint == named
+    assert "has no manifest_sha256" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda d: (d / "manifest.json").unlink(), "manifest.json does not exist"),
+        (lambda d: (d / "manifest.json").write_text("{"), "manifest.json is not JSON"),
+        (lambda d: _edit_manifest(d, rows=49), "index.faiss: rows=50; expected 49"),
+        (lambda d: _edit_manifest(d, dim=16), "index.faiss: dim=32; expected 16"),
+        (lambda d: _edit_manifest(d, kind="pq"), "kind='pq'; this version reads 'flat' or 'sq8'"),
+        (lambda d: _edit_manifest(d, kind="sq8"), r"files\['vectors.npy'\]=None"),
+        (lambda d: _edit_manifest(d, kind="ivf"), "parameters.*nprobe=None"),
+        (lambda d: _edit_manifest(d, dtype="float16"), "index.faiss: code=b'IxFI'; expected b'IxSQ'"),
+        (lambda d: _edit_manifest(d, dtype="int8"), "dtype='int8'; this version reads"),
+        (lambda d: _edit_manifest(d, rows=True), "rows=True; expected an integer"),
+        (lambda d: _edit_manifest(d, corpus_sha256="0" * 64), "corpus_sha256='000"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "is not an object"),
+        (lambda d: _edit_manifest(d, files={}), "files"),
+        (
+            lambda d: (d / "index.faiss").write_bytes((d / "index.faiss").read_bytes()[:-8]),
+            "index.faiss: .* bytes",
+        ),
+        (lambda d: faiss.write_index(faiss.IndexFlatIP(32), str(d / "index.faiss")), "index.faiss: .* bytes"),
+        (
+            lambda d: (d / "corpus.jsonl").write_text(
+                (d / "corpus.jsonl").read_text().replace("mayor", "baker")
+            ),
+            "corpus.jsonl: sha256",
+        ),
+        (lambda d: (d / "offsets.npy").unlink(), "offsets.npy does not exist"),
+    ],
+)
+def test_a_damaged_index_is_refused_with_file_value_and_expectation(world, tmp_path, damage, message):
+    shutil.copytree(world[0] / "index", tmp_path / "index")
+    damage(tmp_path / "index")
+    with pytest.raises(IndexMismatch, match=message):
+        SearchIndex.load(tmp_path / "index")
+
+
+def test_another_encoder_or_prefix_is_refused(world, tmp_path):
+    root, _ = world
+    index = SearchIndex.load(root / "index")
+    index.check_encoder(SentenceEncoder(root / "encoder"))
+    with pytest.raises(IndexMismatch, match="weights_sha256"):
+        index.check_encoder(SentenceEncoder(make_encoder(tmp_path / "other", seed=1)))
+    with pytest.raises(IndexMismatch, match="query_prefix='q: '"):
+        index.check_encoder(SentenceEncoder(root / "encoder", query_prefix="q: "))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_manifest_that_does_not_say_by_which_encoder_is_refused(world, tmp_path, version):
+    root, encoder = world
+    shutil.copytree(root / "index", tmp_path / "index")
+    for key in ("weights_sha256", "tokenizer_sha256", "passage_prefix", "max_length", "pooling"):
+        described = {name: value for name, value in encoder.fingerprint().items() if name != key}
+        _edit_manifest(tmp_path / "index", format=version, encoder=described)
+        with pytest.raises(IndexMismatch, match=f"encoder {key}=.*; the index was built with None"):
+            SearchIndex.load(tmp_path / "index").check_encoder(encoder)
+
+
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_one_wrong_byte_or_a_lost_end_in_any_file_of_any_kind_is_refused(world, tmp_path, kind):
+    root, encoder = world
+    build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
+    for name in [path.name for path in (tmp_path / "index").iterdir()]:
+        path = tmp_path / "index" / name
+        good = path.read_bytes()
+        middle = len(good) // 2
+        for bad in (good[:-3], b"", good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]):
+            path.write_bytes(bad)
+            with pytest.raises(
+                IndexMismatch, match=f"{name}:? (\\d+ bytes;|sha256=|manifest_sha256=|is not JSON)"
+            ):
+                SearchIndex.load(tmp_path / "index")
+        path.write_bytes(good)
+    assert len(SearchIndex.load(tmp_path / "index")) == 50
+
+
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+def test_without_hashes_truncated_files_and_wrong_shapes_are_still_refused(world, tmp_path, kind):
+    root, encoder = world
+    build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
+    small = make_corpus(tmp_path / "small.jsonl", rows=40)
+    build_index(small, encoder, tmp_path / "small", kind=kind)
+    for path in sorted((tmp_path / "index").iterdir()):
+        if path.name == "manifest.json":
+            continue
+        good = path.read_bytes()
+        for bad in (good[:-3], b"", (tmp_path / "small" / path.name).read_bytes()):
+            path.write_bytes(bad)
+            with pytest.raises(IndexMismatch, match=path.name):
+                SearchIndex.load(tmp_path / "index", verify=False)
+        path.write_bytes(good)
+
+
+def test_an_index_file_of_another_kind_is_refused_without_hashes(world, tmp_path):
+    root, encoder = world
+    for kind in ("sq8", "hnsw"):
+        build_index(root / "corpus.jsonl", encoder, tmp_path / kind, kind=kind)
+    shutil.copy(tmp_path / "sq8" / "index.faiss", tmp_path / "hnsw" / "index.faiss")
+    with pytest.raises(IndexMismatch, match="index.faiss: .*'sq8'; expected 'hnsw'|index.faiss: dtype=None"):
+        SearchIndex.load(tmp_path / "hnsw", verify=False)
+
+
+@pytest.mark.parametrize("kind", ["flat", "exact"])
+def test_nan_in_stored_vectors_never_becomes_an_answer(world, tmp_path, kind):
+    root, encoder = world
+    build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
+    path = tmp_path / "index" / ("index.faiss" if kind == "flat" else "vectors.npy")
+    path.write_bytes(path.read_bytes()[:-4] + np.float32(np.nan).tobytes())
+    index = SearchIndex.load(tmp_path / "index", verify=False, backend="exact")
+    with pytest.raises(IndexMismatch, match="NaN or infinity"):
+        index.search(encoder.encode_queries(["river"]), 3)
+
+
+@pytest.mark.parametrize("damage", ["nan", "missing", "beyond", "twice"])
+def test_an_impossible_hit_never_leaves_the_index(world, monkeypatch, damage):
+    root, encoder = world
+    index = SearchIndex.load(root / "index")
+    real = index._faiss.search
+
+    def search(vectors, k):
+        scores_N_K, rows_N_K = real(vectors, k)
+        if damage == "nan":
+            scores_N_K[0, 0] = np.nan
+        else:
+            rows_N_K[0, 0] = {"missing": -1, "beyond": 50, "twice": rows_N_K[0, 1]}[damage]
+        return scores_N_K, rows_N_K
+
+    monkeypatch.setattr(index._faiss, "search", search)
+    with pytest.raises(IndexMismatch, match="rebuild it"):
+        index.search(encoder.encode_queries(["river"]), 3)
+
+
+def test_a_format_1_manifest_is_read_as_flat_float32(world, tmp_path):
+    root, encoder = world
+    shutil.copytree(root / "index", tmp_path / "index")
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    for key in ("parameters", "search"):
+        del manifest[key]
+    for key in ("normalize", "config_sha256"):
+        del manifest["encoder"][key]
+    del manifest["manifest_sha256"]
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
+    index = SearchIndex.load(tmp_path / "index")
+    index.check_encoder(encoder)
+    with pytest.raises(IndexMismatch, match="normalize=False"):
+        index.check_encoder(SentenceEncoder(root / "encoder", normalize=False))
+
+
+def test_pooling_and_normalisation_are_options_and_part_of_the_fingerprint(world):
+    root, encoder = world
+    cls = SentenceEncoder(root / "encoder", pooling="cls", normalize=False)
+    tokens = encoder._tokenizer("query: river bridge", return_tensors="pt")
+    with torch.inference_mode():
+        first_D = encoder._model(**tokens).last_hidden_state[0, 0].numpy()
+    found_D = cls.encode_queries(["who is the mayor of the town", "river bridge"])[1]
+    np.testing.assert_allclose(found_D, first_D, atol=1e-5)
+    assert abs(np.linalg.norm(found_D) - 1) > 0.1
+    index = SearchIndex.load(root / "index")
+    for changed, said in (({"pooling": "cls"}, "pooling='cls'"), ({"normalize": False}, "normalize=False")):
+        with pytest.raises(IndexMismatch, match=said):
+            index.check_encoder(SentenceEncoder(root / "encoder", **changed))
+    with pytest.raises(ValueError, match="pooling='max'; accepted: mean, cls"):
+        SentenceEncoder(root / "encoder", pooling="max")
+    again = SentenceEncoder.for_index(root / "encoder", {"encoder": cls.fingerprint()})
+    assert again.fingerprint() == cls.fingerprint()
+
+
+def test_the_index_command_takes_every_option(world, tmp_path, capsys):
+    root, _ = world
+    arguments = ["index", "--corpus", root / "corpus.jsonl", "--encoder", root / "encoder"]
+    arguments += ["--out", tmp_path / "out", "--kind", "ivf", "--nlist", 5, "--nprobe", 2, "--seed", 3]
+    arguments += ["--dtype", "fp16", "--pooling", "cls", "--no-normalize", "--shard-rows", 20, "--threads", 1]
+    assert main([str(argument) for argument in arguments]) == 0
+    manifest = SearchIndex.load(tmp_path / "out").manifest
+    assert manifest["parameters"] == {"nlist": 5, "train_rows": 50, "seed": 3}
+    assert (manifest["search"], manifest["dtype"]) == ({"nprobe": 2}, "float16")
+    assert (manifest["encoder"]["pooling"], manifest["encoder"]["normalize"]) == ("cls", False)
+    out, err = capsys.readouterr()
+    assert "50 rows of 32 dimensions" in out and "of memory" in out
+    assert "50 of 50 rows (100%)" in err
+    more = [str(argument) for argument in [*arguments, "--overwrite", "--m", 4]]
+    assert main(more) == 2 and "m=4 has no effect on kind='ivf'" in capsys.readouterr().err

@@ -1,0 +1,244 @@
+"""Memory of an index: the numbers, what the machine has, and refusal with what would fit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import faiss
+import numpy as np
+import pytest
+
+from kit.retriever_vectors import TableEncoder, clustered, write_rows
+from verl_credit_retriever.index import memory
+from verl_credit_retriever.index.memory import (
+    SEARCH_BUFFERS,
+    MemoryRefused,
+    available_memory,
+    plan_memory,
+    require_memory,
+)
+from verl_credit_retriever.index.search import SearchIndex, build_index
+from verl_credit_retriever.serving import workers
+from verl_credit_retriever.serving.serve import run_server
+from verl_credit_retriever.serving.settings import ServeSettings
+
+GB = 10**9
+WIKI = {"kind": "flat", "rows": 21_015_324, "dim": 768, "dtype": "float32"}
+
+
+def _size(**changes):
+    return (plan_memory({**WIKI, **changes}).total - SEARCH_BUFFERS) / GB
+
+
+def test_wiki_18_under_e5_base():
+    plan = plan_memory(WIKI)
+    assert plan.resident == {"vectors": 64_559_075_328, "search buffers": SEARCH_BUFFERS}
+    assert plan.mapped == {"offsets": 168_122_600}
+    assert "64.6 GB" in plan.text() and "21,015,324 rows" in plan.text()
+    assert _size(dtype="float16") == pytest.approx(32.28, abs=0.01)
+    assert _size(kind="sq8") == _size(kind="sq8", dtype="float16") == pytest.approx(16.14, abs=0.01)
+    assert _size(kind="ivf", parameters={"nlist": 18337}) == pytest.approx(64.56 + 0.168 + 0.056, abs=0.01)
+    assert _size(kind="hnsw", parameters={"m": 32}) == pytest.approx(64.56 + 5.72, abs=0.02)
+
+
+def test_mapped_vectors_and_the_exact_backend():
+    assert plan_memory(WIKI, mmap=True).total == SEARCH_BUFFERS
+    assert plan_memory(WIKI, mmap=True).mapped["vectors"] == 64_559_075_328
+    ivf = plan_memory({**WIKI, "kind": "ivf", "parameters": {"nlist": 100}}, mmap=True)
+    assert ivf.resident == {"lists": 4 * 768 * 100, "search buffers": SEARCH_BUFFERS}
+    sq8 = {**WIKI, "kind": "sq8"}
+    assert plan_memory(sq8, backend="exact").total == plan_memory(WIKI).total
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw"])
+def test_the_plan_agrees_with_what_faiss_holds(tmp_path, kind, dtype):
+    faiss.omp_set_num_threads(1)
+    rows, dim = 2000, 32
+    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
+    manifest = build_index(
+        corpus, TableEncoder(clustered(rows, dim, 1)), tmp_path / "out", kind=kind, dtype=dtype
+    )
+    held = len(faiss.serialize_index(faiss.read_index(str(tmp_path / "out" / "index.faiss"))))
+    assert plan_memory(manifest).total - SEARCH_BUFFERS == pytest.approx(held, rel=0.02)
+
+
+# Prints by how much the peak of a process grows while an index is built from blocks of 1,000 rows.
+PEAK = """
+import json, sys, faiss, numpy as np
+from verl_credit_retriever.index.faiss_kinds import create
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+kind, dtype, parameters = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+faiss.omp_set_num_threads(1)
+block = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
+blocks, take = lambda: (block for _ in range(70)), lambda rows: block[: len(rows)]
+create(kind, lambda: [block], take, rows=1000, dim=512, dtype=dtype, parameters=parameters)
+before = peak()
+index = create(kind, blocks, take, rows=70_000, dim=512, dtype=dtype, parameters=parameters)
+print(peak() - before, len(faiss.serialize_index(index)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak of a process from /proc")
+@pytest.mark.parametrize(
+    "kind, dtype, parameters",
+    [
+        ("flat", "float32", {}),
+        ("flat", "float16", {}),
+        ("sq8", "float32", {}),
+        ("ivf", "float32", {"nlist": 8, "train_rows": 100, "seed": 0}),
+        ("hnsw", "float32", {"m": 2, "ef_construction": 2, "seed": 0}),
+    ],
+)
+def test_building_takes_no_more_than_the_index(kind, dtype, parameters):
+    command = [sys.executable, "-c", PEAK, kind, dtype, json.dumps(parameters)]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    grown, size = map(int, ran.stdout.split())
+    assert 0.5 * size < grown < 1.1 * size + (8 << 20)
+
+
+@pytest.mark.parametrize(
+    "available, fitting, not_fitting",
+    [
+        (40 * GB, ["fp16", "sq8", "mmap"], []),
+        (20 * GB, ["sq8", "mmap"], ["fp16"]),
+        (1 * GB, ["mmap"], ["fp16", "sq8"]),
+        (1000, ["more memory"], ["fp16", "sq8", "mmap"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(available, fitting, not_fitting):
+    with pytest.raises(MemoryRefused) as caught:
+        require_memory(WIKI, available=available)
+    said = str(caught.value).split("Would fit:")
+    assert "vectors 64.6 GB" in said[0] and "available:" in said[0]
+    assert all(word in said[1] for word in fitting) and not any(word in said[1] for word in not_fitting)
+
+
+def test_what_fits_exactly_is_not_refused():
+    total = plan_memory(WIKI).total
+    assert require_memory(WIKI, available=total) == plan_memory(WIKI)
+    with pytest.raises(MemoryRefused):
+        require_memory(WIKI, available=total - 1)
+    with pytest.raises(MemoryRefused, match="training 0.0 MB"):
+        require_memory(WIKI, available=total, also={"training": 1})
+
+
+def _machine(root, *, available_kb=1000, groups=None, membership="0::/a/b\n"):
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "meminfo").write_text(f"MemTotal: 9999 kB\nMemAvailable:    {available_kb} kB\n")
+    (root / "proc" / "self" / "cgroup").write_text(membership)
+    for name, files in (groups or {}).items():
+        (root / "cgroup" / name).mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (root / "cgroup" / name / file).write_text(text)
+    return available_memory(root / "proc", root / "cgroup")
+
+
+def _v2(limit, used, inactive=0):
+    return {
+        "memory.max": f"{limit}\n",
+        "memory.current": f"{used}\n",
+        "memory.stat": f"anon 5\ninactive_file {inactive}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    "groups, expected",
+    [
+        ({}, 1_024_000),
+        ({"a/b": _v2("max", 7)}, 1_024_000),
+        ({"a/b": _v2(5000, 4000, 300)}, 1300),
+        ({"a/b": _v2("max", 7), "a": _v2(9000, 2000)}, 7000),  # the parent's limit counts
+        ({".": _v2(600, 100)}, 500),  # a container that sees its own group as the root
+        ({"a/b": _v2(5000, 6000)}, 0),
+        ({"a/b": _v2(10**9, 0)}, 1_024_000),  # a limit above what the machine has
+    ],
+)
+def test_the_smallest_limit_counts(tmp_path, groups, expected):
+    assert _machine(tmp_path, groups=groups) == expected
+
+
+def test_cgroup_v1_limits_count(tmp_path):
+    files = {"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "1000", "memory.stat": "cache 3\n"}
+    membership = "4:cpu,cpuacct:/c\n2:memory:/a\n"
+    assert _machine(tmp_path, groups={"memory/a": files}, membership=membership) == 4000
+
+
+def test_this_machine_has_some_memory():
+    assert 0 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):
+    corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 50), TableEncoder(np.eye(50, dtype=np.float32))
+    total = plan_memory(build_index(corpus, encoder, tmp_path / "out")).total
+    started = []
+    monkeypatch.setattr(workers, "run_workers", lambda *_: started.append(True) or 0)
+    settings = ServeSettings(tmp_path / "out", tmp_path, workers=3, gpu=True)
+    monkeypatch.setattr(memory, "available_memory", lambda: 3 * total - 1)
+    with pytest.raises(MemoryRefused, match="2 more workers .*Would fit: .*fewer --workers"):
+        run_server(settings)
+    monkeypatch.setattr(memory, "available_memory", lambda: 3 * total)
+    assert not started and run_server(settings) == 0 and started
+
+
+THREADS = """
+import os, sys
+from verl_credit_retriever.cli import main
+
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            print(os.environ.get("OMP_NUM_THREADS"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, AtImport())
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "index"])
+def test_threads_are_set_before_numpy_reads_them(command, tmp_path):
+    needed = {
+        "serve": [],
+        "check": ["--url", "http://a", "--queries", "q"],
+        "index": ["--corpus", "c", "--out", "o"],
+    }
+    arguments = [command, "--encoder", "e", *needed[command], "--threads", "3"]
+    arguments += ["--index", "i"] if command != "index" else []
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", THREADS, *arguments],
+        env={**environment, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ran.stdout == "3\n", ran.stderr
+
+
+def test_load_and_build_refuse_before_they_read_or_encode(tmp_path, monkeypatch):
+    corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 50), TableEncoder(np.eye(50, dtype=np.float32))
+    build_index(corpus, encoder, tmp_path / "out")
+    monkeypatch.setattr(memory, "available_memory", lambda: SEARCH_BUFFERS + 9999)
+    with pytest.raises(MemoryRefused, match="vectors 0.0 MB"):
+        SearchIndex.load(tmp_path / "out")
+    assert len(SearchIndex.load(tmp_path / "out", mmap=True)) == 50
+    assert len(SearchIndex.load(tmp_path / "out", check_memory=False)) == 50
+    calls = encoder.calls
+    with pytest.raises(MemoryRefused):
+        build_index(corpus, encoder, tmp_path / "other")
+    assert encoder.calls == calls and not (tmp_path / "other").exists()
+    sizes = {"training": 8 * 50 * 40, "lists": 4 * 50, "numbers": 8 * 50, "vectors": 4 * 50 * 50}
+    ivf = {"kind": "ivf", "nlist": 1, "train_rows": 40}
+    monkeypatch.setattr(memory, "available_memory", lambda: SEARCH_BUFFERS + sum(sizes.values()) - 1)
+    with pytest.raises(MemoryRefused, match="training 0.0 MB"):
+        build_index(corpus, encoder, tmp_path / "other", **ivf)
+    monkeypatch.setattr(memory, "available_memory", lambda: SEARCH_BUFFERS + sum(sizes.values()))
+    build_index(corpus, encoder, tmp_path / "other", **ivf)
+    monkeypatch.setattr(memory, "available_memory", lambda: SEARCH_BUFFERS)
+    build_index(corpus, encoder, tmp_path / "third", kind="exact")

@@ -1,0 +1,330 @@
+"""The served index over real HTTP: Search-R1's interface, validation, and the life of its processes."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kit.retriever_fakes import metric
+from kit.retriever_world import make_corpus, make_encoder
+from verl_credit.search.client import SearchClient, SearchFault
+from verl_credit_retriever.cli import main
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.http.server import create_app
+from verl_credit_retriever.index.manifest import IndexMismatch
+from verl_credit_retriever.index.search import SearchIndex, build_index
+from verl_credit_retriever.launch import start_server
+from verl_credit_retriever.serving import serve
+from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serving.sockets import bind
+
+QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}" for number in range(32)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("served")
+    make_encoder(root / "encoder")
+    build_index(make_corpus(root / "corpus.jsonl"), root / "encoder", root / "index")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    no_cache = ["--cache-entries", "0"]  # what is compared must have been computed
+    with start_server(
+        folders / "index", folders / "encoder", log_path=folders / "log", options=no_cache
+    ) as handle:
+        yield handle
+        assert handle.alive()
+        assert handle.stop() == 0  # SIGTERM ends it cleanly
+
+
+def _post(url, body):
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    return httpx.post(f"{url}/retrieve", content=content, headers={"Content-Type": "application/json"})
+
+
+def _local_search(folders, queries, k):
+    encoder = SentenceEncoder(folders / "encoder")
+    return SearchIndex.load(folders / "index").search(encoder.encode_queries(queries), k)
+
+
+def test_every_search_answer_names_the_index(server, folders):
+    named = SearchIndex.load(folders / "index").fingerprint
+    strict = httpx.post(f"{server.url}/v1/search", json={"queries": ["river"], "k": 1})
+    scored = [_post(server.url, {"queries": ["river"], "return_scores": flag}) for flag in (True, False)]
+    for answer in (strict, *scored):
+        assert (answer.status_code, answer.headers["X-Index-Fingerprint"]) == (200, named)
+    client = SearchClient(server.url, index_fingerprint=named)
+    assert len(asyncio.run(client.search("river")).pages) == 3
+    with pytest.raises(SearchFault, match="bad_answer.*another"):
+        asyncio.run(SearchClient(server.url, index_fingerprint="another").search("river"))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"topk": None}, {"return_scores": False}, {"topk": 3, "return_scores": False}]
+)
+def test_without_scores_a_hit_is_the_document(server, folders, fields):
+    answer = _post(server.url, {"queries": QUERIES[:2], **fields})
+    assert answer.status_code == 200
+    expected = [[document for document, _ in hits] for hits in _local_search(folders, QUERIES[:2], 3)]
+    assert answer.json() == {"result": expected}
+
+
+@pytest.mark.parametrize("fields, k", [({}, 3), ({"topk": 1}, 1), ({"topk": 100}, 50)])
+def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
+    found = _post(server.url, {"queries": QUERIES[:2], "return_scores": True, **fields}).json()["result"]
+    for hits, expected in zip(found, _local_search(folders, QUERIES[:2], k), strict=True):
+        assert [hit["document"] for hit in hits] == [document for document, _ in expected]
+        assert [hit["score"] for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+def test_no_query_gives_no_result_and_an_empty_query_is_searched(server):
+    assert _post(server.url, {"queries": []}).json() == {"result": []}
+    assert len(_post(server.url, {"queries": [""]}).json()["result"][0]) == 3
+
+
+@pytest.mark.parametrize(
+    "body, named",
+    [
+        ({}, "queries"),
+        ({"queries": "one text"}, "queries"),
+        ({"queries": [1]}, "queries.0"),
+        ({"queries": ["a"], "topk": 0}, "topk"),
+        ({"queries": ["a"], "topk": -1}, "topk"),
+        ({"queries": ["a"], "topk": "3"}, "topk"),
+        ({"queries": ["a"], "topk": 101}, "topk"),
+        ({"queries": ["a"], "return_scores": "yes"}, "return_scores"),
+        ({"queries": ["a"] * 1025}, "queries"),
+        ({"queries": ["a", "b" * 100_000]}, "queries.1"),
+        ({"queries": ["\ud800"]}, "queries.0"),
+        (b'{"queries": ["\xff"]}', ""),
+        (b"{", ""),
+        (b"", ""),
+    ],
+)
+def test_a_malformed_request_is_refused_and_the_field_named(server, body, named):
+    answer = _post(server.url, body)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(named)
+    assert len(answer.content) < 1000
+
+
+def test_health_and_info(server, folders):
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+    assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready"}
+    info = httpx.get(f"{server.url}/info").json()
+    manifest = json.loads((folders / "index" / "manifest.json").read_text())
+    assert {key: info[key] for key in manifest} == manifest and info["default_topk"] == 3
+    assert info["fingerprint"] == SearchIndex.load(folders / "index").fingerprint
+    assert info["limits"]["max_topk"] == 100
+
+
+def test_concurrent_single_queries_equal_one_by_one_and_one_batch(server):
+    async def run():
+        client = SearchClient(server.url, topk=5)
+        alone = [await client.search(query) for query in QUERIES]
+        together = await asyncio.gather(*map(client.search, QUERIES))
+        await client.aclose()
+        return alone, together
+
+    batch = httpx.post(f"{server.url}/v1/search", json={"queries": QUERIES, "k": 5}).json()["results"]
+    for alone, together, hits in zip(*asyncio.run(run()), batch, strict=True):
+        ids, scores = [hit["id"] for hit in hits], [hit["score"] for hit in hits]
+        for result in (alone, together):
+            assert [page.id for page in result.pages] == ids
+            assert [page.score for page in result.pages] == pytest.approx(scores, abs=1e-5)
+
+
+def test_an_encoder_that_did_not_build_the_index_is_refused(folders, tmp_path):
+    other = SentenceEncoder(make_encoder(tmp_path / "other", seed=1))
+    with pytest.raises(IndexMismatch, match="weights_sha256"):
+        create_app(SearchIndex.load(folders / "index"), other)
+
+
+def _cli(folders, *more, **options):
+    command = [sys.executable, "-m", "verl_credit_retriever.cli", "serve", "--index", str(folders / "index")]
+    command += ["--encoder", str(folders / "encoder"), "--threads", "1", *map(str, more)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_4(server, folders, tmp_path):
+    port = server.url.rsplit(":", 1)[1]
+    (tmp_path / "port.json").write_text("of the server that has the port")
+    process = _cli(folders, "--port", port, "--port-file", tmp_path / "port.json")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 4
+    assert (tmp_path / "port.json").read_text() == "of the server that has the port"
+    assert errors == f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    async def run():
+        seen = asyncio.Queue()
+
+        async def accepted(_, writer):
+            await seen.put(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind("127.0.0.1", 0)
+        async with await asyncio.start_server(accepted, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.close()
+            return await seen.get()
+
+    assert asyncio.run(run()) == 1
+
+
+def _lines_until_ready(process):
+    """What a server prints before and when it serves; the last line holds its URL."""
+    for line in process.stdout:
+        if line.startswith("serving on "):
+            return line
+    raise AssertionError(process.stderr.read())
+
+
+async def _search_until_it_ends(url, answers, clients=8):
+    """Clients that search one query after another until nobody answers; fills `answers` with (query, answer)."""
+
+    async def search(first):
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for number in range(first, 1_000_000, clients):
+                query = QUERIES[number % len(QUERIES)]
+                try:
+                    answer = await client.post(f"{url}/v1/search", json={"queries": [query], "k": 3})
+                except httpx.TransportError:
+                    return  # it was gone before it had answered
+                answers.append((query, answer))
+                if answer.status_code == 503:
+                    return
+
+    await asyncio.gather(*map(search, range(clients)))
+
+
+def test_the_end_of_the_parent_under_load_is_a_sigterm_that_drains(folders, tmp_path):
+    # A process nobody has waited for yet is a zombie when it ends: it must count as gone.
+    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    more = ("--port-file", tmp_path / "port.json", "--parent-pid", parent.pid, "--cache-entries", 0)
+    process = _cli(folders, "--port", 0, *more)
+    line = _lines_until_ready(process)
+    announced = json.loads((tmp_path / "port.json").read_text())
+    url = f"http://{announced['host']}:{announced['port']}"
+    assert f"{url} (pid {process.pid})" in line and announced["pid"] == process.pid
+    answers = []
+
+    async def run():
+        load = asyncio.create_task(_search_until_it_ends(url, answers))
+        many = {"queries": [f"{query} {n}" for n in range(32) for query in QUERIES], "topk": 5}
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            while len(answers) < 40:
+                await asyncio.sleep(0.01)
+            large = asyncio.create_task(client.post(f"{url}/retrieve", json=many))
+            metrics = ""
+            while metric(metrics, "cache_misses_total") < len(many["queries"]):  # it has come in
+                metrics = (await client.get(f"{url}/metrics")).text
+            parent.communicate(b"\n")
+            await load
+            return await large
+
+    large = asyncio.run(run())
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors, os.listdir(tmp_path)) == (0, "", [])
+    with pytest.raises(SearchFault) as caught:
+        asyncio.run(SearchClient(url).search("river"))
+    assert caught.value.code == "connect"
+    assert large.status_code == 200 and len(large.json()["result"]) == len(QUERIES) * 32
+    assert {answer.status_code for _, answer in answers} <= {200, 503}
+    expected = dict(zip(QUERIES, _local_search(folders, QUERIES, 3), strict=True))
+    for query, answer in answers:
+        if answer.status_code == 200:
+            (hits,) = answer.json()["results"]
+            assert [hit["id"] for hit in hits] == [document["id"] for document, _ in expected[query]]
+
+
+def _children(pid):
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def _in_time(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_a_killed_worker_is_replaced_while_the_others_serve(folders, tmp_path):
+    process = _cli(folders, "--port", 0, "--workers", 2, "--port-file", tmp_path / "port.json")
+    url = _lines_until_ready(process).split()[2]
+    first = _children(process.pid)
+    assert len(first) == 2
+    asked = 0
+
+    def answers():
+        # Every request on a connection of its own: any worker may take it.
+        nonlocal asked
+        asked += 1
+        answer = httpx.post(f"{url}/retrieve", json={"queries": [QUERIES[asked % 32]]}, timeout=60)
+        return answer.status_code == 200 and len(answer.json()["result"][0]) == 3
+
+    assert all(answers() for _ in range(10))
+    victim = min(first)
+    os.kill(int(victim), signal.SIGKILL)
+    _in_time(lambda: victim not in _children(process.pid))
+    assert all(answers() for _ in range(10))  # the other one
+    _in_time(lambda: answers() and len(_children(process.pid)) == 2)
+    # Metrics are sums over the workers, the dead one included.
+    counted = httpx.get(f"{url}/metrics").text
+    assert metric(counted, "requests_total", route="/retrieve", status="200") == asked
+    last = _children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and os.listdir(tmp_path) == []
+    assert errors == f"worker {victim} ended with code -9; the next starts in 0 s\n"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in first | last)
+
+
+def test_a_worker_serves_the_index_that_was_verified_and_no_other(folders):
+    settings = ServeSettings(folders / "index", folders / "encoder", index_pin="0" * 64)
+    with pytest.raises(IndexMismatch, match="has been replaced since this server started"):
+        serve._load_app(settings)
+
+
+def test_launch_reports_why_a_server_did_not_start(folders, tmp_path):
+    with pytest.raises(
+        RuntimeError, match="code 2 before it was ready\n.*\nerror: .*manifest.json does not exist"
+    ):
+        start_server(tmp_path, folders / "encoder", log_path=tmp_path / "log")
+
+
+def test_other_hosts_need_a_flag(folders, capsys):
+    arguments = [
+        "serve",
+        "--index",
+        str(folders / "index"),
+        "--encoder",
+        str(folders / "encoder"),
+        "--host",
+        "0.0.0.0",
+    ]
+    assert main(arguments) == 2
+    assert "--allow-remote" in capsys.readouterr().err
+
+
+def test_index_command_writes_what_build_index_writes(folders, tmp_path, capsys):
+    arguments = ["--corpus", str(folders / "corpus.jsonl"), "--encoder", str(folders / "encoder")]
+    assert main(["index", *arguments, "--out", str(tmp_path / "index")]) == 0
+    for name in ("index.faiss", "corpus.jsonl", "offsets.npy", "manifest.json"):
+        assert (tmp_path / "index" / name).read_bytes() == (folders / "index" / name).read_bytes()
+    assert main(["index", *arguments, "--out", str(tmp_path / "index")]) == 2
+    assert "error: out=" in capsys.readouterr().err
