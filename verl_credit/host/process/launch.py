@@ -13,8 +13,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
-from verl_credit.host.preflight import check_names
 from verl_credit.host.process.correction import check_correction
+from verl_credit.host.process.names import check_names
 from verl_credit.host.process.register import register_all, registered_names, require_registered
 from verl_credit.host.process.task_runner import CreditTaskRunner
 from verl_credit.machine.ray_address import run_address, unreachable
