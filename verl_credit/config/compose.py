@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import logging
 import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -107,13 +109,36 @@ def _quiet() -> Iterator[None]:
 
 
 def _compose(name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError(f"--config-dir {config_dir} is not a directory")
-        with initialize_config_dir(str(Path(config_dir).resolve()), version_base=None):
-            return compose(name, list(overrides))
-    with initialize_config_module(RECIPES, version_base=None):
-        return compose(name, list(overrides))
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir {config_dir} is not a directory")
+    folder = recipes_folder() if config_dir is None else Path(config_dir).resolve()
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose(name, [search_path(), *overrides])
+
+
+def search_path() -> str:
+    """Where every recipe finds its parts: our recipes, and verl's own configuration.
+
+    verl's folder is given as a path: ``pkg://verl.trainer.config`` would import verl, several seconds.
+    """
+    return f"hydra.searchpath=['file://{recipes_folder()}','file://{verl_folder()}']"
+
+
+def recipes_folder() -> Path:
+    return _folder_of(RECIPES)
+
+
+def verl_folder() -> Path:
+    return _folder_of("verl") / "trainer" / "config"
+
+
+@cache
+def _folder_of(package: str) -> Path:
+    """Of an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ConfigError(f"{package} is not installed: pip install 'verl-credit[verl]'")
+    return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def _explain(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> str:
@@ -153,11 +178,6 @@ def _join(parent: str, name: str) -> str:
 
 
 def shipped_recipes() -> list[str]:
-    """Primary recipes of the package (files with a Hydra search path)."""
-    from importlib.resources import files
-
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in files(RECIPES).iterdir()
-        if entry.name.endswith(".yaml") and "searchpath" in entry.read_text(encoding="utf-8")
-    )
+    """Primary recipes of the package: those that start from verl's trainer."""
+    files = recipes_folder().glob("*.yaml")
+    return sorted(file.stem for file in files if "- ppo_trainer" in file.read_text(encoding="utf-8"))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.resources import files
 from typing import NamedTuple
 
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.config.compose import RECIPES, _quiet
+from verl_credit.config.compose import _quiet, recipes_folder, verl_folder
 
-VERL = "verl.trainer.config"
 ABSENT = "(not there)"
 NO_VALUE = "???"
 
@@ -26,9 +24,9 @@ class Default(NamedTuple):
 @lru_cache(maxsize=1)
 def defaults() -> dict[str, Default]:
     """By flattened key. Composes verl's ``ppo_trainer`` plain, about a second."""
-    with _quiet(), initialize_config_module(VERL, version_base=None):
+    with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
-    own = OmegaConf.create((files(RECIPES) / "credit_defaults.yaml").read_text(encoding="utf-8"))
+    own = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
     found = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
     return found | {key: Default(value, "verl") for key, value in verl.items()}
 
