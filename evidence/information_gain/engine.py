@@ -28,15 +28,15 @@ def build(arguments, folder: str):
     """verl's FSDP2 engine on the CPU with our attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from verl_credit.host.process.register import register_all, register_engines
+    from verl_credit.host.process.register import register_all
+    from verl_credit.host.registry import register_engines
 
     register_all()
     from verl.workers.config import FSDPEngineConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    from verl_credit.host.cpu.register import register_engine
+    import verl_credit.host.cpu.engine  # noqa: F401  (the import registers it)
 
-    register_engine()
     register_engines()
     hidden, layers = arguments.hidden, arguments.layers
     sliding = {"use_sliding_window": True, "sliding_window": arguments.window, "max_window_layers": 0}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit.host.process.register import require_registered
+from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINER, require_registered
 
 
 def python(code, **env):
@@ -35,7 +35,8 @@ def test_importing_verl_alone_registers_estimator_and_loss():
 def test_registering_after_a_first_import_of_ours_completes_it():
     code = (
         "import verl_credit.host.actor.loss\n"
-        "from verl_credit.host.process.register import register_all, registered_names\n"
+        "from verl_credit.host.process.register import register_all\n"
+        "from verl_credit.host.registry import registered_names\n"
         "register_all(); register_all(); print(all(registered_names().values()))"
     )
     assert python(code, VERL_PLATFORM="cpu") == "True"
@@ -43,7 +44,7 @@ def test_registering_after_a_first_import_of_ours_completes_it():
 
 def test_a_process_without_the_plugin_is_named():
     with pytest.raises(RuntimeError, match=r"not registered in worker 3: missing \['loss turn_ppo'\]"):
-        require_registered("worker 3", {"loss turn_ppo": False, "trainer credit": True})
+        require_registered("worker 3", {LOSS: False, TRAINER: True, AGENT_LOOP: False}, LOSS, TRAINER)
 
 
 def test_estimator_without_turns_says_what_is_missing():

@@ -77,15 +77,15 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, eng
 
     ``precision``: fp32, bf16 (parameters stay fp32), or fp64 with norms that do not cast to float32.
     """
-    from verl_credit.host.process.register import register_all, register_engines
+    from verl_credit.host.process.register import register_all
+    from verl_credit.host.registry import register_engines
 
     register_all()
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    from verl_credit.host.cpu.register import register_engine
+    import verl_credit.host.cpu.engine  # noqa: F401  (the import registers it)
 
-    register_engine()
     register_engines()
     stored = "fp32" if precision == "bf16" else precision
     mixed = {"param_dtype": precision, "reduce_dtype": stored, "buffer_dtype": stored}

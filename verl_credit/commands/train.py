@@ -22,6 +22,7 @@ from verl_credit.doctor.inputs.prompt_lengths import check_all_prompts
 from verl_credit.doctor.inputs.retriever import check_server
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.host.process.other_tools import check_other_tools
+from verl_credit.host.process.template_check import check_template
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left
 from verl_credit.run.lock import run_lock
@@ -141,7 +142,7 @@ def _preflight(config: DictConfig, progress: Progress) -> None:
     searches, batch = bool(config.search.max_searches), config.data.train_batch_size
     check_data(config.data.train_files, "data.train_files", at_least=batch, searches=searches)
     check_data(config.data.val_files, "data.val_files", searches=searches)
-    for line in check_all_prompts(config):
+    for line in check_all_prompts(config, check_template):
         progress.note("data", line)
     _check_with_verl(config)
     for line in check_other_tools(config):

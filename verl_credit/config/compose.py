@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import logging
-import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
     """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
     try:
         with _quiet():
-            _import_verl()
             config = _decide_auto(_compose(name, overrides, config_dir))
             if config.get("credit_preset"):
                 groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
@@ -45,17 +43,6 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
         raise
     except ValueError as error:  # Hydra's for a group that is given a number or null
         raise ConfigError(f"{' '.join(overrides)}: {error}") from error
-
-
-def _import_verl() -> None:
-    """Composing imports verl, which reads variables of its own; Hydra would say that a search path is not there."""
-    try:
-        import verl  # noqa: F401
-    except Exception as error:
-        read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
-        told = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"verl cannot be imported: {type(error).__name__}: {reason}{told}") from error
 
 
 def _decide_auto(config: DictConfig) -> DictConfig:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from verl_credit.config.other_tools import validate_other_tools
+from verl_credit.config.request_room import MODEL_LEN
 from verl_credit.config.reward_rules import validate_reward_manager
 from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
-from verl_credit.doctor.inputs.answer_budget import MODEL_LEN
 from verl_credit.errors import ConfigError
 from verl_credit.names import ROLLOUT_NAME
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.other_tools import tools_given
 from verl_credit.errors import PreflightError
-from verl_credit.host.process.template_check import check_template
 
 MOST = 5000  # prompts of a key that are tokenised
 SLACK = 16  # tokens by which a template may differ between two texts
@@ -123,7 +122,10 @@ def load_tokenizer(model: DictConfig):
     return tokenizer
 
 
-def check_all_prompts(config: DictConfig) -> list[str]:
+TemplateCheck = Callable[[DictConfig, "PromptMeter"], None]
+
+
+def check_all_prompts(config: DictConfig, check_template: TemplateCheck | None = None) -> list[str]:
     """Training and validation, and the template that writes them; lines for the run's notes."""
     model = config.actor_rollout_ref.model
     try:
@@ -134,7 +136,8 @@ def check_all_prompts(config: DictConfig) -> list[str]:
             f"prompts than data.max_prompt_length="
             f"{config.data.max_prompt_length} would lose their beginning"
         ]
-    check_template(config, PromptMeter(tokenizer, config))
+    if check_template is not None:
+        check_template(config, PromptMeter(tokenizer, config))
     said = []
     if others := tools_given(config):
         said.append(f"prompts were counted without the tools of {', '.join(others)}")

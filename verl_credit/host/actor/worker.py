@@ -11,7 +11,7 @@ from verl_credit.host.actor.loss import credit_ppo_loss
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.branch_engine import BranchEngine
 from verl_credit.host.engine.log_prob_engine import LogProbEngine
-from verl_credit.host.process.register import register_all, register_engines, registered_names
+from verl_credit.host.registry import register_engines, register_parts, registered_names
 from verl_credit.names import LOSS_MODE
 
 
@@ -20,7 +20,7 @@ class CreditWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
-        register_all()
+        register_parts()
         register_engines()
         super().init_model()
         if self._is_actor and self.config.actor.policy_loss.loss_mode == LOSS_MODE:

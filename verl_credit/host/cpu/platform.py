@@ -12,7 +12,6 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from verl_credit.host.cpu import device_module
 from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
-from verl_credit.host.cpu.register import register_engine
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -77,7 +76,8 @@ class PlatformCPU(PlatformBase):
         look up its engine. So this is where a CPU worker gets both: the group, and the engine's registration.
         """
         if describes_a_rank(os.environ):
-            register_engine()
+            from verl_credit.host.cpu import engine  # noqa: F401  (the import registers the engine)
+
             init_gloo_group()
         return "gloo"
 

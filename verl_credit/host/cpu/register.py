@@ -9,8 +9,3 @@ def register() -> None:
     and the platform registers it in those that train (see `PlatformCPU.communication_backend_name`).
     """
     from verl_credit.host.cpu import platform  # noqa: F401  (the import registers the platform)
-
-
-def register_engine() -> None:
-    """Make `strategy=fsdp2` known to verl for the device "cpu"; a second call changes nothing."""
-    from verl_credit.host.cpu import engine  # noqa: F401  (the import registers the engine)

@@ -18,7 +18,8 @@ def registered() -> dict[str, bool]:
     """As a worker comes by it: verl is imported, and nothing else; then what our own processes do, explicitly."""
     import verl  # noqa: F401
 
-    from verl_credit.host.process.register import register_all, registered_names
+    from verl_credit.host.process.register import register_all
+    from verl_credit.host.registry import registered_names
 
     register_all()
     return registered_names()

@@ -15,8 +15,9 @@ from verl.utils.config import validate_config
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
 from verl_credit.host.process.correction import check_correction
 from verl_credit.host.process.names import check_names
-from verl_credit.host.process.register import register_all, registered_names, require_registered
+from verl_credit.host.process.register import register_all
 from verl_credit.host.process.task_runner import CreditTaskRunner
+from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.machine.ray_address import run_address, unreachable
 from verl_credit.run.network import loopback_settings, why_not_loopback
 

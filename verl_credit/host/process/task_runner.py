@@ -5,7 +5,8 @@ from __future__ import annotations
 import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from verl_credit.host.process.register import register_all, registered_names, require_registered
+from verl_credit.host.process.register import register_all
+from verl_credit.host.registry import registered_names, require_registered
 
 
 @ray.remote(num_cpus=1)

@@ -11,7 +11,8 @@ import traceback
 import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_credit.host.process.register import register_all, registered_names
+from verl_credit.host.registry import register_parts, registered_names
+from verl_credit.host.rollout import agent_loop  # noqa: F401  (the import registers it)
 
 
 @ray.remote
@@ -19,7 +20,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """verl's worker; exceptions are kept besides being raised."""
 
     def __init__(self, *args, **kwargs):
-        register_all()
+        register_parts()
         super().__init__(*args, **kwargs)
         self._errors: list[str] = []
 

@@ -29,7 +29,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import without_effect_in
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.hf_rollout.replica import server_name
-from verl_credit.host.process.register import require_registered
+from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.rollout.watch import RolloutWatch
@@ -123,7 +123,7 @@ class CreditTrainer(PPOTrainerSync):
         super()._setup()
         for rank, names in enumerate(self.actor_rollout_wg.credit_probe()):
             self._said = {kind: names[kind] for kind in ("attention", "log_probs")}
-            require_registered(f"actor worker {rank}", names)
+            require_registered(f"actor worker {rank}", names, LOSS)
             if self._loss_is_ours and names["actor_loss"] != "credit_ppo_loss":
                 raise RuntimeError(
                     f"actor worker {rank} trains with {names['actor_loss']}, not credit_ppo_loss"
@@ -137,7 +137,7 @@ class CreditTrainer(PPOTrainerSync):
                 f"got {type(agent_loop_manager).__name__}: failed rollouts would go unnoticed"
             )
         for number, names in enumerate(agent_loop_manager.probe()):
-            require_registered(f"agent loop worker {number}", names)
+            require_registered(f"agent loop worker {number}", names, AGENT_LOOP)
         self._watch.drain = agent_loop_manager.drain_errors
         search = self.config.search
         index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
