@@ -9,6 +9,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.other_tools import tools_given
+from verl_credit.doctor.inputs.model import model_values
 from verl_credit.errors import PreflightError
 
 MOST = 5000  # prompts of a key that are tokenised
@@ -31,6 +32,7 @@ class PromptMeter:
         self.tools = [SCHEMA] if config.search.max_searches else None
         given = config.data.get("apply_chat_template_kwargs") or {}
         self.kwargs = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+        self.model_type = (model_values(config.actor_rollout_ref.model.path) or {}).get("model_type")
         self._around: dict[tuple, int] = {}
 
     def count(self, prompt: list[dict], *, with_tools: bool = True) -> int:

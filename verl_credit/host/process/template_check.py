@@ -5,22 +5,19 @@ Tool responses are written by the builder of verl that the agent loop will use, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from omegaconf import DictConfig
 
-from verl_credit.doctor.inputs.model import model_values
 from verl_credit.errors import PreflightError
-
-if TYPE_CHECKING:
-    from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
 
 RESULT = "The river Nile ends in the sea."
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
 
 
-def check_template(config: DictConfig, meter: PromptMeter) -> None:
-    """Raises PreflightError that names the model and what its template leaves out; without searches it may do so."""
+def check_template(config: DictConfig, meter) -> None:
+    """Raises PreflightError that names the model and what its template leaves out; without searches it may do so.
+
+    ``meter``: the `PromptMeter` of the run's tokenizer.
+    """
     if not config.search.max_searches:
         return
     model = config.actor_rollout_ref.model
@@ -52,7 +49,7 @@ def check_template(config: DictConfig, meter: PromptMeter) -> None:
         )
 
 
-def _observation(config: DictConfig, meter: PromptMeter) -> str:
+def _observation(config: DictConfig, meter) -> str:
     """What the agent loop would put behind a call, as text."""
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
@@ -60,7 +57,7 @@ def _observation(config: DictConfig, meter: PromptMeter) -> str:
     before = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
     builder = create_continuous_token_builder(
         meter.tokenizer,
-        hf_model_type=(model_values(config.actor_rollout_ref.model.path) or {}).get("model_type"),
+        hf_model_type=meter.model_type,
         chat_template_kwargs=meter.kwargs,
     )
     after = [*before, {"role": "tool", "content": RESULT}]
