@@ -87,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     check.add_argument("--params", type=json.loads, help="JSON object handed to the operator")
 
     commands.add_parser("modes", help="print docs/modes.md")
+    commands.add_parser("keys", help="print docs/keys.md")
 
     arguments = parser.parse_args(argv)
     return {
@@ -100,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         "diff": _diff,
         "check": _check,
         "modes": _modes,
+        "keys": _keys,
     }[arguments.command](arguments)
 
 
@@ -194,6 +196,13 @@ def _modes(arguments) -> int:
     from verl_credit.commands.modes_page import modes_page
 
     print(modes_page(), end="")
+    return 0
+
+
+def _keys(arguments) -> int:
+    from verl_credit.commands.keys_page import keys_page
+
+    print(keys_page(), end="")
     return 0
 
 

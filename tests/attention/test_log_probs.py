@@ -215,5 +215,6 @@ def test_wrong_shapes_are_named(logits, labels, temperature, said):
 
 def test_they_need_torch_alone():
     """A GPU machine without verl can import them."""
-    code = "import sys, verl_credit.log_probs.chunks\nprint([m for m in ('verl', 'ray', 'transformers') if m in sys.modules])"
+    code = "import sys, verl_credit.log_probs.chunks\n"
+    code += "print([m for m in ('verl', 'ray', 'transformers') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

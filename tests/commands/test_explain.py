@@ -1,12 +1,16 @@
 """`verl-credit explain`, `check` and `modes`: what they print and how they end."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from verl_credit.cli import main
+from verl_credit.commands.keys_page import keys_page
 from verl_credit.commands.modes_page import modes_page
 from verl_credit.config.compose import load_config
+from verl_credit.config.keys import our_keys
 from verl_credit.config.unread import unused, without_effect
 from verl_credit.credit.registry import REGISTRY
 
@@ -234,3 +238,23 @@ def test_the_page_of_modes_is_the_registrys(capsys):
     assert written == modes_page(), "run: verl-credit modes > docs/modes.md"
     assert run(capsys, "modes") == (0, written)
     assert all(f"### `{name}`" in written for _, name in REGISTRY)
+
+
+def test_the_page_of_keys_is_what_is_declared(capsys):
+    written = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
+    assert written == keys_page(), "run: verl-credit keys > docs/keys.md"
+    assert run(capsys, "keys") == (0, written)
+    assert all(f"| `{key.name}` |" in written for key in our_keys())
+
+
+@pytest.mark.parametrize(
+    "command", [("explain", "--config-name", "multihop_qwen3_4b"), ("plan", "--config-name", "lab")]
+)
+def test_a_command_that_only_reads_configuration_imports_no_verl(command):
+    code = (
+        "import sys\nfrom verl_credit.cli import main\n"
+        f"main({list(command)!r})\n"
+        "print('heavy:', [m for m in ('verl', 'ray', 'transformers', 'transfer_queue', 'tensordict') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []", done.stdout[-500:] + done.stderr[-500:]

@@ -8,16 +8,17 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from kit.settings import numbers
 from verl_credit.config.compose import RECIPES, load_config
-from verl_credit.config.pipeline_rules import NUMBERS
-from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
+from verl_credit.config.keys import CANONICAL, Algorithm, read_section
 from verl_credit.config.rules import validate
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.unread import SEPA_DEFAULTS, unused
+from verl_credit.config.unread import unused
 from verl_credit.credit.plugins import TransformSpec, UncertaintySpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.errors import ConfigError
 
+NUMBERS = numbers(Algorithm)
 LOSS = "actor_rollout_ref.actor.policy_loss"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"
@@ -84,7 +85,7 @@ OWN = f"algorithm_mode={mine('own_algorithm')}"
 REFUSED = [  # (overrides, key and value as said, what to do as said)
     # names and dotted paths
     (["advantage_mode=maxlr"], "algorithm.advantage_mode='maxlr'", "did you mean maxrl?"),
-    (["advantage_mode=null"], "algorithm.advantage_mode=None", "accepted are grpo, maxrl, reinforce_pp, or a dotted"),
+    (["advantage_mode=null"], "algorithm.advantage_mode=None", "grpo, maxrl, reinforce_pp, or a dotted"),
     (["transform_mode=gtpo_spea"], "algorithm.transform_mode='gtpo_spea'", "did you mean gtpo_sepa?"),
     (["transform_mode=x"], "algorithm.transform_mode='x'", "gtpo_canonical, grpo_s, or a dotted path"),
     (["uncertainty_kind=suprisal"], "algorithm.uncertainty_kind='suprisal'", "did you mean surprisal?"),
@@ -125,7 +126,7 @@ REFUSED = [  # (overrides, key and value as said, what to do as said)
     ([ENTROPY, BYPASS, ROWS], "bypass_mode=true", "use surprisal or predictive_variance"),
     (["uncertainty_kind=token_entropy", BYPASS, ROWS], "bypass_mode=true", "use surprisal or predictive_variance"),
     (["transform_mode=gtpo_sepa", "sepa.steps=0"], "algorithm.sepa.steps=0", "give the steps of its ramp"),
-    *(([f"canonical.entropy_clip={clip}"], f"algorithm.canonical.entropy_clip={clip}", "0 <= low < high")
+    *(([f"canonical.entropy_clip={clip}"], "algorithm.canonical.entropy_clip=", "0 <= low < high")
       for clip in ("[2, 1]", "[-1, 1]", "[1]", "[0, 1, 2]", "5", "abc")),
     (["advantage_mode=maxrl", f"{PENALTY}=null"], f"{PENALTY}=None", "expected a number"),
     ([f"transform_mode={mine('by_episode')}"], "info_gain_norm_mode=turn-group-v1d would do nothing", "set it to none"),
@@ -133,12 +134,12 @@ REFUSED = [  # (overrides, key and value as said, what to do as said)
     (["planning.detector=anchors"], "algorithm.planning.model=None", "needs the folder of a sentence encoder"),
     (["planning.detector=anchors", "planning.model=/no"], "algorithm.planning.model=/no", "in Hugging Face format"),
     (["strategic_grams='let me,?!'"], "algorithm.strategic_grams='let me,?!'", "expected a phrase of words"),
-    (["strategic_grams=[3]"], "algorithm.strategic_grams=[3]", "expected a string"),
+    (["strategic_grams=[3]"], "algorithm.strategic_grams=[3]", "a list of phrases"),
     # numbers
-    *(([f"{key}={low - 1:g}"], f"{key}={low - 1:g}: expected", f"{low:g}") for key, (low, _, _) in NUMBERS.items()),
-    *(([f"{key}=2"], f"{key}=2: expected", f"to {high:g}") for key, (_, high, _) in NUMBERS.items() if high < 2),
-    *(([f"{key}=.inf"], f"{key}=inf: expected", "number of at least") for key, (_, high, _) in NUMBERS.items() if high > 2),
-    *(([f"{key}=1.5"], f"{key}=1.5", "expected a whole number") for key, (*_, whole) in NUMBERS.items() if whole),
+    *(([f"{key}={low - 1:g}"], f"{key}={low - 1:g}: expected", f"{low:g}") for key, low, _, _ in NUMBERS),
+    *(([f"{key}=2"], f"{key}=2: expected", f"to {high:g}") for key, _, high, _ in NUMBERS if high < 2),
+    *(([f"{key}=.inf"], f"{key}=inf: expected", "number of at least") for key, _, high, _ in NUMBERS if high > 2),
+    *(([f"{key}=1.5"], f"{key}=1.5", "expected a whole number") for key, *_, whole in NUMBERS if whole),
 ]
 # fmt: on
 
@@ -213,7 +214,9 @@ def test_a_key_that_nothing_reads_is_named(override, without, readers):
 
 def test_our_defaults_leave_nothing_unread():
     assert unused(check()) == []
-    assert PipelineSettings.from_config(composed()) == PipelineSettings(sepa=SEPA_DEFAULTS)
+    assert (
+        read_section(Algorithm, composed()).model_copy(update={"info_gain_template": "auto"}) == Algorithm()
+    )
 
 
 def flat(node, prefix=""):
@@ -245,9 +248,9 @@ def test_presets_of_the_token_level_have_no_turns_in_them(name):
     config, settings, _ = preset(name)
     outcome, _, transform = name.partition("_")
     assert settings.turn_estimator and not settings.scores_gain and settings.ratio_level == "token"
-    assert settings.pipeline.advantage_mode == outcome
-    assert settings.pipeline.transform_mode == ("none" if transform in ("", "nostd") else transform)
-    assert settings.norm_adv_by_std_in_grpo == (not name.startswith("grpo_"))
+    assert settings.algorithm.advantage_mode == outcome
+    assert settings.algorithm.transform_mode == ("none" if transform in ("", "nostd") else transform)
+    assert settings.algorithm.norm_adv_by_std_in_grpo == (not name.startswith("grpo_"))
     actor = config.actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high, settings.dynamic_clip) == (0.2, 0.28, False)
 
@@ -257,7 +260,7 @@ def test_conditions_of_the_factorial_differ_in_their_two_factors_only(name, prom
     """Beside those the preset's name, and for MaxRL the std switch that it does not read (test_token_estimator)."""
     _, settings, keys = preset(name)
     _, _, first = preset("grpo_nostd")
-    assert (settings.pipeline.advantage_mode, settings.pipeline.transform_mode) == promised
+    assert (settings.algorithm.advantage_mode, settings.algorithm.transform_mode) == promised
     free = {".credit_preset", ".algorithm.advantage_mode", ".algorithm.transform_mode"}
     free |= {".algorithm.norm_adv_by_std_in_grpo"} if promised[0] == "maxrl" else set()
     assert {key for key in keys.keys() | first.keys() if keys.get(key) != first.get(key)} <= free

@@ -8,7 +8,6 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, credited, lost_row, turn_batch
 from verl_credit.config.compose import load_config
-from verl_credit.config.pipeline_settings import PipelineSettings
 from verl_credit.config.reward_rules import HAND_ON, MANAGER
 from verl_credit.config.rules import validate
 from verl_credit.config.unread import without_effect
@@ -110,11 +109,10 @@ def test_a_manager_of_ones_own_is_told_what_it_has_to_hand_on():
 def test_a_negative_outcome_stops_a_run_with_maxrl(tokenizer, mode, stops):
     """Whoever made it: a reward function of the user's, a manager of theirs. A lost row's outcome is none."""
     rows = [Row(("a",)), Row(("b",)), lost_row("connect")]
-    pipeline = PipelineSettings(advantage_mode=mode)
 
     def step(*outcomes):
         turns = turn_batch(rows, tokenizer)
-        return credited(turns, [[]] * 3, list(outcomes), ["p"] * 3, pipeline=pipeline)
+        return credited(turns, [[]] * 3, list(outcomes), ["p"] * 3, advantage_mode=mode)
 
     check_outcomes(step(1.0, 0.0, -5.0))
     if not stops:

@@ -7,10 +7,11 @@ from omegaconf import OmegaConf, open_dict
 
 from kit.scripted_server import scripted_server
 from verl_credit.config.compose import load_config
+from verl_credit.config.keys import Search
 from verl_credit.config.rules import validate
 from verl_credit.errors import ConfigError
 from verl_credit.search.faults import SearchFault
-from verl_credit.search.settings import KEYS, client_for, token_of
+from verl_credit.search.settings import client_for, token_of
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "run_dir=x"]
 ADDRESS = "search.url=http://127.0.0.1:9"
@@ -23,7 +24,7 @@ def section(*overrides):
 
 
 def test_every_key_has_a_default_and_a_check():
-    assert set(section()) == set(KEYS)
+    assert set(section()) == set(Search.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,8 @@ def test_what_is_accepted(override):
     [
         ("search.token=s3cret", "unknown key search.token"),
         ("+search.tokn_env=X", r"unknown key search.tokn_env \(did you mean search.token_env\?\)"),
-        ("search.token_env=5", "search.token_env: expected the name of an environment variable"),
-        ("search.token_env=''", "search.token_env: expected the name"),
+        ("search.token_env=5", "search.token_env=...: expected the name of an environment variable"),
+        ("search.token_env=''", "search.token_env=...: expected the name"),
         ("search.breaker_failures=0", "search.breaker_failures=0: expected a whole number of at least 1"),
         ("search.breaker_failures=2.5", "search.breaker_failures=2.5: expected a whole number"),
         ("search.breaker_failures=true", "search.breaker_failures=True: expected a whole number"),
@@ -56,7 +57,10 @@ def test_what_is_accepted(override):
         ("search.url=5", "search.url=5: expected an address"),
         ("search.url=[]", r"search.url=\[\]: expected an address"),
         ("search.url=[http://a,5]", "search.url=.*5.*: expected an address"),
-        ("search.url=localhost:8000", "search.url: address 'localhost:8000'; expected http://HOST:PORT"),
+        (
+            "search.url=localhost:8000",
+            "search.url=localhost:8000: address 'localhost:8000'; expected http://HOST:PORT",
+        ),
         ("search.shuffle_seed=yes", "search.shuffle_seed=.*: expected a whole number"),
         ("search.index_fingerprint=12", "search.index_fingerprint=12: expected text"),
         ("~search.url", "search.url is missing"),

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from verl_credit.config.pipeline_settings import PipelineSettings
+from verl_credit.config.keys import Algorithm
 from verl_credit.credit import gtpo_weights, hicra, plugins, sepa_amp, sepa_pool
 from verl_credit.credit.plugins import (
     AlgorithmOutput,
@@ -82,7 +82,7 @@ def scaled(ctx):
 def test_plug_ins_written_for_retrain_run_through_the_token_stage(module):
     module("mine_outcome", OUTCOME_PLUGIN)
     module("mine_package.transform", TRANSFORM_PLUGIN)
-    settings = PipelineSettings(
+    settings = Algorithm(
         advantage_mode="mine_outcome.twice_centred",
         transform_mode="mine_package.transform.scaled",
         transform_params={"factor": 3.0},

@@ -6,7 +6,8 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.preflight import GOOD
-from kit.turn_rows import Row, settings, turn_batch
+from kit.settings import settings
+from kit.turn_rows import Row, turn_batch
 from verl_credit.config.compose import load_config
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.config.rules import validate

@@ -34,6 +34,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.host.process import doctor_probes
 from verl_credit.machine import gather
 from verl_credit.machine.facts import GIB, Memory, Process, Ptxas, Torch, size
+from verl_credit.machine.ray_address import cluster_address
 
 
 @pytest.fixture(scope="module")
@@ -552,10 +553,10 @@ def test_process_1_of_a_container(first, lost):
 def test_where_the_cluster_is(tmp_path):
     noted = tmp_path / "ray_current_cluster"
     noted.write_text("10.0.0.2:6379\n")
-    assert orphans.cluster_address({"RAY_ADDRESS": "10.0.0.1:6379"}, str(noted)) == "10.0.0.1:6379"
-    assert orphans.cluster_address({"RAY_ADDRESS": "local"}, str(noted)) == ""
-    assert orphans.cluster_address({}, str(noted)) == "10.0.0.2:6379"
-    assert orphans.cluster_address({}, str(tmp_path / "absent")) == ""
+    assert cluster_address({"RAY_ADDRESS": "10.0.0.1:6379"}, str(noted)) == "10.0.0.1:6379"
+    assert cluster_address({"RAY_ADDRESS": "local"}, str(noted)) == ""
+    assert cluster_address({}, str(noted)) == "10.0.0.2:6379"
+    assert cluster_address({}, str(tmp_path / "absent")) == ""
 
 
 # --- the recipe's inputs -------------------------------------------------------------------------------------------
@@ -689,7 +690,10 @@ def here(*question):
 
 @pytest.fixture
 def no_cluster(monkeypatch):
-    monkeypatch.setattr(ray_checks, "cluster_address", lambda environment: environment.get("RAY_ADDRESS", ""))
+    monkeypatch.setattr(
+        "verl_credit.machine.ray_address.cluster_address",
+        lambda environment: environment.get("RAY_ADDRESS", ""),
+    )
 
 
 def test_a_local_ray_has_to_have_what_the_recipe_wants(cuda, lab, no_cluster):

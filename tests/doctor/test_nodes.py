@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_config import OWN, check
 
 from kit.machine import FAIL, MACHINE, PASS, SKIP, says
+from kit.recipes import OWN, check
 from verl_credit.config.compose import load_config
 from verl_credit.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
 from verl_credit.errors import ConfigError
@@ -127,7 +127,7 @@ def test_where_there_is_nothing_to_ask(config, monkeypatch):
     def ask(*_):
         pytest.fail("asked")
 
-    monkeypatch.setattr("verl_credit.doctor.ray_checks.cluster_address", lambda e: e.get("RAY_ADDRESS", ""))
+    monkeypatch.setattr("verl_credit.machine.ray_address.cluster_address", lambda e: e.get("RAY_ADDRESS", ""))
     assert says(check_nodes(CLUSTER, None, ask), SKIP, "no recipe")
     assert says(check_nodes(MACHINE, config, ask), SKIP, "no cluster")
     assert says(check_nodes(CLUSTER, config, ask, lambda address: "refused"), SKIP, "see ray")

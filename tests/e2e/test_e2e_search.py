@@ -124,7 +124,8 @@ def test_lost_retriever_stops_a_run_and_resume_repeats_its_steps(world, retrieve
             if "step   3/50" in line:
                 break
         server.stop()
-        rest, _ = process.communicate(timeout=TIMEOUT_S)
+        rest = process.stdout.read()  # communicate() would lose what was buffered with the last line
+        process.wait(TIMEOUT_S)
     assert process.returncode == 5, rest
     assert f"lost to faults of the search server at {server.url}" in rest
 

@@ -103,7 +103,7 @@ def test_a_process_that_is_no_rank_makes_no_group(monkeypatch, missing):
 WORKER = """
 import os, socket
 import verl
-from verl_credit.host import loopback_store
+from verl_credit.host.engine import loopback_store
 from verl_credit.host.cpu.register import register
 register()
 from verl.utils.distributed import initialize_global_process_group_ray

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
-from kit.turn_rows import Row, padding_row, settings, turn_batch
+from kit.settings import settings
+from kit.turn_rows import Row, padding_row, turn_batch
 from verl_credit.host.scorers.server import scores_of_records, server_score
 from verl_credit.host.step.gain_pass import plan_gains, score_gains
 from verl_credit.host.step.metrics import gain_cost

@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from kit.byte_world import make_tokenizer
-from kit.turn_rows import Row, lost_row, padding_row, settings, turn_batch
+from kit.settings import settings
+from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.scorers.rows import score_by_rows
 from verl_credit.host.step.gain_pass import fit_branches, plan_gains, score_gains

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from test_agent_loop import REQUIRED, policy_text, record, run
 
 from kit.byte_world import make_tokenizer
+from kit.trajectories import REQUIRED, policy_text, record, run
 from verl_credit.config.compose import load_config
 from verl_credit.config.other_tools import MULTI_TURN
 from verl_credit.config.rules import validate

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from kit.lab_run import run
 from kit.machine import FAIL, LAPTOP, PASS, says
 from verl_credit.commands import train as train_module
+from verl_credit.config import compose
 from verl_credit.config.compose import load_config
 from verl_credit.doctor import ray_checks
 from verl_credit.errors import PreflightError
@@ -32,7 +33,10 @@ def refused_port() -> str:
 def alone(monkeypatch):
     """No cluster but the one that the environment names."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_checks, "cluster_address", lambda environment: environment.get("RAY_ADDRESS", ""))
+    monkeypatch.setattr(
+        "verl_credit.machine.ray_address.cluster_address",
+        lambda environment: environment.get("RAY_ADDRESS", ""),
+    )
 
 
 @pytest.fixture
@@ -84,14 +88,13 @@ def test_train_refuses_a_verl_that_would_leave_the_plugin_out(tmp_path, capsys, 
     assert "environment: VERL_USE_EXTERNAL_PLUGINS=none: verl would not load verl_credit" in lines[0]
 
 
-def test_a_verl_that_does_not_import_is_told_in_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "verl", None)
-    monkeypatch.setenv("VERL_USE_MODELSCOPE", "true")
-    monkeypatch.setenv("VERL_CREDIT_RETRIEVER_TOKEN", "a-secret")
+def test_a_verl_that_is_not_there_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compose.importlib.util, "find_spec", lambda name: None)
+    compose._folder_of.cache_clear()
     code, lines = run(capsys, tmp_path)
+    compose._folder_of.cache_clear()
     assert code == 4 and len(lines) == 1
-    assert "verl cannot be imported: ModuleNotFoundError" in lines[0]
-    assert "VERL_USE_MODELSCOPE=true" in lines[0] and "a-secret" not in lines[0]
+    assert "is not installed: pip install 'verl-credit[verl]'" in lines[0]
 
 
 def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
@@ -100,10 +103,13 @@ def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
             raise ValueError("Unknown platform 'nonsense'.\nRegistered: ...")
 
     monkeypatch.setitem(sys.modules, "verl_credit.host.process.launch", Refusing("launch"))
+    monkeypatch.setenv("VERL_USE_MODELSCOPE", "true")
+    monkeypatch.setenv("VERL_CREDIT_RETRIEVER_TOKEN", "a-secret")
     with pytest.raises(
         PreflightError, match="verl does not start here: ValueError: Unknown platform 'nonsense'. Reg"
-    ):
+    ) as caught:
         train_module._check_with_verl(None)
+    assert "VERL_USE_MODELSCOPE=true" in str(caught.value) and "a-secret" not in str(caught.value)
 
 
 def test_which_cluster_a_run_would_join(alone):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
-from kit.turn_rows import Row, credited, lost_row, padding_row, settings, turn_batch
+from kit.settings import settings
+from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics

@@ -7,7 +7,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
-from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
+from verl_credit.config.keys import CANONICAL
 from verl_credit.credit import INFO_GAIN_NORM_MODES, gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
@@ -72,10 +72,10 @@ def run(tokenizer, pipeline=None, order=range(ROWS), reject=None, **changes):
     )
     turns = turn_batch([rows[place] for place in order], tokenizer)
     gains, outcomes, groups = ([column[place] for place in order] for column in columns)
-    settings = PipelineSettings(sepa=SEPA, **pipeline or {})
-    step = turn_step(turns, gains, pipeline=settings, **changes)
+    chosen = {"sepa": SEPA, **(pipeline or {})}
+    step = turn_step(turns, gains, **chosen, **changes)
     if pipeline is not None:
-        step.stage, step.tokens = TokenStage(settings, tokenizer), token_inputs(turns, order)
+        step.stage, step.tokens = TokenStage(step.settings.algorithm, tokenizer), token_inputs(turns, order)
     mask_B_T = None if reject is None else reject(turns, step.tokens)
     return estimate(step, turns, outcomes, groups, mask_B_T), step, turns
 
@@ -134,7 +134,7 @@ def test_gtpo_weighs_the_advantages_of_turns_and_leaves_their_table(tokenizer, m
 
 @pytest.mark.parametrize("transform", [name for name in TRANSFORMS if name != "entropy_mask"])
 def test_with_all_strengths_at_zero_nothing_is_left_of_the_token_level(tokenizer, transform):
-    off = of(transform) | {"gtpo_beta": 0.0, "hicra_alpha": 0.0}
+    off = of(transform) | {"gtpo__beta": 0.0, "hicra__alpha": 0.0}
     assert torch.equal(run(tokenizer, off)[0], run(tokenizer)[0])
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from verl.utils.metric import reduce_metrics
 
-from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
+from kit.settings import algorithm
+from verl_credit.config.keys import CANONICAL
 from verl_credit.credit import turn_credit
 from verl_credit.credit.plugins import TransformSpec
 from verl_credit.credit.token.token_transforms import TRANSFORMS
@@ -48,7 +49,7 @@ OWN = {"transform_mode": f"{__name__}.halve"}, {"algorithm_mode": f"{__name__}.r
 
 def stage_of(transform_mode="none", **changes):
     changes = {"sepa": OPEN, **changes}
-    return TokenStage(PipelineSettings(transform_mode=transform_mode, **changes), Tokenizer())
+    return TokenStage(algorithm(transform_mode=transform_mode, **changes), Tokenizer())
 
 
 def batch(step=STEP):
@@ -217,16 +218,16 @@ def test_the_eight_conditions_of_the_factorial_differ_pairwise():
 
 
 READS = {  # setting: (another value, the modes whose advantages it changes)
-    "gtpo_beta": (0.5, {m for m in TRANSFORMS if m != "none"}),
-    "hicra_alpha": (0.5, {"gtpo_hicra", "gtpo_sepa_hicra"}),
-    "entropy_mask_rho": (0.7, {"entropy_mask"}),
+    "gtpo__beta": (0.5, {m for m in TRANSFORMS if m != "none"}),
+    "hicra__alpha": (0.5, {"gtpo_hicra", "gtpo_sepa_hicra"}),
+    "entropy_mask__rho": (0.7, {"entropy_mask"}),
     "strategic_grams": (["the page"], {m for m in TRANSFORMS if "hicra" in m or "sepa" in m}),
     "sepa": (OPEN | {"steps": 500}, {m for m in TRANSFORMS if "sepa" in m}),
     "uncertainty_kind": ("predictive_variance", {m for m in TRANSFORMS if m != "none"}),
-    "population": ("joint", {"gtpo_canonical"}),
-    "alpha_2": (0.5, {"gtpo_canonical"}),
-    "beta_2": (0.5, {"grpo_s"}),
-    "entropy_clip": ((0.5, 1.0), set(CANONICAL)),
+    "canonical__population": ("joint", {"gtpo_canonical"}),
+    "canonical__alpha_2": (0.5, {"gtpo_canonical"}),
+    "canonical__beta_2": (0.5, {"grpo_s"}),
+    "canonical__entropy_clip": ((0.5, 1.0), set(CANONICAL)),
     "advantage_mode": ("maxrl", set(TRANSFORMS)),
 }
 
@@ -301,14 +302,16 @@ def two_everywhere(token_ids_B_T, mask_B_T, decode):
 
 def test_a_detector_of_the_users_marks_policy_tokens_only_and_what_it_returns_is_checked():
     inputs = batch()
-    advantage_B_T, metrics, _ = apply(stage_of("gtpo_hicra", detector=f"{__name__}.every_token"), inputs)
+    advantage_B_T, metrics, _ = apply(
+        stage_of("gtpo_hicra", planning__detector=f"{__name__}.every_token"), inputs
+    )
     plain_B_T, *_ = apply(stage_of("gtpo"), inputs)
     assert metrics["credit/planning/token_share"] == 1.0
     assert torch.allclose(advantage_B_T, plain_B_T + 0.2 * plain_B_T.abs())
     with pytest.raises(
         ValueError, match=r"algorithm.planning.detector='.*two_everywhere' .* expected a mask of shape"
     ):
-        apply(stage_of("gtpo_hicra", detector=f"{__name__}.two_everywhere"), inputs)
+        apply(stage_of("gtpo_hicra", planning__detector=f"{__name__}.two_everywhere"), inputs)
 
 
 def test_entropies_that_never_arrive_are_refused():
@@ -319,4 +322,4 @@ def test_entropies_that_never_arrive_are_refused():
 @pytest.mark.parametrize("name", ["advantage_mode", "transform_mode", "algorithm_mode", "uncertainty_kind"])
 def test_a_path_that_leads_nowhere_ends_the_run_when_the_stage_is_built(name):
     with pytest.raises(ValueError, match=f"algorithm.{name}='no_such.thing': cannot import 'no_such'"):
-        TokenStage(PipelineSettings(sepa=OPEN, **{name: "no_such.thing"}), Tokenizer())
+        TokenStage(algorithm(sepa=OPEN, **{name: "no_such.thing"}), Tokenizer())

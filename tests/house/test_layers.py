@@ -135,7 +135,7 @@ def test_these_rules_see_a_violation(tmp_path, monkeypatch):
     assert list(imported_modules(source)) == [
         "numpy",
         "verl_credit.host",
-        "verl_credit.host.actor.loss",
+        "verl_credit.host.loss",
         "verl",
         "verl.DataProto",
     ]

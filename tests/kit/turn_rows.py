@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verl_credit.config.settings import CreditSettings
+from kit.settings import settings
 from verl_credit.credit import turn_table
 from verl_credit.host.step.estimator import TurnStep, bring_turns, info_gain_advantage
 from verl_credit.turns.batch import TurnBatch
@@ -33,25 +33,6 @@ def lost_row(code: str, **changes) -> Row:
 def padding_row(of: Row) -> Row:
     """What verl appends: a stub sequence that carries everything else of the row it was made from."""
     return Row((), "", of.golds, of.scores, of.record, is_padding=True)
-
-
-def settings(**changes) -> CreditSettings:
-    vetted = {
-        "adv_estimator": "info_gain",
-        "info_gain_norm_mode": "turn-group-v1d",
-        "info_gain_type": "prob_diff",
-        "info_gain_first_turn": "prior",
-        "info_gain_context": "observation",
-        "info_gain_template": "<answer>{answer}</answer>",
-        "info_gain_on_error": "raise",
-        "gamma": 1.0,
-        "adv_rescale_alpha": 0.3,
-        "norm_adv_by_std_in_grpo": True,
-        "ratio_level": "turn",
-        "dynamic_clip": True,
-        "clip_beta": 0.3,
-    }
-    return CreditSettings(**vetted | changes)
 
 
 def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:

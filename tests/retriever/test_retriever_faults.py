@@ -13,9 +13,9 @@ import uvicorn
 from omegaconf import OmegaConf
 
 from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex, client_of, metric, until
+from verl_credit.config.keys import Search
 from verl_credit.doctor.inputs.recipe import check_retriever
 from verl_credit.doctor.result import Status
-from verl_credit.search.settings import KEYS
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
@@ -367,8 +367,8 @@ def test_without_the_token_only_livez_answers(method, path, caplog):
 def test_the_doctor_asks_a_protected_server_with_the_token(monkeypatch):
     """It used to ask /info once more without it, and to report a server that has none."""
     section = {
-        **dict.fromkeys(KEYS), "topk": 3, "max_searches": 2, "max_page_chars": 500, "timeout_s": 30.0, "max_retries": 0,
-        "breaker_failures": 3, "breaker_pause_s": 1.0, "token_env": "SEARCH_TOKEN",
+        **dict.fromkeys(Search.model_fields), "topk": 3, "max_searches": 2, "max_page_chars": 500,
+        "timeout_s": 30.0, "max_retries": 0, "breaker_failures": 3, "breaker_pause_s": 1.0, "token_env": "SEARCH_TOKEN",
     }  # fmt: skip
     app, _ = _app(token=TOKEN)
     with socket.create_server(("127.0.0.1", 0)) as listening:

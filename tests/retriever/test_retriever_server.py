@@ -22,7 +22,6 @@ from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.launch import start_server
-from verl_credit_retriever.serving import serve
 from verl_credit_retriever.serving.settings import ServeSettings
 from verl_credit_retriever.serving.sockets import bind
 
@@ -295,9 +294,11 @@ def test_a_killed_worker_is_replaced_while_the_others_serve(folders, tmp_path):
 
 
 def test_a_worker_serves_the_index_that_was_verified_and_no_other(folders):
+    from verl_credit_retriever.serving import process
+
     settings = ServeSettings(folders / "index", folders / "encoder", index_pin="0" * 64)
     with pytest.raises(IndexMismatch, match="has been replaced since this server started"):
-        serve._load_app(settings)
+        process._load_app(settings)
 
 
 def test_launch_reports_why_a_server_did_not_start(folders, tmp_path):

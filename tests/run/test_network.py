@@ -11,7 +11,6 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 
-from verl_credit.doctor import ray_checks
 from verl_credit.host.engine import loopback_store
 from verl_credit.run import network
 from verl_credit.run.network import is_loopback, loopback_settings, network_lines, why_not_loopback
@@ -19,7 +18,10 @@ from verl_credit.run.network import is_loopback, loopback_settings, network_line
 
 @pytest.fixture(autouse=True)
 def no_cluster_here(monkeypatch):
-    monkeypatch.setattr(ray_checks, "cluster_address", lambda environment: environment.get("RAY_ADDRESS", ""))
+    monkeypatch.setattr(
+        "verl_credit.machine.ray_address.cluster_address",
+        lambda environment: environment.get("RAY_ADDRESS", ""),
+    )
 
 
 def recipe(engine="hf", **init):

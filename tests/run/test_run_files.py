@@ -14,9 +14,9 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.rollout.watch import RolloutWatch, check_rollouts
 from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
-from verl_credit.run.files import METRICS, VALIDATION, append_json, read_json_lines, rewind
+from verl_credit.run.files import METRICS, STATE, VALIDATION, append_json, read_json_lines, rewind
 from verl_credit.run.progress import Progress, evaluation_line, step_line
-from verl_credit.run.state import describe_resume, save_state
+from verl_credit.run.state import MOVED, describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 
@@ -201,3 +201,17 @@ def test_lines_show_only_what_is_there():
     assert step_line({"step": 1}, 10, None) == "step   1/10"
     row = {"step": 3, "val-core/lab-sampled/em/mean@1": 0.5, "val-aux/lab-sampled/f1/mean@1": 0.9}
     assert evaluation_line(json.loads(json.dumps(row))) == "held-out EM after step 3: lab-sampled 0.500"
+
+
+def test_a_run_that_began_before_a_module_moved_goes_on_exactly(tmp_path):
+    """Saved configurations name modules; those that moved are known by their old names."""
+    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    save_state(folder, config, 3, {})
+    (folder / "data.pt").write_bytes(b"")
+    path, saved = folder / STATE, (folder / STATE).read_text()
+    for old, new in MOVED.items():
+        assert f'"{new}"' in saved  # what is mapped to is what a run of today saves
+        path.write_text(path.read_text().replace(f'"{new}"', f'"{old}"'))
+    assert path.read_text() != saved
+    assert describe_resume(config, 3)[0] == "resume: exact, from step 3"

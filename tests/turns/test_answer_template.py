@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from kit.turn_rows import settings
+from kit.settings import settings
 from verl_credit.config.keys import AUTO
 from verl_credit.turns.answer import ANSWER_TAG, BOXED, AnswerWriter, assistant_header, pseudo_answer
 from verl_credit.turns.requests import RowPlanner

@@ -10,8 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.compose import load_config
 from verl_credit.config.defaults import ABSENT, changed_values, show_value
-from verl_credit.config.keys import AUTO
-from verl_credit.config.pipeline_settings import PipelineSettings
+from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.required import DATA, MODEL, told, without_value
 from verl_credit.config.rules import validate
 from verl_credit.config.scorer_rules import STRATEGIES
@@ -69,7 +68,9 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     """In the order in which they act."""
     if not settings.turn_estimator:
-        yield Stage("advantage", f"verl's {settings.adv_estimator}", "verl's own estimator", "verl's batch")
+        yield Stage(
+            "advantage", f"verl's {settings.algorithm.adv_estimator}", "verl's own estimator", "verl's batch"
+        )
     else:
         if settings.scores_gain:
             yield _gain(config, settings)
@@ -112,10 +113,10 @@ def _is_local(key: str, path: str) -> bool:
 def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
     return Stage(
         "information gain",
-        settings.info_gain_type,
-        f"p = exp(mean log-prob of the gold answer's tokens; aliases: {settings.info_gain_aliases}), before the first "
-        f"search and after each; gain = what a search added ({settings.info_gain_context}, "
-        f"first_turn={settings.info_gain_first_turn})",
+        settings.algorithm.info_gain_type,
+        f"p = exp(mean log-prob of the gold answer's tokens; aliases: {settings.algorithm.info_gain_aliases}), before the "
+        f"first search and after each; gain = what a search added ({settings.algorithm.info_gain_context}, "
+        f"first_turn={settings.algorithm.info_gain_first_turn})",
         f"the gold answers as {_written(settings)}, the policy",
         _gain_cost(config, settings),
     )
@@ -124,16 +125,24 @@ def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
 def _written(settings: CreditSettings) -> str:
     """What stands behind a context."""
     by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
-    template = by_row if settings.info_gain_template == AUTO else repr(settings.info_gain_template)
-    return f"{template} behind {settings.info_gain_prefix!r}" if settings.info_gain_prefix else template
+    template = (
+        by_row
+        if settings.algorithm.info_gain_template == AUTO
+        else repr(settings.algorithm.info_gain_template)
+    )
+    return (
+        f"{template} behind {settings.algorithm.info_gain_prefix!r}"
+        if settings.algorithm.info_gain_prefix
+        else template
+    )
 
 
 def _gain_cost(config: DictConfig, settings: CreditSettings) -> str:
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     contexts = config.search.max_searches + 1
-    if settings.info_gain_scorer == "rows":
+    if settings.algorithm.info_gain_scorer == "rows":
         return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
-    if settings.info_gain_scorer == "server":
+    if settings.algorithm.info_gain_scorer == "server":
         cached = (
             ""
             if config.actor_rollout_ref.rollout.name == ROLLOUT_NAME
@@ -149,7 +158,7 @@ def _gain_cost(config: DictConfig, settings: CreditSettings) -> str:
 
 
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
-    pipeline = settings.pipeline
+    pipeline = settings.algorithm
     if pipeline.algorithm_mode:
         yield Stage(
             "whole pipeline",
@@ -159,18 +168,18 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
             PYTHON_LISTS,
         )
         return
-    if pipeline.canonical:
+    if pipeline.canonical_transform:
         yield _registered("canonical", pipeline.transform_mode)
         return
-    if settings.info_gain_norm_mode in ("joint", "turn-group"):
+    if settings.algorithm.info_gain_norm_mode in ("joint", "turn-group"):
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
         yield _registered("outcome", pipeline.advantage_mode, f"f(rewards, {pipeline.advantage_params})")
     yield _registered(
         "turn",
-        settings.info_gain_norm_mode,
-        note=f"gamma={settings.gamma:g} alpha={settings.adv_rescale_alpha:g} tied_groups={pipeline.tied_groups}",
+        settings.algorithm.info_gain_norm_mode,
+        note=f"gamma={pipeline.gamma:g} alpha={pipeline.adv_rescale_alpha:g} tied_groups={pipeline.tied_groups}",
     )
     if pipeline.own_transform:
         yield Stage(
@@ -184,7 +193,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         yield from _token(pipeline)
 
 
-def _token(pipeline: PipelineSettings) -> Iterator[Stage]:
+def _token(pipeline: Algorithm) -> Iterator[Stage]:
     transform = TRANSFORMS[pipeline.transform_mode]
     kind = canonical_kind(pipeline.uncertainty_kind)
     yield Stage(
@@ -195,11 +204,11 @@ def _token(pipeline: PipelineSettings) -> Iterator[Stage]:
         PYTHON_LISTS if kind is None else "",
     )
     if transform.needs_planning:
-        encoder = pipeline.detector == "anchors"
+        encoder = pipeline.planning.detector == "anchors"
         yield Stage(
             "planning mask",
-            pipeline.detector,
-            f"sentences near those of {pipeline.planning_model}"
+            pipeline.planning.detector,
+            f"sentences near those of {pipeline.planning.model}"
             if encoder
             else "which tokens plan rather than execute",
             "the decoded text of every trajectory",
@@ -209,17 +218,17 @@ def _token(pipeline: PipelineSettings) -> Iterator[Stage]:
         sepa = pipeline.sepa
         yield Stage(
             "sepa controller",
-            sepa["schedule"],
-            f"lambda from 0 to 1 over {sepa['steps']} steps after {sepa['delay_steps']}, 0 until the correct rate was once "
-            f"{sepa['correct_rate_gate']:g}; ramp_from={sepa['ramp_from']}",
+            sepa.schedule,
+            f"lambda from 0 to 1 over {sepa.steps} steps after {sepa.delay_steps}, 0 until the correct rate was once "
+            f"{sepa.correct_rate_gate:g}; ramp_from={sepa.ramp_from}",
             "the step, outcomes, the variance of h over execution tokens",
         )
     yield _registered(
         "token",
         pipeline.transform_mode,
-        note=f"beta={pipeline.gtpo_beta:g}"
-        + (f" hicra alpha={pipeline.hicra_alpha:g}" if transform.amplified else "")
-        + (f" rho={pipeline.entropy_mask_rho:g}" if transform.masked else ""),
+        note=f"beta={pipeline.gtpo.beta:g}"
+        + (f" hicra alpha={pipeline.hicra.alpha:g}" if transform.amplified else "")
+        + (f" rho={pipeline.entropy_mask.rho:g}" if transform.masked else ""),
     )
 
 

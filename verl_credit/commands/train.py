@@ -156,9 +156,10 @@ def _check_with_verl(config: DictConfig) -> None:
     try:
         from verl_credit.host.process.launch import check_with_verl
     except (ImportError, ValueError) as error:
-        raise PreflightError(
-            f"verl does not start here: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
+        told = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
+        reason = " ".join(str(error).split())
+        raise PreflightError(f"verl does not start here: {type(error).__name__}: {reason}{told}") from error
     check_with_verl(config)
 
 

@@ -62,9 +62,9 @@ def _row(config: DictConfig) -> int:
 
 def _contexts(config: DictConfig, settings: CreditSettings) -> int:
     """How often the answers ride behind a row; with ``rows`` one answer makes a row of its own longer."""
-    if not settings.scores_gain or settings.info_gain_scorer == "server":
+    if not settings.scores_gain or settings.algorithm.info_gain_scorer == "server":
         return 0
-    return config.search.max_searches + 1 if settings.info_gain_scorer == "branch" else 1
+    return config.search.max_searches + 1 if settings.algorithm.info_gain_scorer == "branch" else 1
 
 
 def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:

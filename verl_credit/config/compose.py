@@ -13,16 +13,17 @@ from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.turn.modes import ADAPTIVE
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
-LOSS = "actor_rollout_ref.actor.policy_loss"
 RECIPES = "verl_credit_recipes"
 GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
 
@@ -93,6 +94,9 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_global_", provider="verl_credit")
 
 
 def _compose(name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:

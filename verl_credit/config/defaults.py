@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.compose import _quiet, recipes_folder, verl_folder
+from verl_credit.config.keys import defaults_tree
 
 ABSENT = "(not there)"
 NO_VALUE = "???"
@@ -26,7 +27,9 @@ def defaults() -> dict[str, Default]:
     """By flattened key. Composes verl's ``ppo_trainer`` plain, about a second."""
     with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
-    own = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
+    ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
+    ours.pop("defaults")
+    own = OmegaConf.merge(defaults_tree(), ours)
     found = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
     return found | {key: Default(value, "verl") for key, value in verl.items()}
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from verl_credit.config.keys import DETECTORS
-from verl_credit.config.pipeline_settings import CANONICAL, PipelineSettings
+from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.strategic_grams import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
@@ -19,35 +18,10 @@ from verl_credit.credit.turn.modes import ANY_OPERATOR
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
-CHOICES = {
-    "algorithm.tied_groups": ("keep", "skip"),
-    "algorithm.sepa.schedule": ("linear", "auto"),
-    "algorithm.sepa.ramp_from": ("start", "gate"),
-    "algorithm.canonical.population": ("polarity", "all", "joint"),
-}
-NUMBERS = {  # key: (smallest, largest, whole number?)
-    "algorithm.gtpo.beta": (0.0, math.inf, False),
-    "algorithm.hicra.alpha": (0.0, math.inf, False),
-    "algorithm.entropy_mask.rho": (0.0, 1.0, False),
-    "algorithm.sepa.steps": (0, math.inf, True),
-    "algorithm.sepa.delay_steps": (0, math.inf, True),
-    "algorithm.sepa.correct_rate_gate": (0.0, 1.0, False),
-    "algorithm.sepa.ema_decay": (0.0, 1.0, False),
-    "algorithm.sepa.var_threshold": (0.0, 1.0, False),
-    "algorithm.sepa.warmup": (1, math.inf, True),
-    "algorithm.canonical.alpha_1": (0.0, math.inf, False),
-    "algorithm.canonical.alpha_2": (0.0, math.inf, False),
-    "algorithm.canonical.beta_1": (0.0, math.inf, False),
-    "algorithm.canonical.beta_2": (0.0, math.inf, False),
-    "algorithm.planning.threshold": (-1.0, 1.0, False),
-}
 
-
-def validate_pipeline(config: DictConfig) -> None:
-    """Raise ConfigError for the first thing that is wrong. Values of CHOICES and NUMBERS are checked by the caller."""
-    _entropy_clip(config.algorithm.canonical.entropy_clip)
-    settings = PipelineSettings.from_config(config)
-    mode = config.algorithm.info_gain_norm_mode
+def validate_pipeline(config: DictConfig, settings: Algorithm) -> None:
+    """Raise ConfigError for the first combination that is wrong; each value by itself has been checked."""
+    mode = settings.info_gain_norm_mode
     _only_with_our_estimator(config, settings)
     _named("algorithm.advantage_mode", settings.advantage_mode, OUTCOME_OPERATORS, _load_outcome)
     _named(
@@ -62,7 +36,7 @@ def validate_pipeline(config: DictConfig) -> None:
     _planning(settings)
 
 
-def _only_with_our_estimator(config: DictConfig, settings: PipelineSettings) -> None:
+def _only_with_our_estimator(config: DictConfig, settings: Algorithm) -> None:
     if config.algorithm.adv_estimator == ADV_ESTIMATOR:
         return
     for key, value, off in (
@@ -77,7 +51,7 @@ def _only_with_our_estimator(config: DictConfig, settings: PipelineSettings) -> 
             )
 
 
-def _replaces_everything(settings: PipelineSettings, mode: str) -> None:
+def _replaces_everything(settings: Algorithm, mode: str) -> None:
     for key, value, off in (
         ("advantage_mode", settings.advantage_mode, "grpo"),
         ("transform_mode", settings.transform_mode, "none"),
@@ -90,7 +64,7 @@ def _replaces_everything(settings: PipelineSettings, mode: str) -> None:
             )
 
 
-def _outcome_level(config: DictConfig, settings: PipelineSettings, mode: str) -> None:
+def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
     if settings.advantage_mode != "grpo" and mode not in ANY_OPERATOR:
         raise ConfigError(
             f"algorithm.advantage_mode={settings.advantage_mode} with algorithm.info_gain_norm_mode={mode}: that mode "
@@ -121,9 +95,9 @@ def _outcome_level(config: DictConfig, settings: PipelineSettings, mode: str) ->
         )
 
 
-def _token_level(config: DictConfig, settings: PipelineSettings, mode: str) -> None:
+def _token_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
     transform = TRANSFORMS.get(settings.transform_mode)
-    if settings.canonical:
+    if settings.canonical_transform:
         for key, value, off in (
             ("info_gain_norm_mode", mode, "none"),
             ("advantage_mode", settings.advantage_mode, "grpo"),
@@ -148,30 +122,17 @@ def _token_level(config: DictConfig, settings: PipelineSettings, mode: str) -> N
         )
     if transform is not None and transform.uses_sepa_controller:
         sepa = settings.sepa
-        if sepa["schedule"] == "linear" and sepa["steps"] == 0:
+        if sepa.schedule == "linear" and sepa.steps == 0:
             raise ConfigError(
                 f"algorithm.sepa.steps=0 keeps SEPA off in algorithm.transform_mode={settings.transform_mode}: "
                 "give the steps of its ramp"
             )
 
 
-def _entropy_clip(clip) -> None:
-    if clip is None:
-        return
-    bounds = list(clip) if OmegaConf.is_list(clip) else []
-    numbers = [
-        b for b in bounds if isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b)
-    ]
-    if len(bounds) != 2 or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
-        raise ConfigError(
-            f"algorithm.canonical.entropy_clip={clip}: expected null or [low, high] with 0 <= low < high"
-        )
-
-
-def _planning(settings: PipelineSettings) -> None:
-    _named("algorithm.planning.detector", settings.detector, DETECTORS, _load)
-    if settings.detector == "anchors":
-        folder = settings.planning_model
+def _planning(settings: Algorithm) -> None:
+    _named("algorithm.planning.detector", settings.planning.detector, DETECTORS, _load)
+    if settings.planning.detector == "anchors":
+        folder = settings.planning.model
         if not folder or not (Path(folder).expanduser() / "config.json").exists():
             raise ConfigError(
                 f"algorithm.planning.model={folder}: algorithm.planning.detector=anchors needs the folder of a "

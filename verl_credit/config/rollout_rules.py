@@ -40,7 +40,7 @@ def _room(config: DictConfig) -> None:
         return
     row = config.data.max_prompt_length + config.data.max_response_length
     settings = CreditSettings.from_config(config)
-    served = settings.scores_gain and settings.info_gain_scorer == "server"
+    served = settings.scores_gain and settings.algorithm.info_gain_scorer == "server"
     needed = row + served * (SHORT_ANSWER + 1)
     if length < needed:
         said = ", and an answer behind it (algorithm.info_gain_scorer=server)" if served else ""

@@ -1,89 +1,56 @@
-"""Values and combinations of our keys, checked before anything heavy starts."""
+"""Combinations of our keys, and of ours with verl's, checked before anything heavy starts."""
 
 from __future__ import annotations
-
-import difflib
-import math
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.budget import validate_budgets
-from verl_credit.config.host_numbers import FOLDERS, HOST_NUMBERS, OR_NULL
-from verl_credit.config.keys import AUTO, EVALUATION_MODES
-from verl_credit.config.pipeline_rules import CHOICES as PIPELINE_CHOICES
-from verl_credit.config.pipeline_rules import NUMBERS as PIPELINE_NUMBERS
+from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
 from verl_credit.config.pipeline_rules import validate_pipeline
 from verl_credit.config.rollout_rules import validate_rollout
-from verl_credit.config.scorer_rules import SCORERS, validate_scorer
-from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
-from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
-from verl_credit.credit.turn.modes import ADAPTIVE, MODES
+from verl_credit.config.scorer_rules import validate_scorer
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.turn.modes import ADAPTIVE
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TRAINER_MODE
-from verl_credit.search.settings import NUMBERS as SEARCH_NUMBERS
-from verl_credit.search.settings import validate_search
-
-LOSS = "actor_rollout_ref.actor.policy_loss"
-
-CHOICES = {
-    "algorithm.info_gain_norm_mode": tuple(MODES),
-    "algorithm.info_gain_type": INFO_GAIN_TYPES,
-    "algorithm.info_gain_first_turn": FIRST_TURN,
-    "algorithm.info_gain_context": ("observation", "call"),
-    "algorithm.info_gain_on_error": ("raise", "zero"),
-    "algorithm.info_gain_aliases": ("max", "mean", "first"),
-    "algorithm.info_gain_scorer": SCORERS,
-    "trainer.v1.trainer_mode": (TRAINER_MODE,),
-}
-NUMBERS = {  # key: (smallest, largest, whole number?)
-    "algorithm.gamma": (0.0, 1.0, False),
-    "algorithm.adv_rescale_alpha": (0.0, math.inf, False),
-    "algorithm.info_gain_every": (1, math.inf, True),
-    "algorithm.info_gain_warmup_steps": (0, math.inf, True),
-    "faults.max_failed_rollouts": (0.0, 1.0, False),
-    "faults.max_tool_faults": (0.0, 1.0, False),
-    "sample_trajectories": (0, 1000, True),
-    "poll_interval_s": (1e-3, 60.0, False),
-    "seed": (0, 2**31 - 1, True),
-    "actor_rollout_ref.rollout.n": (1, math.inf, True),
-    "data.train_batch_size": (1, math.inf, True),
-}
-FLAGS = ("algorithm.norm_adv_by_std_in_grpo", "search.require_schema")
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
+from verl_credit.search.redact import redact
+from verl_credit.search.servers import loopback
+from verl_credit.search.settings import urls_of
 
 
 def validate(config: DictConfig) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
-    for key, accepted in (CHOICES | PIPELINE_CHOICES).items():
-        _one_of(config, key, accepted)
-    for key, (low, high, whole) in (NUMBERS | HOST_NUMBERS | SEARCH_NUMBERS | PIPELINE_NUMBERS).items():
-        _number(config, key, low, high, whole)
-    for key, (low, high, whole) in OR_NULL.items():
-        if _get(config, key) is not None:
-            _number(config, key, low, high, whole, " or null")
-    for key in FLAGS:
-        _flag(config, key)
-    for key in FOLDERS:
-        _text(config, key)
-    validate_search(config)
-    if "lab" in config:
-        _one_of(config, "lab.size", ("full", "tiny"))
-    _evaluation_modes(config)
-    _template(config)
-    if _get(config, f"{LOSS}.loss_mode") == LOSS_MODE:
-        _one_of(config, f"{LOSS}.ratio_level", RATIO_LEVELS)
-        _flag(config, f"{LOSS}.dynamic_clip")
-        _number(config, f"{LOSS}.clip_beta", 0.0, 1.0, False)
-    _curriculum(config)
+    """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
+    for section in (*OURS, *VERLS, *([Lab] if "lab" in config else [])):
+        if section is not PolicyLoss:  # of no meaning beside a loss of verl's
+            read_section(section, config)
+    settings = CreditSettings.from_config(config)
+    _template(settings)
+    _curriculum(settings)
     _time_limit(config)
     _vllm_on_cpu(config)
     _lora_on_hf(config)
     _combinations(config)
+    _reached_from_everywhere(config)
     validate_scorer(config)
     _resolve(config)
-    validate_pipeline(config)
+    validate_pipeline(config, settings.algorithm)
     validate_rollout(config)
     validate_budgets(config)
+
+
+def _reached_from_everywhere(config: DictConfig) -> None:
+    """Agent loops, which search, run on all nodes."""
+    nodes = config.trainer.nnodes
+    if nodes == 1 or config.search.url is None or not config.search.max_searches:
+        return
+    for url in urls_of(config.search):
+        if loopback(url):
+            raise ConfigError(
+                f"search.url={redact(url)} with trainer.nnodes={nodes}: agent loops search from every node, and that "
+                "address is each node itself; give the address by which all of them reach the server, which has to listen "
+                "there (verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE)"
+            )
 
 
 def _combinations(config: DictConfig) -> None:
@@ -123,20 +90,10 @@ def _combinations(config: DictConfig) -> None:
         )
 
 
-def _evaluation_modes(config: DictConfig) -> None:
-    modes = _get(config, "evaluation.modes")
-    if not OmegaConf.is_list(modes) or not modes or any(mode not in EVALUATION_MODES for mode in modes):
-        raise ConfigError(f"evaluation.modes={modes}: expected a list of {list(EVALUATION_MODES)}, not empty")
-
-
 def _time_limit(config: DictConfig) -> None:
-    hours = _get(config, "max_hours")
-    if hours is None:
-        return
-    _number(config, "max_hours", 1e-3, math.inf, False)
-    if _get(config, "trainer.save_freq") <= 0:
+    if config.max_hours is not None and config.trainer.save_freq <= 0:
         raise ConfigError(
-            f"max_hours={hours} with trainer.save_freq={_get(config, 'trainer.save_freq')}: the last step would be lost; "
+            f"max_hours={config.max_hours} with trainer.save_freq={config.trainer.save_freq}: the last step would be lost; "
             "set trainer.save_freq"
         )
 
@@ -162,35 +119,8 @@ def _lora_on_hf(config: DictConfig) -> None:
         )
 
 
-def _curriculum(config: DictConfig) -> None:
-    for name in ("gain", "outcome"):
-        key = f"algorithm.info_gain_curriculum.{name}"
-        value = _get(config, key)
-        ends = list(value) if OmegaConf.is_list(value) else []
-        good = [
-            e for e in ends if isinstance(e, int | float) and not isinstance(e, bool) and 0 <= e < math.inf
-        ]
-        if len(ends) != 2 or len(good) != 2:
-            raise ConfigError(f"{key}={value}: expected [first step, last step], two numbers of at least 0")
-        if ends != [1, 1] and _get(config, "algorithm.info_gain_norm_mode") == "turn-group":
-            raise ConfigError(
-                f"{key}={value} with algorithm.info_gain_norm_mode=turn-group: that mode normalises gains and outcome "
-                "together; use another mode"
-            )
-
-
-def _template(config: DictConfig) -> None:
-    template = _get(config, "algorithm.info_gain_template")
-    if template != AUTO and "{answer}" not in str(template):
-        raise ConfigError(
-            f"algorithm.info_gain_template={template!r}: it must contain {{answer}}, or be {AUTO}"
-        )
-    prefix = _get(config, "algorithm.info_gain_prefix")
-    if not isinstance(prefix, str) or "{answer}" in prefix:
-        raise ConfigError(
-            f"algorithm.info_gain_prefix={prefix!r}: expected the text between a context and algorithm.info_gain_template, "
-            'or "" for none'
-        )
+def _template(settings: CreditSettings) -> None:
+    prefix, template = settings.algorithm.info_gain_prefix, settings.algorithm.info_gain_template
     if prefix.strip() and prefix.strip() in template:
         raise ConfigError(
             f"algorithm.info_gain_prefix={prefix!r} with algorithm.info_gain_template={template!r}: the prefix would be "
@@ -198,37 +128,14 @@ def _template(config: DictConfig) -> None:
         )
 
 
-def _one_of(config: DictConfig, key: str, accepted) -> None:
-    value = _get(config, key)
-    if value not in accepted:
-        near = difflib.get_close_matches(str(value), accepted, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ConfigError(f"{key}={value!r}{hint}: accepted are {', '.join(accepted)}")
-
-
-def _number(config: DictConfig, key: str, low, high, whole: bool, others: str = "") -> None:
-    value = _get(config, key)
-    kind = int if whole else (int, float)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, kind)
-        or not (low <= value <= high and math.isfinite(value))
-    ):
-        name = "a whole number" if whole else "a number"
-        range_ = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
-        raise ConfigError(f"{key}={value!r}: expected {name} {range_}{others}")
-
-
-def _flag(config: DictConfig, key: str) -> None:
-    value = _get(config, key)
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={value!r}: expected true or false")
-
-
-def _text(config: DictConfig, key: str) -> None:
-    value = _get(config, key)
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}={value!r}: expected a folder's name (put digits in quotes)")
+def _curriculum(settings: CreditSettings) -> None:
+    algorithm = settings.algorithm
+    for name, ends in algorithm.info_gain_curriculum:
+        if ends != (1, 1) and algorithm.info_gain_norm_mode == "turn-group":
+            raise ConfigError(
+                f"algorithm.info_gain_curriculum.{name}={list(ends)} with algorithm.info_gain_norm_mode=turn-group: that "
+                "mode normalises gains and outcome together; use another mode"
+            )
 
 
 def _get(config: DictConfig, key: str):

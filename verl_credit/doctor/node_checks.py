@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.config.host_numbers import FOLDERS
+from verl_credit.config.keys import FOLDERS
 from verl_credit.doctor.hardware.disk import existing
 from verl_credit.doctor.ray_checks import Ask, answer_of, ask_host, check_cluster
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped

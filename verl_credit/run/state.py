@@ -11,6 +11,13 @@ from verl_credit.run.files import STATE, plain, write_text
 
 VERSION = 1
 
+# Where things were that a saved configuration names, and where they are now: a run that began before goes on exactly.
+MOVED = {
+    "verl_credit.host.loss.TurnPolicyLossConfig": "verl_credit.host.actor.loss.TurnPolicyLossConfig",
+    "verl_credit.host.agent_manager.CreditAgentLoopManager": "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager",
+    "pkg://verl_credit.host.reward": "pkg://verl_credit.reward.qa",
+}
+
 # Keys that do not change what a step computes.
 FREE = (
     "run_dir",
@@ -135,5 +142,6 @@ def _deciding_keys(config) -> dict[str, str]:
 
 
 def _differences(before: dict, now: dict) -> list[str]:
+    before = {key: MOVED.get(value, value) for key, value in before.items()}
     keys = list(dict.fromkeys([*before, *now]))
     return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]

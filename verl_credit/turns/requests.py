@@ -45,9 +45,9 @@ def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
     """The writer that the settings ask for."""
     return AnswerWriter(
         tokenizer,
-        settings.info_gain_template,
-        prefix=settings.info_gain_prefix,
-        header=settings.info_gain_context == "call",
+        settings.algorithm.info_gain_template,
+        prefix=settings.algorithm.info_gain_prefix,
+        header=settings.algorithm.info_gain_context == "call",
         chat_template_kwargs=settings.chat_template_kwargs,
     )
 
@@ -70,10 +70,10 @@ class RowPlanner:
     def requests(
         self, row: int, prompt: Sequence[int], response: Sequence[int], turn_ids: Sequence[int], truth
     ) -> list[Request]:
-        golds = aliases_that_count(truth, self.settings.info_gain_aliases)
+        golds = aliases_that_count(truth, self.settings.algorithm.info_gain_aliases)
         trunk, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
         found = []
-        for column, end in enumerate([0, *context_ends(turn_ids, self.settings.info_gain_context)]):
+        for column, end in enumerate([0, *context_ends(turn_ids, self.settings.algorithm.info_gain_context)]):
             base = len(prompt) + end
             tail = self.writer.tail(trunk[:base])
             written = self.writer.prefix_at(trunk[:base], column > 0) + template

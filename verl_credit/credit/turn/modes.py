@@ -96,6 +96,8 @@ MODES: dict[str, Callable[[Tables], ModeOutput]] = {
 ANY_OPERATOR = ("none", "separate", "turn-group-v1d", "turn-group-unbiased")
 # Modes that scale the clip range of a turn.
 ADAPTIVE = ("turn-group-v1d", "turn-group-unbiased")
+# Modes in which adv_rescale_alpha weighs the gains.
+RESCALED = ("turn-group-v1d", "turn-group-unbiased")
 
 
 def _discounted(tables: Tables, z_B_K: torch.Tensor, outcome_B: torch.Tensor) -> ModeOutput:

@@ -63,7 +63,7 @@ class Room(NamedTuple):
 def _room(config: DictConfig, settings: CreditSettings) -> Room | None:
     """Where answers are scored, if that place has so many tokens and no more."""
     actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
-    if settings.scores_gain and settings.info_gain_scorer == "server":
+    if settings.scores_gain and settings.algorithm.info_gain_scorer == "server":
         # null: all positions of the model. One token is written.
         length = rollout.max_model_len
         return None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
@@ -108,11 +108,13 @@ def worst_row(
     texts = []
     for where, row in rows:
         truth = row["reward_model"]["ground_truth"]
-        golds = aliases_that_count(truth, settings.info_gain_aliases)
-        template = settings.info_gain_template
+        golds = aliases_that_count(truth, settings.algorithm.info_gain_aliases)
+        template = settings.algorithm.info_gain_template
         if template == AUTO:
             template = auto_template(stated_form(truth), lambda row=row: str(row["prompt"]))
-        for together in [golds] if settings.info_gain_scorer == "branch" else [[gold] for gold in golds]:
+        for together in (
+            [golds] if settings.algorithm.info_gain_scorer == "branch" else [[gold] for gold in golds]
+        ):
             texts.append((counter.at_most(together, template), where, together, template))
     found = ("", -1, 0)
     for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):

@@ -82,14 +82,14 @@ def info_gain_advantage(
         step.info_gain_B_K,
         step.turn_mask_B_K,
         step.group_B,
-        info_gain_norm_mode=settings.info_gain_norm_mode if step.scored else "none",
-        gamma=settings.gamma,
-        alpha=settings.adv_rescale_alpha,
+        info_gain_norm_mode=settings.algorithm.info_gain_norm_mode if step.scored else "none",
+        gamma=settings.algorithm.gamma,
+        alpha=settings.algorithm.adv_rescale_alpha,
         clip_beta=settings.clip_beta,
-        norm_by_std=settings.norm_adv_by_std_in_grpo,
+        norm_by_std=settings.algorithm.norm_adv_by_std_in_grpo,
         row_valid_B=step.row_valid_B,
         outcome_operator="grpo" if step.stage is None else step.stage.outcome_operator,
-        tied_groups=settings.pipeline.tied_groups,
+        tied_groups=settings.algorithm.tied_groups,
         gain_scale=step.gain_scale,
         outcome_scale=step.outcome_scale,
         on_nonfinite="raise",
@@ -105,7 +105,7 @@ def info_gain_advantage(
             step.tokens,
             trained_B_T=response_mask,
         )
-        if settings.pipeline.replaces_turns:
+        if settings.algorithm.replaces_turns:
             step.credit = as_turn_credit(advantages_B_T, step.turn_ids_B_T, response_mask, step.credit)
     counted_B_T = response_mask.bool() & step.row_valid_B[:, None]
     if counted_B_T.any():

@@ -29,7 +29,7 @@ class GainPlan:
     @property
     def n_scored(self) -> int:
         """Contexts and answers that are scored: different ones, but with ``server`` every trajectory asks for its own."""
-        if self.settings.info_gain_scorer == "server":
+        if self.settings.algorithm.info_gain_scorer == "server":
             return len(self.requests)
         return len(set(self.branches.place_N) - {None})
 
@@ -52,7 +52,7 @@ def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
     needed = max(n + more for n, more in zip(length_B, plan.branches.tokens_B, strict=True))
     if needed <= budget:
         return plan
-    if plan.settings.info_gain_on_error == "raise":
+    if plan.settings.algorithm.info_gain_on_error == "raise":
         raise IntegrityError(
             f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
             "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
@@ -76,12 +76,14 @@ def score_gains(
     if not plan.scored:
         return torch.zeros(rows, width), torch.zeros(rows, width, dtype=torch.bool)
     scores = score(plan) if plan.requests else torch.zeros(0)
-    score_B_K1, asked_B_K1 = score_table(plan.requests, scores, rows, width + 1, settings.info_gain_aliases)
+    score_B_K1, asked_B_K1 = score_table(
+        plan.requests, scores, rows, width + 1, settings.algorithm.info_gain_aliases
+    )
     gain = info_gain(
         score_B_K1,
         asked_B_K1,
-        info_gain_type=settings.info_gain_type,
-        first_turn=settings.info_gain_first_turn,
+        info_gain_type=settings.algorithm.info_gain_type,
+        first_turn=settings.algorithm.info_gain_first_turn,
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(plan.requests)
@@ -89,7 +91,7 @@ def score_gains(
     prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()
-    if gain.failed_gains and settings.info_gain_on_error == "raise":
+    if gain.failed_gains and settings.algorithm.info_gain_on_error == "raise":
         reasons = [record["score_error"] for record in turns.records if record.get("score_error")]
         raise IntegrityError(
             f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored "

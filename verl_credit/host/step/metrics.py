@@ -73,7 +73,7 @@ def gain_cost(plan: GainPlan, around_s: float, forward_s: float) -> dict[str, fl
     ``server`` the seconds in which at least one trajectory was being scored: other rollouts went on in them, so that it is
     the most that scoring can have cost. credit/gain/request_seconds: the same, summed over trajectories.
     """
-    if plan.settings.info_gain_scorer == "server":
+    if plan.settings.algorithm.info_gain_scorer == "server":
         records = zip(plan.turns.records, plan.turns.is_padding, strict=True)
         spans = [record["score_span"] for record, pad in records if not pad and record.get("score_span")]
         return {

@@ -36,10 +36,10 @@ def check_gain_has_signal(step: TurnStep) -> None:
     mask = step.turn_mask_B_K & step.row_valid_B[:, None]
     if not bool(mask.any()):
         raise IntegrityError(
-            f"algorithm.info_gain_norm_mode={settings.info_gain_norm_mode}, but none of the "
+            f"algorithm.info_gain_norm_mode={settings.algorithm.info_gain_norm_mode}, but none of the "
             f"{int(step.row_valid_B.sum())} trajectories of the step has a turn with an information gain: "
             "the policy calls no tool (chat template? tool format?), or "
-            f"info_gain_first_turn={settings.info_gain_first_turn} leaves single-search rows without one"
+            f"info_gain_first_turn={settings.algorithm.info_gain_first_turn} leaves single-search rows without one"
         )
     if settings.dynamic_clip and not bool((step.credit.clip_scale_B_K[mask] != 1).any()):
         raise IntegrityError(
@@ -50,7 +50,7 @@ def check_gain_has_signal(step: TurnStep) -> None:
 
 def check_outcomes(step: TurnStep) -> None:
     """MaxRL measures outcomes from 0: with negative ones the mean that it divides by says nothing."""
-    if step.settings.pipeline.advantage_mode != "maxrl":
+    if step.settings.algorithm.advantage_mode != "maxrl":
         return
     lowest = step.outcome_B[step.row_valid_B].amin().item() if step.row_valid_B.any() else 0.0
     if lowest < 0:
@@ -63,9 +63,9 @@ def check_outcomes(step: TurnStep) -> None:
 def check_planning_has_signal(step: TurnStep) -> None:
     """Called for the first step: a planning mask without a single token leaves HICRA and SEPA without effect."""
     if step.token_metrics.get("credit/planning/token_share") == 0:
-        pipeline = step.settings.pipeline
+        pipeline = step.settings.algorithm
         raise IntegrityError(
             f"algorithm.transform_mode={pipeline.transform_mode} needs planning tokens, but "
-            f"algorithm.planning.detector={pipeline.detector} found none in the first step: the policy's texts contain "
-            "none of the phrases looked for (algorithm.strategic_grams, algorithm.planning.threshold)"
+            f"algorithm.planning.detector={pipeline.planning.detector} found none in the first step: the policy's texts "
+            "contain none of the phrases looked for (algorithm.strategic_grams, algorithm.planning.threshold)"
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.config.pipeline_settings import PipelineSettings
+from verl_credit.config.keys import Algorithm
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.planning.planning import coverage
@@ -43,7 +43,7 @@ class TokenInputs:
 class TokenStage:
     """Built once per run, where a wrong dotted path or a missing model ends the run; keeps SEPA's state."""
 
-    def __init__(self, settings: PipelineSettings, tokenizer):
+    def __init__(self, settings: Algorithm, tokenizer):
         self.settings = settings
         self.outcome_operator = settings.advantage_mode
         if settings.advantage_mode not in OUTCOME_OPERATORS:
@@ -70,7 +70,7 @@ class TokenStage:
             self._detect = planning_detector(settings, tokenizer)
         self.controller = None
         if pooled:
-            self.controller = SepaController(**settings.sepa)
+            self.controller = SepaController(**settings.sepa.model_dump())
 
     @property
     def active(self) -> bool:
@@ -101,8 +101,8 @@ class TokenStage:
         shared = {
             "step": inputs.step,
             "sepa_lambda": lam,
-            "gtpo_beta": settings.gtpo_beta,
-            "hicra_alpha": settings.hicra_alpha,
+            "gtpo_beta": settings.gtpo.beta,
+            "hicra_alpha": settings.hicra.alpha,
         }
         extra: dict[str, float] = {}
         stats = token_stats(uncertainty_B_T, uncertainty_B_T, planning_B_T, mask_B_T)
@@ -120,7 +120,7 @@ class TokenStage:
                 params=settings.algorithm_params,
                 **shared,
             )
-        elif settings.canonical:
+        elif settings.canonical_transform:
             advantage_B_T = self._canonical(outcome_B, uncertainty_B_T, mask_B_T, group_B, inputs.row_valid_B)
         elif self._transform is not None:
             advantage_B_T, extra = run_transform(
@@ -146,9 +146,9 @@ class TokenStage:
                 planning_B_T=planning_B_T,
                 group_B=group_B,
                 sepa_lambda=lam,
-                gtpo_beta=settings.gtpo_beta,
-                hicra_alpha=settings.hicra_alpha,
-                entropy_mask_rho=settings.entropy_mask_rho,
+                gtpo_beta=settings.gtpo.beta,
+                hicra_alpha=settings.hicra.alpha,
+                entropy_mask_rho=settings.entropy_mask.rho,
             )
             advantage_B_T, stats = credit.advantage_B_T, credit.stats
             extra = weight_metrics(credit.weight_B_T, mask_B_T)
@@ -183,16 +183,16 @@ class TokenStage:
 
     def _canonical(self, outcome_B, entropy_B_T, mask_B_T, group_B, row_valid_B) -> torch.Tensor:
         settings = self.settings
-        shared = {"entropy_clip": settings.entropy_clip, "row_valid_B": row_valid_B}
+        shared = {"entropy_clip": settings.canonical.entropy_clip, "row_valid_B": row_valid_B}
         if settings.transform_mode == "gtpo_canonical":
             return gtpo_canonical(
                 outcome_B,
                 entropy_B_T,
                 mask_B_T,
                 group_B,
-                alpha_1=settings.alpha_1,
-                alpha_2=settings.alpha_2,
-                population=settings.population,
+                alpha_1=settings.canonical.alpha_1,
+                alpha_2=settings.canonical.alpha_2,
+                population=settings.canonical.population,
                 **shared,
             )
         advantage_B = grpo_s(
@@ -200,8 +200,8 @@ class TokenStage:
             entropy_B_T,
             mask_B_T,
             group_B,
-            beta_1=settings.beta_1,
-            beta_2=settings.beta_2,
+            beta_1=settings.canonical.beta_1,
+            beta_2=settings.canonical.beta_2,
             **shared,
         )
         return torch.where(mask_B_T, advantage_B[:, None], 0.0)

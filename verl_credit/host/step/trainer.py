@@ -111,7 +111,7 @@ class CreditTrainer(PPOTrainerSync):
     def _init_tokenizer(self):
         super()._init_tokenizer()
         if self.settings.turn_estimator:
-            self._stage = TokenStage(self.settings.pipeline, self.tokenizer)
+            self._stage = TokenStage(self.settings.algorithm, self.tokenizer)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -192,7 +192,7 @@ class CreditTrainer(PPOTrainerSync):
             plan = plan_gains(
                 self._turns, self.settings, self.tokenizer, scored=self.settings.scores_at(self.global_steps)
             )
-            riding = plan.scored and self.settings.info_gain_scorer == "branch"
+            riding = plan.scored and self.settings.algorithm.info_gain_scorer == "branch"
             if riding:
                 plan = fit_branches(plan, tokens_per_micro_batch(self.config))
                 batch = self._write(batch, {BRANCHES: plan.branches.field()})
@@ -221,7 +221,7 @@ class CreditTrainer(PPOTrainerSync):
         return batch
 
     def _scorer(self, batch, plan: GainPlan) -> torch.Tensor:
-        if self.settings.info_gain_scorer == "rows":
+        if self.settings.algorithm.info_gain_scorer == "rows":
             return score_by_rows(
                 plan.requests,
                 plan.turns,
@@ -229,7 +229,7 @@ class CreditTrainer(PPOTrainerSync):
                 dp_size=self._dp_size(),
                 micro_batch=rows_per_micro_batch(self.config),
             )
-        if self.settings.info_gain_scorer == "server":
+        if self.settings.algorithm.info_gain_scorer == "server":
             return scores_of_records(plan.requests, plan.turns.records)
         found = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[BRANCH_LOG_PROBS]

@@ -1,0 +1,95 @@
+"""Trajectories of the search agent with a scripted policy and a scripted search server."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from verl_credit.config.compose import load_config
+from verl_credit.names import ROW_RECORD
+
+REQUIRED = [
+    "data.train_files=x",
+    "data.val_files=x",
+    "actor_rollout_ref.model.path=x",
+    "search.url=http://127.0.0.1:9",
+    "search.max_searches=2",
+    "search.max_new_tokens=200",
+]
+
+
+def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, tools=(), **row):
+    """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from verl_credit.host.rollout.agent_loop import SearchAgentLoop
+
+    config = load_config("search_cpu", [*REQUIRED, *overrides])
+    policy = ScriptedPolicy(tokenizer, script)
+    policy.scores = scores
+
+    async def found(query):
+        return f"Page 1: about {query}\ntext", ["7"], 1
+
+    async def trajectory():
+        loop = SearchAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=policy,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            tools=ToolListWrap(list(tools)),
+            hf_model_type="qwen3",
+        )
+        policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]
+        if loop.search is not None:
+            loop.search.lookup = lookup or found
+        question = [{"role": "user", "content": "Who?"}]
+        return await loop.run(
+            {"temperature": 1.0}, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row
+        )
+
+    return asyncio.run(trajectory()), policy
+
+
+def record(output):
+    return output.extra_fields[ROW_RECORD]
+
+
+def policy_text(tokenizer, output, turn):
+    ids = [t for t, k in zip(output.response_ids, output.turn_ids, strict=True) if k == turn]
+    return tokenizer.decode(ids)
+
+
+class ScriptedPolicy:
+    """Stands in for the rollout engine: turn k of a trajectory is script[k]."""
+
+    def __init__(self, tokenizer, script):
+        self.tokenizer, self.script, self.requests = tokenizer, list(script), []
+
+    scores = None
+    """What it answers when asked for log-probs: (prompt ids) -> list, or an exception."""
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        self.request_ids = {*getattr(self, "request_ids", ()), request_id}
+        if "prompt_logprobs" in sampling_params:
+            return self._scored(prompt_ids)
+        self.requests.append((prompt_ids, sampling_params))
+        ids = self.tokenizer(self.script[len(self.requests) - 1], add_special_tokens=False)["input_ids"]
+        ids = ids[: sampling_params["max_tokens"]]
+        return SimpleNamespace(
+            token_ids=ids,
+            log_probs=[-0.5] * len(ids),
+            routed_experts=None,
+            num_preempted=0,
+            extra_fields={"global_steps": 1},
+        )
+
+    def _scored(self, prompt):
+        values = self.scores(prompt)
+        if isinstance(values, Exception):
+            raise values
+        said = {"prompt_logprobs": [[v] for v in values], "prompt_ids": [[t] for t in prompt[1:]] + [[0]]}
+        return SimpleNamespace(extra_fields={**said, "num_cached_tokens": 0}, stop_reason="length")

@@ -1,0 +1,45 @@
+"""Every key that verl_credit declares, once: name, type, range, default, what it does, and when it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from verl_credit.config.keys import reads
+from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm
+from verl_credit.config.keys.loss import LOSS, PolicyLoss
+from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Run
+from verl_credit.config.keys.search import Search
+from verl_credit.config.keys.section import Key, Section, keys_of, read_section
+from verl_credit.config.keys.verl import Actor, Data, Model, RayInit, Rollout, Trainer, TrainerV1
+
+# In the order in which they are checked.
+OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation)
+VERLS: tuple[type[Section], ...] = (Data, Model, Actor, Rollout, Trainer, TrainerV1, RayInit)
+
+
+def our_keys() -> list[Key]:
+    """Every key of ours, by section."""
+    return [key for section in OURS for key in keys_of(section)]
+
+
+def defaults_tree() -> dict[str, Any]:
+    """Our keys with their defaults, nested as a recipe has them."""
+    tree: dict[str, Any] = {}
+    for key in our_keys():
+        if key.default is PydanticUndefined:
+            continue
+        *parents, leaf = key.name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = list(key.default) if isinstance(key.default, tuple) else key.default
+    return tree
+
+
+__all__ = [
+    "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
+    "Algorithm", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lab",
+    "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "read_section", "reads",
+]  # fmt: skip

@@ -1,0 +1,223 @@
+"""``algorithm.*``: which credit a token gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from verl_credit.config.keys import reads
+from verl_credit.config.keys.section import Expected, Section, When
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
+from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.names import ADV_ESTIMATOR
+
+AUTO = "auto"
+CANONICAL = ("gtpo_canonical", "grpo_s")
+DETECTORS = ("grams", "anchors")
+SCORERS = ("branch", "rows", "server")
+
+AtLeast0 = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Pair = Annotated[
+    tuple[AtLeast0, AtLeast0],
+    Field(strict=False),
+    Expected("[first step, last step], two numbers of at least 0"),
+]
+
+
+def named(names: Iterable[str]) -> Any:
+    """One of ours, or a dotted path to a user's own; whether that loads is checked with the combinations."""
+    return Annotated[str, Expected(f"{', '.join(names)}, or a dotted path to your own (my_module.my_name)")]
+
+
+Params = Annotated[dict[str, Any], Expected("a mapping of names to values")]
+
+
+class Gtpo(Section):
+    beta: Annotated[AtLeast0, When(reads.weighted)] = 0.1
+    """How much a token's weight follows its uncertainty; 0: all tokens weigh the same."""
+
+
+class Hicra(Section):
+    alpha: Annotated[AtLeast0, When(reads.amplified)] = 0.2
+    """Planning tokens get alpha |A| on top; 0: off."""
+
+
+class Sepa(Section):
+    steps: Annotated[Count, When(reads.sepa)] = 500
+    """Steps of the linear ramp of lambda from 0 to 1."""
+    schedule: Annotated[Literal["linear", "auto"], When(reads.sepa)] = "linear"
+    """auto: the larger of the ramp and the fall of the execution tokens' variance."""
+    delay_steps: Annotated[Count, When(reads.sepa)] = 50
+    """Steps before the ramp begins."""
+    correct_rate_gate: Annotated[Share, When(reads.sepa)] = 0.1
+    """lambda stays 0 until this share of a step's outcomes was above 0.5; 0: open from the start."""
+    ema_decay: Annotated[Share, When(reads.sepa)] = 0.99
+    """Of the moving average of the variance (schedule=auto)."""
+    var_threshold: Annotated[Share, When(reads.sepa)] = 0.2
+    """Share of the starting variance below which schedule=auto begins to act."""
+    warmup: Annotated[int, Field(ge=1), When(reads.sepa)] = 50
+    """Observations before schedule=auto may act."""
+    ramp_from: Annotated[Literal["start", "gate"], When(reads.sepa)] = "start"
+    """start: lambda jumps to the ramp's value when the gate opens late (published). gate: the ramp starts there."""
+
+
+class EntropyMask(Section):
+    rho: Annotated[Share, When(reads.masked)] = 0.2
+    """Share of a prompt's tokens that is kept."""
+
+
+class Canonical(Section):
+    """gtpo_canonical and grpo_s (2508.04349)."""
+
+    population: Annotated[Literal["polarity", "all", "joint"], When(reads.gtpo_canonical)] = "all"
+    """The two readings of equation 6: over the tokens of one polarity, or over all."""
+    alpha_1: Annotated[AtLeast0, When(reads.gtpo_canonical)] = 1.0
+    """Weight of the outcome in a token's reward."""
+    alpha_2: Annotated[AtLeast0, When(reads.gtpo_canonical)] = 0.1
+    """Weight of the entropy in a token's reward."""
+    beta_1: Annotated[AtLeast0, When(reads.grpo_s)] = 1.0
+    """Weight of the outcome in a row's reward."""
+    beta_2: Annotated[AtLeast0, When(reads.grpo_s)] = 0.1
+    """Weight of the entropy in a row's reward."""
+    entropy_clip: Annotated[
+        tuple[float, float] | None,
+        Field(strict=False),
+        Expected("null or [low, high] with 0 <= low < high"),
+        When(reads.canonical),
+    ] = None
+    """Entropies are clipped to [low, high]; null: not."""
+
+    @field_validator("entropy_clip")
+    @classmethod
+    def _rising(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
+        if clip is not None and not 0 <= clip[0] < clip[1]:
+            raise ValueError("expected null or [low, high] with 0 <= low < high")
+        return clip
+
+
+class Planning(Section):
+    detector: Annotated[named(DETECTORS), When(reads.planned)] = "grams"
+    """Finds planning tokens: grams, anchors, or my_module.my_detector."""
+    model: Annotated[str | None, When(reads.by_anchors)] = None
+    """Folder of a sentence encoder in Hugging Face format (anchors)."""
+    threshold: Annotated[float, Field(ge=-1, le=1), When(reads.by_anchors)] = 0.02
+    """A sentence plans when its similarity to an anchor is above this."""
+
+
+class Curriculum(Section):
+    """Weights in steps that measure gains: [first such step, last step], linear between."""
+
+    gain: Annotated[Pair, When(reads.gains)] = (1.0, 1.0)
+    """Of normalised gains."""
+    outcome: Annotated[Pair, When(reads.gains)] = (1.0, 1.0)
+    """Of outcomes."""
+
+
+class Algorithm(Section):
+    prefix = "algorithm"
+
+    adv_estimator: str = ADV_ESTIMATOR
+    """info_gain: ours. Other names are verl's own estimators, and none of the keys below acts."""
+    advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
+    """Outcome level: grpo, maxrl, reinforce_pp, or my_module.my_operator."""
+    advantage_params: Annotated[Params, When(reads.own_outcome)] = Field(default_factory=dict)
+    """Handed to an outcome operator of yours."""
+    info_gain_norm_mode: Literal[tuple(MODES)] = "turn-group-v1d"
+    """Turn level: how information gain becomes an advantage per turn; none: verl's GRPO."""
+    tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
+    """If all rollouts of a question score the same: keep training on gains (released code), or skip the question."""
+    transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"
+    """Token level: how a turn's advantage is spread over its tokens."""
+    transform_params: Annotated[Params, When(reads.own_transform)] = Field(default_factory=dict)
+    """Handed to a transform or uncertainty of yours."""
+    algorithm_mode: Annotated[
+        str | None, Expected("null, or a dotted path to your own (my_module.my_algorithm)")
+    ] = None
+    """my_module.my_algorithm replaces the whole pipeline."""
+    algorithm_params: Annotated[Params, When(reads.own_algorithm)] = Field(default_factory=dict)
+    """Handed to an algorithm of yours."""
+    uncertainty_kind: Annotated[named(UNCERTAINTY_KINDS), When(reads.uncertain)] = "surprisal"
+    """What a token's weight follows: surprisal, predictive_variance, shannon_entropy, or my_module.my_uncertainty."""
+    gtpo: Gtpo = Field(default_factory=Gtpo)
+    hicra: Hicra = Field(default_factory=Hicra)
+    sepa: Sepa = Field(default_factory=Sepa)
+    entropy_mask: EntropyMask = Field(default_factory=EntropyMask)
+    canonical: Canonical = Field(default_factory=Canonical)
+    planning: Planning = Field(default_factory=Planning)
+    strategic_grams: Annotated[
+        str | list[str] | None, Expected("a comma list, a list of phrases, or null"), When(reads.by_grams)
+    ] = None
+    """JSON list or comma list; null: the 18 published grams."""
+    info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
+    """prob_diff (paper) or log_prob_diff (released code); of exp(mean log-prob of the gold answer's tokens)."""
+    info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
+    """prior: the first turn's gain is measured against the bare prompt. none: it has no gain (released code)."""
+    info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
+    """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
+    info_gain_template: Annotated[str, When(reads.gains)] = AUTO
+    """What is scored behind each context. auto: as the row is answered, in a tag or a box. Or a text with {answer}."""
+    info_gain_prefix: Annotated[
+        str,
+        Expected('the text between a context and algorithm.info_gain_template, or "" for none'),
+        When(reads.gains),
+    ] = ""
+    """Written before the template. Qwen3 thinks first, so model=qwen3_* write an empty thought here."""
+    info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
+    """Several gold answers: the best one counts, the mean of their probabilities, or the first alone."""
+    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.gains)] = "branch"
+    """branch: answers ride on the old_log_probs forward; rows: a row for every context; server: the rollout server."""
+    info_gain_every: Annotated[int, Field(ge=1), When(reads.gains)] = 1
+    """Gains are measured in every n-th step; the steps between are plain GRPO."""
+    info_gain_warmup_steps: Annotated[Count, When(reads.gains)] = 0
+    """Steps at the start without a turn level."""
+    info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
+    info_gain_on_error: Annotated[Literal["raise", "zero"], When(reads.gains)] = "raise"
+    """A gain that cannot be scored stops the run, or counts as 0 and in credit/gain/failed_rows."""
+    gamma: Annotated[Share, When(reads.gains_or_verl)] = 1.0
+    """Discount of later turns' gains."""
+    adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
+    """Weight of the gains beside the outcome (released recipe: 0.3, paper: 1)."""
+    norm_adv_by_std_in_grpo: Annotated[bool, When(reads.divides)] = True
+    """Divide outcomes by their group's standard deviation."""
+
+    @field_validator("info_gain_template")
+    @classmethod
+    def _has_an_answer(cls, template: str) -> str:
+        if template != AUTO and "{answer}" not in template:
+            raise ValueError(f"it must contain {{answer}}, or be {AUTO}")
+        return template
+
+    @field_validator("info_gain_prefix")
+    @classmethod
+    def _has_none(cls, prefix: str) -> str:
+        if "{answer}" in prefix:
+            raise ValueError(
+                'expected the text between a context and algorithm.info_gain_template, or "" for none'
+            )
+        return prefix
+
+    @property
+    def token_level(self) -> bool:
+        """Advantages differ between tokens of a turn."""
+        return self.transform_mode != "none" or self.algorithm_mode is not None
+
+    @property
+    def canonical_transform(self) -> bool:
+        return self.transform_mode in CANONICAL
+
+    @property
+    def own_transform(self) -> bool:
+        """A user's transform by dotted path."""
+        return self.transform_mode not in TRANSFORMS and not self.canonical_transform
+
+    @property
+    def replaces_turns(self) -> bool:
+        """Advantages are not made from turns at all."""
+        return self.canonical_transform or self.algorithm_mode is not None

@@ -1,0 +1,24 @@
+"""``actor_rollout_ref.actor.policy_loss.*``: the turn loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from verl_credit.config.keys import reads
+from verl_credit.config.keys.section import Section, When
+from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+class PolicyLoss(Section):
+    prefix = LOSS
+
+    ratio_level: Annotated[Literal[tuple(RATIO_LEVELS)], When(reads.turn_loss)] = "turn"
+    """Level of the importance ratio."""
+    dynamic_clip: bool | Literal["auto"] = "auto"
+    """Scale each turn's clip range by its gain; auto: where the mode gives turns a scale."""
+    clip_beta: Annotated[float, Field(ge=0, le=1), When(reads.scaled_clip)] = 0.3
+    """Largest relative change of the clip range."""

@@ -1,0 +1,108 @@
+"""When a key is read: conditions on the chosen pipeline (`CreditSettings`)."""
+
+from __future__ import annotations
+
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
+from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.credit.turn.modes import RESCALED
+
+
+def transform(s) -> TokenTransform:
+    """The chosen token transform; an empty one where it is a user's or none of this list."""
+    return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
+
+
+def ours(s) -> bool:
+    return s.turn_estimator and not s.algorithm.replaces_turns
+
+
+def gains(s) -> bool:
+    return s.scores_gain
+
+
+def gains_or_verl(s) -> bool:
+    return s.scores_gain or not s.turn_estimator
+
+
+def rescaled(s) -> bool:
+    return s.algorithm.info_gain_norm_mode in RESCALED
+
+
+def divides(s) -> bool:
+    """Outcomes are divided by their group's std."""
+    a = s.algorithm
+    return not s.turn_estimator or (not a.replaces_turns and (gains(s) or a.advantage_mode == "grpo"))
+
+
+def own_code(s) -> bool:
+    """A user's transform or algorithm: it is handed every key and may read it."""
+    return s.algorithm.algorithm_mode is not None or s.algorithm.own_transform
+
+
+def weighted(s) -> bool:
+    return own_code(s) or transform(s).weighted
+
+
+def uncertain(s) -> bool:
+    return weighted(s) or s.algorithm.canonical_transform
+
+
+def amplified(s) -> bool:
+    return own_code(s) or transform(s).amplified
+
+
+def masked(s) -> bool:
+    return transform(s).masked
+
+
+def sepa(s) -> bool:
+    return own_code(s) or transform(s).uses_sepa_controller
+
+
+def planned(s) -> bool:
+    return own_code(s) or transform(s).needs_planning
+
+
+def by_anchors(s) -> bool:
+    return planned(s) and s.algorithm.planning.detector == "anchors"
+
+
+def by_grams(s) -> bool:
+    return planned(s) and s.algorithm.planning.detector == "grams"
+
+
+def canonical(s) -> bool:
+    return s.algorithm.canonical_transform
+
+
+def gtpo_canonical(s) -> bool:
+    return s.algorithm.transform_mode == "gtpo_canonical"
+
+
+def grpo_s(s) -> bool:
+    return s.algorithm.transform_mode == "grpo_s"
+
+
+def own_outcome(s) -> bool:
+    return s.algorithm.advantage_mode not in OUTCOME_OPERATORS
+
+
+def own_transform(s) -> bool:
+    return s.algorithm.own_transform or canonical_kind(s.algorithm.uncertainty_kind) is None
+
+
+def own_algorithm(s) -> bool:
+    return s.algorithm.algorithm_mode is not None
+
+
+def turn_loss(s) -> bool:
+    return s.loss is not None
+
+
+def scaled_clip(s) -> bool:
+    return s.loss is not None and bool(s.loss.dynamic_clip)
+
+
+def searches(s) -> bool:
+    return s.search.max_searches > 0

@@ -1,0 +1,72 @@
+"""Keys of a run as a whole: its folder, seed, limits, and what it tolerates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from verl_credit.config.keys.section import Expected, Section
+
+EVALUATION_MODES = ("greedy", "sampled")
+FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes there
+Folder = Annotated[str, Field(min_length=1), Expected("a folder's name (put digits in quotes)")]
+
+
+class Run(Section):
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1
+    """One seed for data order, rollouts and actor."""
+    run_dir: Folder = "???"
+    """Folder of the run: metrics, validation, trajectories, checkpoints, report."""
+    sample_trajectories: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Sample trajectories written per step, for the report."""
+    poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
+    """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
+    max_hours: Annotated[float, Field(ge=1e-3)] | None = None
+    """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
+    credit_preset: str | None = None
+    """Which preset of recipes/credit/ was chosen (credit=NAME); null: none."""
+    credit_overrides: list[str] = Field(default_factory=list)
+    """Filled in: the credit keys that differ from the preset."""
+
+
+class Faults(Section):
+    """What a run tolerates before it stops."""
+
+    prefix = "faults"
+    closed = True
+
+    max_failed_rollouts: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a step's rollouts that may raise (agent loop or reward function)."""
+    max_tool_faults: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of a step's rows that may be lost to the search server; such rows are not trained on."""
+
+
+class Evaluation(Section):
+    prefix = "evaluation"
+    closed = True
+
+    modes: Annotated[
+        list[Literal[EVALUATION_MODES]],
+        Field(min_length=1),
+        Expected(f"a list of {list(EVALUATION_MODES)}, not empty"),
+    ] = Field(default_factory=lambda: list(EVALUATION_MODES))
+    """Held-out evaluation: greedy, sampled (T=1), or both."""
+
+
+class Lab(Section):
+    """Of recipes with the embedded world only; its values are those of recipes/lab.yaml."""
+
+    prefix = "lab"
+    closed = True
+
+    dir: str
+    """Where the lab's files are; they are built when they are not there."""
+    world_seed: Annotated[int, Field(ge=0)]
+    """Of the encyclopedia."""
+    size: Literal["full", "tiny"]
+    """tiny: for tests."""
+    template: str
+    """What a policy of the lab answers."""
+    index: str | None
+    """Folder of the search index that is served; null: the lab's own."""

@@ -1,0 +1,77 @@
+"""``search.*``: the search tool."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from verl_credit.config.keys import reads
+from verl_credit.config.keys.section import Expected, Section, Shown, When
+from verl_credit.search.redact import redact
+from verl_credit.search.servers import endpoint
+
+
+class Search(Section):
+    prefix = "search"
+    closed = True
+
+    url: Annotated[
+        str | list[str] | None, Expected("an address, a list of addresses, or null"), Shown(redact)
+    ] = None
+    """URL of the retriever, or a list of several that serve one index: searches take turns, a retry goes to the next."""
+    topk: Annotated[int, Field(ge=1, le=1000), When(reads.searches)] = 3
+    """Pages of a result."""
+    max_searches: Annotated[int, Field(ge=0, le=1000)] = 4
+    """Turns that may search; the turn after the last one must answer. Parallel calls are one turn. 0: no search tool."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 512
+    """Tokens per turn, a thought included."""
+    max_page_chars: Annotated[int, Field(ge=1), When(reads.searches)] = 1000
+    """Characters of each page that the policy is shown (its title is cut to as many)."""
+    timeout_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 20.0
+    """Deadline of one search in seconds, retries and pauses included."""
+    max_retries: Annotated[int, Field(ge=0, le=100), When(reads.searches)] = 2
+    """Retried, after a pause with jitter: a connection that failed, 429 and 503; nothing else."""
+    breaker_failures: Annotated[int, Field(ge=1), When(reads.searches)] = 5
+    """A server that failed so often in a row (failures at one time count once) is left alone for a pause."""
+    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 5.0
+    """Seconds of that pause; then one search tries the server. While all are left alone, searches fail at once."""
+    token_env: Annotated[
+        str | None,
+        Expected("the name of an environment variable, or null"),
+        Shown(lambda value: "..."),  # it may be the token itself
+        When(reads.searches),
+    ] = None
+    """Name of the environment variable that holds the servers' bearer token (never the token itself); null: none."""
+    index_fingerprint: Annotated[
+        str | None, Expected("text (put digits in quotes), or null"), When(reads.searches)
+    ] = None
+    """The index that must be served, as GET /info names it; null: any. Filled in at the start with what the servers say."""
+    require_schema: bool = True
+    """The chat template must write the tool's schema, or the policy is told of no tool. false: it knows how to call."""
+    shuffle_seed: Annotated[int | None, When(reads.searches)] = None
+    """A number shuffles each result list by (number, query): a control for policies that trust the rank."""
+
+    @field_validator("url")
+    @classmethod
+    def _addresses(cls, url: str | list[str] | None) -> str | list[str] | None:
+        for one in [url] if isinstance(url, str) else url or []:
+            endpoint(one)
+        if url == []:
+            raise ValueError("expected an address, a list of addresses, or null")
+        return url
+
+    @field_validator("token_env")
+    @classmethod
+    def _a_name(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError("expected the name of an environment variable, or null")
+        return name
+
+    @field_validator("index_fingerprint")
+    @classmethod
+    def _not_blank(cls, expected: str | None) -> str | None:
+        if expected is not None and not expected.strip():
+            raise ValueError("expected text (put digits in quotes), or null")
+        return expected
