@@ -25,6 +25,16 @@ def test_our_defaults_are_the_declared_ones():
     assert settings.algorithm == Algorithm()
     assert settings.loss == PolicyLoss(dynamic_clip=True)  # auto, decided
     assert settings.attention == "auto"
+    published = {
+        "adv_estimator": "info_gain", "info_gain_norm_mode": "turn-group-v1d", "info_gain_type": "prob_diff",
+        "info_gain_first_turn": "prior", "info_gain_context": "observation", "info_gain_template": "auto",
+        "info_gain_on_error": "raise", "gamma": 1.0, "adv_rescale_alpha": 0.3, "norm_adv_by_std_in_grpo": True,
+        "info_gain_scorer": "branch", "info_gain_aliases": "max", "info_gain_every": 1, "info_gain_warmup_steps": 0,
+    }  # fmt: skip
+    assert {name: getattr(settings.algorithm, name) for name in published} == published
+    curriculum = settings.algorithm.info_gain_curriculum
+    assert (curriculum.gain, curriculum.outcome) == ((1.0, 1.0), (1.0, 1.0))
+    assert (settings.ratio_level, settings.dynamic_clip, settings.clip_beta) == ("turn", True, 0.3)
 
 
 def test_every_declared_key_has_a_sentence_and_a_default_that_it_accepts():
