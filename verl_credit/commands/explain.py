@@ -19,6 +19,7 @@ from verl_credit.config.unread import idle_lines
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.names import ROLLOUT_NAME
 
@@ -171,7 +172,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     if pipeline.canonical_transform:
         yield _registered("canonical", pipeline.transform_mode)
         return
-    if settings.algorithm.info_gain_norm_mode in ("joint", "turn-group"):
+    if not MODES[settings.algorithm.info_gain_norm_mode].any_outcome_operator:
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from verl_credit.credit.registry import REGISTRY, Operator
+from verl_credit.credit.operator import Operator
+from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.turn.modes import modes_that
 
 HEAD = """# Every operator
 
@@ -22,8 +24,8 @@ TITLES = {
     ),
     "turn": (
         "Turn level",
-        "`algorithm.info_gain_norm_mode`. `dynamic_clip` works with `turn-group-v1d` and `turn-group-unbiased`; "
-        "`joint` and `turn-group` accept the outcome operator `grpo` only.",
+        f"`algorithm.info_gain_norm_mode`. `dynamic_clip` works with {modes_that('scales_clip')}; any outcome operator "
+        f"works with {modes_that('any_outcome_operator')}, the others accept `grpo` only.",
     ),
     "token": (
         "Token level",

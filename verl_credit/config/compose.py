@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.row_room import engine_tokens
-from verl_credit.credit.turn.modes import ADAPTIVE
+from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
@@ -51,7 +51,8 @@ def _decide_auto(config: DictConfig) -> DictConfig:
     to know the word."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
     if loss is not None and loss.get("dynamic_clip") == "auto":
-        scaled = algorithm.get("info_gain_norm_mode") in ADAPTIVE and algorithm.get("algorithm_mode") is None
+        mode = MODES.get(algorithm.get("info_gain_norm_mode"))  # another name is refused later
+        scaled = mode is not None and mode.scales_clip and algorithm.get("algorithm_mode") is None
         loss.dynamic_clip = scaled and algorithm.get("adv_estimator") == ADV_ESTIMATOR
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     if rollout is not None and rollout.get("max_model_len") == "auto":

@@ -14,7 +14,7 @@ from verl_credit.credit.planning.strategic_grams import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
-from verl_credit.credit.turn.modes import ANY_OPERATOR
+from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
@@ -65,12 +65,12 @@ def _replaces_everything(settings: Algorithm, mode: str) -> None:
 
 
 def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
-    if settings.advantage_mode != "grpo" and mode not in ANY_OPERATOR:
+    if settings.advantage_mode != "grpo" and not MODES[mode].any_outcome_operator:
         raise ConfigError(
             f"algorithm.advantage_mode={settings.advantage_mode} with algorithm.info_gain_norm_mode={mode}: that mode "
-            f"normalises outcomes itself and accepts grpo only; others: {', '.join(ANY_OPERATOR)}"
+            f"normalises outcomes itself and accepts grpo only; others: {modes_that('any_outcome_operator')}"
         )
-    if mode == "turn-group-unbiased" and config.algorithm.info_gain_first_turn != "prior":
+    if MODES[mode].every_turn_needs_gain and config.algorithm.info_gain_first_turn != "prior":
         raise ConfigError(
             f"algorithm.info_gain_norm_mode={mode} with algorithm.info_gain_first_turn="
             f"{config.algorithm.info_gain_first_turn}: a turn without a gain would leave its baseline out, and the "

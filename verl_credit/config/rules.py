@@ -11,7 +11,7 @@ from verl_credit.config.pipeline_rules import validate_pipeline
 from verl_credit.config.rollout_rules import validate_rollout
 from verl_credit.config.scorer_rules import validate_scorer
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.turn.modes import ADAPTIVE
+from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
 from verl_credit.search.redact import redact
@@ -57,10 +57,10 @@ def _combinations(config: DictConfig) -> None:
     estimator, mode = _get(config, "algorithm.adv_estimator"), _get(config, "algorithm.info_gain_norm_mode")
     ours = _get(config, f"{LOSS}.loss_mode") == LOSS_MODE
     dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
-    if dynamic and (estimator != ADV_ESTIMATOR or mode not in ADAPTIVE):
+    if dynamic and (estimator != ADV_ESTIMATOR or not MODES[mode].scales_clip):
         raise ConfigError(
             f"{LOSS}.dynamic_clip=true with algorithm.adv_estimator={estimator}, info_gain_norm_mode={mode}: only "
-            f"{' and '.join(ADAPTIVE)} give turns a clip scale; elsewhere the switch would do nothing. "
+            f"{modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
             f"Set {LOSS}.dynamic_clip=false"
         )
     n = _get(config, "actor_rollout_ref.rollout.n")
@@ -131,9 +131,10 @@ def _template(settings: CreditSettings) -> None:
 def _curriculum(settings: CreditSettings) -> None:
     algorithm = settings.algorithm
     for name, ends in algorithm.info_gain_curriculum:
-        if ends != (1, 1) and algorithm.info_gain_norm_mode == "turn-group":
+        if ends != (1, 1) and not MODES[algorithm.info_gain_norm_mode].curriculum:
             raise ConfigError(
-                f"algorithm.info_gain_curriculum.{name}={list(ends)} with algorithm.info_gain_norm_mode=turn-group: that "
+                f"algorithm.info_gain_curriculum.{name}={list(ends)} with algorithm.info_gain_norm_mode="
+                f"{algorithm.info_gain_norm_mode}: that "
                 "mode normalises gains and outcome together; use another mode"
             )
 

@@ -1,12 +1,11 @@
-"""Every operator by level and name: what it reads, its equation, what is known of it, which laws it is exempt from."""
+"""Every operator by level and name. Turn modes declare themselves (`turn/modes/`); the others stand here."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
 
+from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
 from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
@@ -16,56 +15,6 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.modes import MODES
 
 LEVELS = ("outcome", "turn", "token", "canonical")
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One entry of the registry."""
-
-    name: str
-    level: str
-    function: Callable
-    reads: tuple[str, ...]
-    """Inputs by name: rewards, groups, gains, uncertainty, planning mask, sepa lambda, entropy."""
-    equation: str
-    reduces_to: str
-    bias: str
-    departures: str
-    source: str
-    scope: str = "group"
-    """What other rows can matter: row, group (of one prompt) or batch."""
-    properties: frozenset[str] = frozenset()
-    """Of `laws.properties`: centred, normalised, weighs, conserves; what is not named does not hold."""
-    exempt: Mapping[str, str] = field(default_factory=dict)
-    """Law -> why it does not hold here."""
-    without_gains: WithoutGains | None = None
-    """Turn level: what the mode is when no turn has a gain."""
-
-
-def _over_population_std(n: int) -> float:
-    """`none` divides by the std with n - 1, the turn modes by the one with n."""
-    return math.sqrt(n / (n - 1)) if n > 1 else 1.0
-
-
-def _leave_one_out(n: int) -> float:
-    """r - mean of the others = n / (n - 1) (r - mean of all)."""
-    return n / (n - 1) if n > 1 else 1.0
-
-
-def _one(n: int) -> float:
-    return 1.0
-
-
-@dataclass(frozen=True)
-class WithoutGains:
-    """`none`, with or without std, times a factor of the group's size."""
-
-    factor: Callable[[int], float] = _over_population_std
-    norm_by_std: bool = True
-
-
-CENTRED, NORMALISED = frozenset({"centred"}), frozenset({"normalised"})
-WEIGHS, CONSERVES = frozenset({"weighs"}), frozenset({"conserves"})
 
 
 OUTCOME = (
@@ -96,57 +45,6 @@ OUTCOME = (
         "2501.03262",
         scope="batch",
         properties=CENTRED | NORMALISED,
-    ),
-)  # fmt: skip
-
-TURN = (
-    Operator(
-        "none", "turn", MODES["none"], ("rewards", "groups"),
-        "A_k = R for every turn", "the outcome operator alone", "that of the outcome operator", "none", "2402.03300",
-        properties=CENTRED | NORMALISED,
-        without_gains=WithoutGains(_one),
-    ),
-    Operator(
-        "joint", "turn", MODES["joint"], ("rewards", "groups", "gains"),
-        "z over outcomes and gains of a prompt together; A_k = z(gain_k) + gamma A_(k+1), A_answer = z(outcome)",
-        "none, when there are no gains", "gains and outcomes share a mean: long trajectories shift it", "none",
-        "2510.14967",
-        without_gains=WithoutGains(),
-    ),
-    Operator(
-        "separate", "turn", MODES["separate"], ("rewards", "groups", "gains"),
-        "A_k = z(gain_k) + gamma A_(k+1) with z over all gains of the prompt; A_answer = R",
-        "none, when there are no gains", "all turns share one mean", "none", "2510.14967",
-        properties=CENTRED | NORMALISED,
-        without_gains=WithoutGains(),
-    ),
-    Operator(
-        "turn-group", "turn", MODES["turn-group"], ("rewards", "groups", "gains"),
-        "acc_k = (sigma_out / sigma_gain) gain_k + gamma acc_(k+1), acc after the last gain = gamma r; "
-        "A_k = z(acc_k per prompt and turn) + 1.5 R",
-        "none, when there are no gains",
-        "the members of a turn's group are those that came so far: biased when the policy decides how many turns to take",
-        "none", "2605.06200, released code", scope="batch",
-        properties=NORMALISED,
-        without_gains=WithoutGains(),
-    ),
-    Operator(
-        "turn-group-v1d", "turn", MODES["turn-group-v1d"], ("rewards", "groups", "gains"),
-        "D_k = sum over j >= k of gamma^(j-k) z(gain_j per prompt and turn), n_k terms; "
-        "A_k = alpha D_k / sqrt(n_k) + R; clip scale 1 + beta (2 sigmoid(z_k) - 1)",
-        "none, when there are no gains or alpha is 0", "as turn-group",
-        "turns come from turn ids, not from rewards that differ from 0; groups of one give 0", "2605.06200",
-        properties=CENTRED | NORMALISED,
-        without_gains=WithoutGains(),
-    ),
-    Operator(
-        "turn-group-unbiased", "turn", MODES["turn-group-unbiased"], ("rewards", "groups", "gains"),
-        "G_k = sum over j >= k of gamma^(j-k) gain_j, absent turns 0; A_k = alpha (G_k - mean of the others' G_k) + R, "
-        "R = r - mean of the others' r",
-        "leave-one-out REINFORCE, when there are no gains",
-        "none: own sample excluded, no std, every trajectory is a member of every turn", "ours", "this project",
-        properties=CENTRED,
-        without_gains=WithoutGains(_leave_one_out, norm_by_std=False),
     ),
 )  # fmt: skip
 
@@ -227,5 +125,8 @@ CANONICAL = (
 )  # fmt: skip
 
 REGISTRY: Mapping[tuple[str, str], Operator] = MappingProxyType(
-    {(operator.level, operator.name): operator for operator in (*OUTCOME, *TURN, *TOKEN, *CANONICAL)}
+    {
+        (operator.level, operator.name): operator
+        for operator in (*OUTCOME, *MODES.values(), *TOKEN, *CANONICAL)
+    }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.credit.turn.modes import RESCALED
+from verl_credit.credit.turn.modes import MODES
 
 
 def transform(s) -> TokenTransform:
@@ -26,7 +26,7 @@ def gains_or_verl(s) -> bool:
 
 
 def rescaled(s) -> bool:
-    return s.algorithm.info_gain_norm_mode in RESCALED
+    return MODES[s.algorithm.info_gain_norm_mode].reads_alpha
 
 
 def divides(s) -> bool:

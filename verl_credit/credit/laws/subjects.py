@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from verl_credit.credit.laws.world import World
+from verl_credit.credit.operator import Operator
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.plugins import (
     AlgorithmContext,
@@ -24,7 +25,7 @@ from verl_credit.credit.plugins import (
     run_transform,
     run_uncertainty,
 )
-from verl_credit.credit.registry import REGISTRY, Operator
+from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.uncertainty import uncertainty

@@ -92,6 +92,14 @@ class Tables:
             columns.append(next_B)
         return torch.stack(columns[::-1], dim=1) if columns else torch.zeros_like(self.gain_B_K)
 
+    def discounted(
+        self, z_B_K: torch.Tensor, outcome_B: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A_k = gain_scale z_k + gamma A_{k+1}, A_answer = outcome_B, clip scale 1."""
+        z_B_K = self.gain_scale * z_B_K
+        advantage_B_K = self.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + self.gamma * next_B)
+        return advantage_B_K, outcome_B, self.ones()
+
     def ones(self) -> torch.Tensor:
         return torch.ones_like(self.gain_B_K)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
-from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
+from verl_credit.credit.groups import EPS
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS, group_counts, tied_rows, valid_rows
-from verl_credit.credit.turn.modes import ANY_OPERATOR, MODES, Tables
+from verl_credit.credit.turn.modes import MODES, modes_that
+from verl_credit.credit.turn.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def turn_credit(
     row_valid_B: torch.Tensor | None = None,
     on_nonfinite: str = "drop",
 ) -> TurnCredit:
-    """Credit every turn of every trajectory; the equations are with the modes (`modes.py`).
+    """Credit every turn of every trajectory; the equations are with the modes (`modes/`).
 
     Shapes: B rows, K tool turns (0 is allowed). outcome_B finite; turn_mask_B_K True where a tool turn has a
     gain, and a gain of exactly 0 is a gain; group_B integer prompt ids.
@@ -90,17 +91,18 @@ def turn_credit(
     Source: A2TGPO, 2605.06200; joint and separate: IGPO, 2510.14967.
     """
     check_name("info_gain_norm_mode", info_gain_norm_mode, MODES)
+    mode = MODES[info_gain_norm_mode]
     if not callable(outcome_operator):
         check_name("outcome_operator", outcome_operator, OUTCOME_OPERATORS)
-    if outcome_operator != "grpo" and info_gain_norm_mode not in ANY_OPERATOR:
+    if outcome_operator != "grpo" and not mode.any_outcome_operator:
         raise ValueError(
             f"outcome_operator={outcome_operator!r} with info_gain_norm_mode={info_gain_norm_mode!r}: that mode "
-            f"normalises outcomes itself and accepts 'grpo' only; others: {', '.join(ANY_OPERATOR)}"
+            f"normalises outcomes itself and accepts 'grpo' only; others: {modes_that('any_outcome_operator')}"
         )
-    if info_gain_norm_mode == "turn-group" and not gain_scale == outcome_scale == 1:
+    if not mode.curriculum and not gain_scale == outcome_scale == 1:
         raise ValueError(
-            f"gain_scale={gain_scale}, outcome_scale={outcome_scale} with info_gain_norm_mode='turn-group': that mode "
-            "normalises gains and outcome together; use another mode"
+            f"gain_scale={gain_scale}, outcome_scale={outcome_scale} with info_gain_norm_mode={info_gain_norm_mode!r}: "
+            "that mode normalises gains and outcome together; use another mode"
         )
     check_name("tied_groups", tied_groups, ("keep", "skip"))
     check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
@@ -120,7 +122,6 @@ def turn_credit(
     usable_B = valid_B & ~bad_B
     has_gain_B_K = has_gain_B_K & usable_B[:, None] & ~bad_B_K
 
-    as_verl = info_gain_norm_mode == "none"
     with torch.no_grad():
         tables = Tables(
             outcome_B=torch.where(usable_B, outcome_B.to(torch.float64), 0.0),
@@ -132,8 +133,8 @@ def turn_credit(
             alpha=alpha,
             clip_beta=clip_beta,
             norm_by_std=norm_by_std,
-            ddof=(1 if as_verl else 0) if ddof is None else ddof,
-            variance_floor=(0.0 if as_verl else VARIANCE_FLOOR) if variance_floor is None else variance_floor,
+            ddof=mode.ddof if ddof is None else ddof,
+            variance_floor=mode.variance_floor if variance_floor is None else variance_floor,
             eps=eps,
             outcome_weight=outcome_weight,
             outcome_gamma_power=outcome_gamma_power,
@@ -143,7 +144,7 @@ def turn_credit(
             known_gains_B=~bad_B_K.any(dim=1),
             outcome_operator=outcome_operator,
         )
-        advantage_B_K, outcome_advantage_B, clip_scale_B_K = MODES[info_gain_norm_mode](tables)
+        advantage_B_K, outcome_advantage_B, clip_scale_B_K = mode.function(tables)
         skipped_B = torch.zeros_like(usable_B)
         if tied_groups == "skip":
             skipped_B = tied_rows(tables.outcome_B, tables.group_B, usable_B)

@@ -3,11 +3,13 @@
 import torch
 
 from verl_credit.credit.groups import group_stats
+from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out
 from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.tables import Tables
 
 
-def turn_group_unbiased(tables: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def turn_group_unbiased(tables: Tables) -> ModeOutput:
     """Return-to-go of the gains minus the mean of the prompt's other trajectories, plus the outcome.
 
     G_k = sum_{j >= k} gamma^(j-k) gain_j       over all turns of the table, absent ones 0
@@ -53,3 +55,22 @@ def _minus_others(values_B: torch.Tensor, group_B: torch.Tensor, member_B: torch
     return torch.where(
         stats.count_N > 1, stats.deviation_N * stats.count_N / (stats.count_N - 1).clamp(min=1), 0.0
     )
+
+
+MODE = TurnMode(
+    name="turn-group-unbiased",
+    function=turn_group_unbiased,
+    equation=(
+        "G_k = sum over j >= k of gamma^(j-k) gain_j, absent turns 0; A_k = alpha (G_k - mean of the others' G_k) + R, "
+        "R = r - mean of the others' r"
+    ),
+    reduces_to="leave-one-out REINFORCE, when there are no gains",
+    bias="none: own sample excluded, no std, every trajectory is a member of every turn",
+    departures="ours",
+    source="this project",
+    properties=CENTRED,
+    scales_clip=True,
+    reads_alpha=True,
+    every_turn_needs_gain=True,
+    without_gains=WithoutGains(leave_one_out, norm_by_std=False),
+)
