@@ -60,8 +60,9 @@ def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
     from verl_credit.host.engine.attention_proof import prove
-    from verl_credit.host.scorers.rows import score_by_rows
+    from verl_credit.host.step.row_scores import score_rows
     from verl_credit.names import BRANCH_LOG_PROBS
+    from verl_credit.turns.scorers.rows import context_rows
 
     engine = build_engine(folder, **{"enable_gradient_checkpointing": False} | options)
     # layers are checkpointed in training mode only
@@ -91,7 +92,7 @@ def measure(folder, rank, ranks, options):
         "checkpoints": len(calls),
         "lengths": [len(row) for row in grown["log_probs"].unbind()] == [p + r for p, r in rows],
         "branch": plan.scores(list(grown[BRANCH_LOG_PROBS].unbind())),
-        "rows": score_by_rows(turns.requests(), turns, rows_forward, dp_size=1),
+        "rows": score_rows(rows_forward, context_rows(turns.requests(), turns), dp_size=1),
     }
 
 

@@ -9,11 +9,11 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_credit.config.compose import load_config
-from verl_credit.config.settings import CreditSettings
-from verl_credit.host.scorers.rows import ScoreRow, rows_per_micro_batch, score_rows
+from verl_credit.host.step.row_scores import rows_per_micro_batch, score_rows
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import TurnBook
 from verl_credit.turns.requests import context_ends
+from verl_credit.turns.scorers import ScoreRow
 
 VOCAB, LENGTH = 11, 64
 PARIS = PseudoAnswer((1, 2, 7, 8, 9, 3), gold_start=2, gold_end=5)
@@ -186,20 +186,17 @@ def test_the_size_of_a_micro_batch_is_that_of_the_log_probs():
 
 
 def test_the_trainer_says_how_its_workers_divide_rows(monkeypatch):
-    from verl_credit.host.step import trainer as module
+    from verl_credit.host.step import forward
 
     asked = {}
-    monkeypatch.setattr(module, "score_by_rows", lambda requests, turns, compute, **how: asked.update(how))
+    monkeypatch.setattr(forward, "score_rows", lambda compute, rows, **how: asked.update(how))
     size = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
     static = [
         f"actor_rollout_ref.{key}=false"
         for key in ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz")
     ]
-    trainer = object.__new__(module.CreditTrainer)
-    trainer.config = load_config("lab", ["algorithm.info_gain_scorer=rows", *static, size])
-    trainer.settings = CreditSettings.from_config(trainer.config)
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
-    trainer._scorer(None, SimpleNamespace(requests=[], turns=None))
+    workers = SimpleNamespace(compute_log_prob=None, _dispatch_info={"actor": [0, 0, 1, 1]})
+    forward.TrainerForward(None, workers, load_config("lab", [*static, size])).score_rows([])
     assert asked == {"dp_size": 2, "micro_batch": 4}
 
 

@@ -5,18 +5,18 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, padding_row, turn_batch
-from verl_credit.host.scorers.server import scores_of_records, server_score
-from verl_credit.host.step.gain_pass import plan_gains, score_gains
-from verl_credit.host.step.metrics import gain_cost
+from verl_credit.config.keys import SCORERS as NAMES
 from verl_credit.run.progress import step_line
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.requests import Request
+from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.scorers.server import scores_of_records, server_score
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
 GARBAGE = -1e30
@@ -137,7 +137,7 @@ def test_what_scoring_by_the_server_cost_is_shown():
     rows = [Row(("call", "page", "answer"), record=one) for one in records]
     turns = turn_batch([*rows, padding_row(rows[0])], make_tokenizer())
     plan = plan_gains(turns, settings(info_gain_scorer="server", info_gain_aliases="first"), make_tokenizer())
-    metrics = gain_cost(plan, 0.5, 0.0)
+    metrics = plan.scorer.cost(plan, 0.5, 0.0)
     assert metrics == {"credit/gain/seconds": 7.5, "credit/gain/request_seconds": 9.0}
     assert "of it gain 7.5" in step_line({"step": 1, **metrics}, 2, None)
 
@@ -146,6 +146,9 @@ def test_what_scoring_by_the_server_cost_is_shown():
 def test_every_trajectory_asks_the_server_for_its_own_prior(scorer, scored):
     turns = turn_batch([Row(("call", "one", "answer")), Row(("call", "two", "answer"))], make_tokenizer())
     asked = settings(info_gain_scorer=scorer, info_gain_aliases="first")
-    plan, metrics = plan_gains(turns, asked, make_tokenizer()), {}
-    score_gains(plan, lambda plan: -torch.arange(1.0, len(plan.requests) + 1), metrics)
-    assert (metrics["credit/gain/contexts"], metrics["credit/gain/contexts_scored"]) == (4, scored)
+    plan = plan_gains(turns, asked, make_tokenizer())
+    assert (len(plan.requests), plan.scorer.n_scored(plan)) == (4, scored)
+
+
+def test_every_scorer_that_the_key_names_is_there_and_no_other():
+    assert tuple(SCORERS) == NAMES

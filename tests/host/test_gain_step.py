@@ -1,6 +1,7 @@
 """Gains of a batch: which contexts are scored, what their difference is, and what a failed score costs."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.scorers.rows import score_by_rows
-from verl_credit.host.step.gain_pass import fit_branches, plan_gains, score_gains
+from verl_credit.host.step.row_scores import score_rows
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+from verl_credit.turns.gains import plan_gains, score_gains
+from verl_credit.turns.scorers.branch import fit_branches
 
 HEADER = "\n<|im_start|>assistant\n"
 NAN = float("nan")
@@ -71,10 +73,9 @@ def score(tokenizer, rows, probability=PROBABILITY, info_gain_aliases="first", *
 
 
 def scored(turns, tokenizer, belief, metrics, *, step=True, **changes):
-    plan = plan_gains(turns, settings(**changes), tokenizer, scored=step)
-    return score_gains(
-        plan, lambda plan: score_by_rows(plan.requests, plan.turns, belief, dp_size=1), metrics
-    )
+    plan = plan_gains(turns, settings(info_gain_scorer="rows", **changes), tokenizer, scored=step)
+    forward = SimpleNamespace(score_rows=lambda rows: score_rows(belief, rows, dp_size=1))
+    return score_gains(plan, forward, metrics)
 
 
 WORKED = {
@@ -252,7 +253,7 @@ def riding(tokenizer, budget, **changes):
     plan = plan_gains(turns, settings(info_gain_aliases="first", **changes), tokenizer)
     plan = fit_branches(plan, budget)
 
-    def log_probs(plan):
+    def carried():
         """Of the branch tokens: that of the text before the base, on every one."""
         found = []
         for row, branches in enumerate(plan.branches.branches_B):
@@ -262,13 +263,13 @@ def riding(tokenizer, budget, **changes):
                 for b in branches
             ]
             found.append(torch.cat(values or [torch.zeros(1)]).double())
-        return plan.branches.scores(found)
+        return found
 
     lengths = [
         len(p) + len(r) + more
         for p, r, more in zip(turns.prompt_ids, turns.response_ids, plan.branches.tokens_B, strict=True)
     ]
-    return *score_gains(plan, log_probs, metrics), metrics, lengths
+    return *score_gains(plan, SimpleNamespace(carried=carried), metrics), metrics, lengths
 
 
 def test_answers_that_do_not_fit_their_row_stop_the_run_or_count_as_failed(tokenizer):

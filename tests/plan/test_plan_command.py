@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_credit.cli import main
-from verl_credit.plan import Job, PlanError, find_hardware, make_plan, shape_of
+from verl_credit.plan import Job, PlanError, find_hardware, shape_of
 from verl_credit.plan.command import _load as load_plan
 from verl_credit.plan.compute import (
     checkpoint_bytes,
@@ -18,8 +18,10 @@ from verl_credit.plan.compute import (
     update_flops,
 )  # fmt: skip
 from verl_credit.plan.hardware import GIB
-from verl_credit.plan.job import Assumptions, assumptions, read_job
+from verl_credit.plan.job import Assumptions, assumptions
 from verl_credit.plan.memory import engine
+from verl_credit.plan.plan import make_plan
+from verl_credit.plan.read_job import read_job
 
 SHAPE, H100 = shape_of("Qwen/Qwen3-4B"), find_hardware("h100")
 CONFIG = {

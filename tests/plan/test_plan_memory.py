@@ -17,8 +17,9 @@ from verl_credit.plan.activations import (
     loss,
 )
 from verl_credit.plan.hardware import GIB, index_bytes
-from verl_credit.plan.job import Assumptions, read_job
+from verl_credit.plan.job import Assumptions
 from verl_credit.plan.memory import engine, gathered, state, update_parts
+from verl_credit.plan.read_job import read_job
 from verl_credit.plan.remedies import missing, remedies
 
 SHAPE = shape_of("Qwen/Qwen3-4B")

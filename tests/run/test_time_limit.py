@@ -77,4 +77,4 @@ def test_an_early_end_does_not_move_the_curriculum(tmp_path):
     trainer._keep_time({"step": 100.0, "gen": 50.0})
     assert trainer.total_training_steps == 3  # what verl stops at
     settings = CreditSettings.from_config(config)
-    assert settings.curriculum_at(3, trainer._planned_steps)[0] == pytest.approx(0.98)
+    assert settings.curriculum_at(3, trainer.planned_steps)[0] == pytest.approx(0.98)

@@ -9,7 +9,7 @@ from tensordict.tensorclass import NonTensorData, NonTensorStack
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 
-from verl_credit.host.step.turn_batch import fetch_turn_batch
+from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.names import ROW_RECORD, TURN_IDS
 from verl_credit.turns.book import RowRecord
 
@@ -88,7 +88,7 @@ def fetch(monkeypatch):
         keys = [list(queue.rows)[place] for place in order or range(len(rows))]
         tags = [{"is_padding": True} if int(key.split("_")[1]) in is_padding else {} for key in keys]
         fake = SimpleNamespace(kv_batch_get=queue.kv_batch_get)
-        monkeypatch.setattr("verl_credit.host.step.turn_batch.tq", fake)
+        monkeypatch.setattr("verl_credit.host.step.store.tq", fake)
         turns = fetch_turn_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"))
         assert queue.reads == ["train"]
         return turns

@@ -21,10 +21,9 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.names import ROLLOUT_NAME
+from verl_credit.turns.scorers import SCORERS
 
 PYTHON_LISTS = "Python lists, a call per prompt"
-ANSWER_TOKENS = 8  # assumed for the prediction: a short answer in its tag
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
         f"first search and after each; gain = what a search added ({settings.algorithm.info_gain_context}, "
         f"first_turn={settings.algorithm.info_gain_first_turn})",
         f"the gold answers as {_written(settings)}, the policy",
-        _gain_cost(config, settings),
+        SCORERS[settings.algorithm.info_gain_scorer].says(config, settings),
     )
 
 
@@ -135,26 +134,6 @@ def _written(settings: CreditSettings) -> str:
         f"{template} behind {settings.algorithm.info_gain_prefix!r}"
         if settings.algorithm.info_gain_prefix
         else template
-    )
-
-
-def _gain_cost(config: DictConfig, settings: CreditSettings) -> str:
-    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    contexts = config.search.max_searches + 1
-    if settings.algorithm.info_gain_scorer == "rows":
-        return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
-    if settings.algorithm.info_gain_scorer == "server":
-        cached = (
-            ""
-            if config.actor_rollout_ref.rollout.name == ROLLOUT_NAME
-            else ", as far as its prefix cache goes cheap"
-        )
-        return f"up to {contexts} prompts per trajectory and alias to the replica that wrote it{cached}"
-    length = config.data.max_prompt_length + config.data.max_response_length
-    share = contexts * ANSWER_TOKENS / length
-    return (
-        f"no forward of its own: up to {contexts} answers per alias ride behind each row of old_log_probs; if of "
-        f"{ANSWER_TOKENS} tokens each, {share:.1%} of the tokens of a row that is full (attention: {settings.attention})"
     )
 
 

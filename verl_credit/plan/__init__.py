@@ -1,13 +1,13 @@
 """`verl-credit plan`: memory, FLOPs, seconds and disk of a recipe, from first principles, before anything starts."""
 
+from verl_credit.errors import PlanError
 from verl_credit.plan.compute import Step, step
 from verl_credit.plan.hardware import Hardware, find_hardware
-from verl_credit.plan.job import Assumptions, Job, PlanError
+from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import Phase, actor_peak, phases
 from verl_credit.plan.model_shape import ModelShape, shape_of
-from verl_credit.plan.plan import Plan, make_plan
 
 __all__ = [
-    "Assumptions", "Hardware", "Job", "ModelShape", "Phase", "Plan", "PlanError", "Step", "find_hardware",
-    "actor_peak", "make_plan", "phases", "shape_of", "step",
+    "Assumptions", "Hardware", "Job", "ModelShape", "Phase", "PlanError", "Step", "find_hardware",
+    "actor_peak", "phases", "shape_of", "step",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verl_credit.errors import PlanError
 from verl_credit.plan.compute import Step, disk_bytes, run_steps, step
 from verl_credit.plan.hardware import (
     Hardware,
@@ -14,9 +15,10 @@ from verl_credit.plan.hardware import (
     index_numbers,
     index_place,
 )
-from verl_credit.plan.job import Assumptions, Job, PlanError, assumptions, read_job
+from verl_credit.plan.job import Assumptions, Job, assumptions
 from verl_credit.plan.memory import Engine, Phase, engine, phases
 from verl_credit.plan.model_shape import ModelShape, shape_of
+from verl_credit.plan.read_job import read_job
 from verl_credit.plan.remedies import Remedy, remedies
 from verl_credit.plan.run_time import RunTime, run_time
 from verl_credit.plan.search import core_seconds, encoder_core_seconds

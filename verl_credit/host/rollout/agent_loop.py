@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import time
 from functools import lru_cache
 from typing import Any
 
@@ -23,13 +21,13 @@ from verl_credit.config.other_tools import FAILED
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.search_tool import SearchTool
-from verl_credit.host.scorers.server import server_score
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
 from verl_credit.reward.qa import final_answer
 from verl_credit.search.client import SearchFault
 from verl_credit.search.protocol import bad_query_reason, control_tokens, without_markup
 from verl_credit.turns.book import RowRecord, TurnBook
 from verl_credit.turns.requests import RowPlanner
+from verl_credit.turns.scorers import SCORERS, Scorer
 
 
 class TurnAgentLoopOutput(AgentLoopOutput):
@@ -81,37 +79,27 @@ class SearchAgentLoop(ToolAgentLoop):
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         output = await super().run(params, **kwargs)
         finished = self._finish(output)
-        if mode is None and self.config.algorithm.info_gain_scorer == "server":
+        scorer = SCORERS[self.config.algorithm.info_gain_scorer]
+        if mode is None and scorer.in_rollout and not self.record.tool_fault:
             credit = CreditSettings.from_config(self.config)
             if credit.scores_at(kwargs["global_steps"]):
-                await self._score(finished, credit, kwargs["reward_model"]["ground_truth"])
+                await self._score(finished, scorer, credit)
         return finished
 
-    async def _score(self, output: TurnAgentLoopOutput, credit: CreditSettings, truth) -> None:
-        """The answer behind every context, by the server that wrote the trajectory; see ``gain_server``.
-
-        What cannot be scored is NaN, and `info_gain_on_error` decides about it as with every other scorer.
-        """
-        if self.record.tool_fault:
-            return
+    async def _score(self, output: TurnAgentLoopOutput, scorer: Scorer, credit: CreditSettings) -> None:
+        """The answer behind every context of the trajectory, by the replica that wrote it."""
 
         def generate(prompt: list[int], params: dict):
-            return self.server_manager.generate(  # the trajectory's id: verl sends it to the same replica
+            return self.server_manager.generate(  # verl sends the same id to the same replica
                 request_id=self._request_id, prompt_ids=prompt, sampling_params=params
             )
 
         prompt, response = output.prompt_ids, output.response_ids
-        planner, begin = RowPlanner(self.tokenizer, credit), time.time()
-        for request in planner.requests(0, prompt, response, output.turn_ids, truth):
-            answer = request.answer
-            context, n_gold = [*prompt, *response][: request.base], answer.gold_end - answer.gold_start
-            try:
-                tokens = answer.token_ids[: answer.gold_end]
-                value = await server_score(generate, context, tokens, n_gold, longest(self.config))
-            except Exception as error:
-                value, self.record.score_error = math.nan, f"{type(error).__name__}: {error}"[:300]
-            self.record.scores.append([request.column, request.alias, value])
-        self.record.score_span = [begin, time.time()]
+        planner = RowPlanner(self.tokenizer, credit)
+        requests = planner.requests(0, prompt, response, output.turn_ids, self._truth)
+        await scorer.score_rollout(
+            requests, [*prompt, *response], generate, longest(self.config), self.record
+        )
         output.extra_fields[ROW_RECORD] = self.record.as_dict()
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):

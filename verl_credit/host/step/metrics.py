@@ -7,13 +7,11 @@ unless they mean it. Means are per row or per turn as said; nothing is averaged 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 
 import torch
 
 from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.host.step.estimator import TurnStep
-from verl_credit.host.step.gain_pass import GainPlan
 from verl_credit.run.turn_cuts import TURNS_CUT
 from verl_credit.search.faults import FAULT_CODES
 from verl_credit.turns.batch import TurnBatch
@@ -63,40 +61,6 @@ def gain_metrics(step: TurnStep) -> dict[str, float]:
         if mask[:, turn].any():
             metrics[f"credit/gain/turn_{turn}"] = gain[mask[:, turn], turn].double().mean().item()
     return metrics
-
-
-def gain_cost(plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
-    """What the gains of a step cost.
-
-    credit/gain/seconds: measured around the forward (planning, reading; all of it with the scorer ``rows``), plus, with
-    ``branch``, the branches' share of the old_log_probs forward's seconds by tokens, which is an estimate, and with
-    ``server`` the seconds in which at least one trajectory was being scored: other rollouts went on in them, so that it is
-    the most that scoring can have cost. credit/gain/request_seconds: the same, summed over trajectories.
-    """
-    if plan.settings.algorithm.info_gain_scorer == "server":
-        records = zip(plan.turns.records, plan.turns.is_padding, strict=True)
-        spans = [record["score_span"] for record, pad in records if not pad and record.get("score_span")]
-        return {
-            "credit/gain/seconds": around_s + covered_seconds(spans),
-            "credit/gain/request_seconds": sum(end - begin for begin, end in spans),
-        }
-    branch = sum(plan.branches.tokens_B)
-    rows = sum(map(len, plan.turns.prompt_ids)) + sum(map(len, plan.turns.response_ids))
-    metrics = {"credit/gain/seconds": around_s}
-    if forward_s:
-        share = branch / max(1, branch + rows)
-        metrics["credit/gain/seconds"] += share * forward_s
-        metrics["credit/gain/branch_token_share"] = share
-    return metrics
-
-
-def covered_seconds(spans: Iterable[Sequence[float]]) -> float:
-    """Length of the union of [begin, end] intervals."""
-    covered, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return covered
 
 
 def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[str, float]:

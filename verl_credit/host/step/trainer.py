@@ -10,36 +10,29 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import ray
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
-from verl.workers.utils.padding import response_to_nested
 
-from verl_credit.config.budget import tokens_per_micro_batch
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import without_effect_in
 from verl_credit.host.actor.worker import CreditWorker
-from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
-from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.rollout.watch import RolloutWatch
-from verl_credit.host.scorers.rows import rows_per_micro_batch, score_by_rows
-from verl_credit.host.scorers.server import scores_of_records
+from verl_credit.host.step import store
 from verl_credit.host.step.estimator import TurnStep, bring_turns
-from verl_credit.host.step.gain_pass import GainPlan, fit_branches, plan_gains, score_gains
-from verl_credit.host.step.metrics import credit_metrics, gain_cost, gain_metrics, row_metrics
+from verl_credit.host.step.forward import TrainerForward
+from verl_credit.host.step.held_out import EvaluatingTrainer
+from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.stops import (
-    check_evaluation_faults,
     check_gain_has_signal,
     check_outcomes,
     check_planning_has_signal,
@@ -47,34 +40,16 @@ from verl_credit.host.step.stops import (
 )
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
-from verl_credit.host.step.turn_batch import fetch_turn_batch
-from verl_credit.names import (
-    BRANCH_LOG_PROBS,
-    BRANCHES,
-    CLIP_SCALE,
-    LOSS_MODE,
-    ROLLOUT_NAME,
-    SCORE_BRANCHES,
-    TRAINER_MODE,
-    TURN_IDS,
-)
+from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.run import events
-from verl_credit.run.files import (
-    METRICS,
-    TRAJECTORIES,
-    VALIDATION,
-    append_json,
-    read_json_lines,
-    rewind,
-)
-from verl_credit.run.state import describe_resume, save_state
-from verl_credit.run.time_limit import TimeLimit
+from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.gains import plan_gains, score_gains
 
 
 @register_trainer(TRAINER_MODE)
-class CreditTrainer(PPOTrainerSync):
+class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
     """One instance in the task runner process; workers are Ray actors."""
 
     def __init__(self, config):
@@ -82,12 +57,9 @@ class CreditTrainer(PPOTrainerSync):
         self.run_dir = Path(config.run_dir)
         self._gain_checked = self._planning_checked = self._cut_noted = False
         self._issued = (-1, 0)  # (step, prompts handed out in it)
-        self._evaluation_mode: str | None = None
-        self._watch = RolloutWatch(config.faults.max_failed_rollouts)
+        self.watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
         self._said: dict[str, str | None] = {}  # by the actor workers, of what they run
-        self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
-        self._shortened_from: int | None = None
         super().__init__(config)
 
     @property
@@ -105,7 +77,7 @@ class CreditTrainer(PPOTrainerSync):
     def _build_replay_buffer(self):
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = self.config.poll_interval_s
-        self._watch.attach(buffer)
+        self.watch.attach(buffer)
         return buffer
 
     def _init_tokenizer(self):
@@ -138,7 +110,7 @@ class CreditTrainer(PPOTrainerSync):
             )
         for number, names in enumerate(agent_loop_manager.probe()):
             require_registered(f"agent loop worker {number}", names, AGENT_LOOP)
-        self._watch.drain = agent_loop_manager.drain_errors
+        self.watch.drain = agent_loop_manager.drain_errors
         search = self.config.search
         index = (search.index_fingerprint or "not named by its server") if search.max_searches else "none"
         events.note(self.run_dir, "banner", f"{self.settings.banner()} | index={index}")
@@ -175,36 +147,32 @@ class CreditTrainer(PPOTrainerSync):
 
     def on_sample_begin(self):
         super().on_sample_begin()
-        self._watch.begin(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
+        self.watch.begin(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """First place that sees the sampled rows: order them, and stop on failed rollouts."""
-        metrics["credit/rollouts_failed"] = self._watch.settle(len(batch.keys))
+        metrics["credit/rollouts_failed"] = self.watch.settle(len(batch.keys))
         batch.reorder(sorted(range(len(batch.keys)), key=lambda row: batch.keys[row]))
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch, metrics):
         with marked_timer("info_gain", self.timing_raw):
-            self._turns = fetch_turn_batch(batch)
-            batch = self._write_rows(batch, {TURN_IDS: self._turns.turn_ids_B_T})
+            self._turns = store.fetch_turn_batch(batch)
+            batch = store.write_tokens(batch, {TURN_IDS: self._turns.turn_ids_B_T})
             self._check_faults(self._turns, metrics)
             self._note_cuts(metrics)
             plan = plan_gains(
                 self._turns, self.settings, self.tokenizer, scored=self.settings.scores_at(self.global_steps)
             )
-            riding = plan.scored and self.settings.algorithm.info_gain_scorer == "branch"
-            if riding:
-                plan = fit_branches(plan, tokens_per_micro_batch(self.config))
-                batch = self._write(batch, {BRANCHES: plan.branches.field()})
-                batch.extra_info[SCORE_BRANCHES] = True
+            forward = TrainerForward(batch, self.actor_rollout_wg, self.config)
+            if plan.scored:
+                plan = plan.scorer.before_forward(plan, forward)
         start = time.perf_counter()
-        batch = super()._compute_old_log_prob(batch, metrics)
+        forward.ran(super()._compute_old_log_prob(forward.batch, metrics))
         forward_s = time.perf_counter() - start
-        batch.extra_info.pop(SCORE_BRANCHES, None)
         with marked_timer("info_gain", self.timing_raw):
-            scorer = partial(self._scorer, batch)
-            gain_B_K, mask_B_K = score_gains(plan, scorer, metrics)
-            scales = self.settings.curriculum_at(self.global_steps, self._planned_steps)
+            gain_B_K, mask_B_K = score_gains(plan, forward, metrics)
+            gain_scale, outcome_scale = self.settings.curriculum_at(self.global_steps, self.planned_steps)
             self._step = TurnStep(
                 self.settings,
                 self._turns.turn_ids_B_T,
@@ -212,29 +180,13 @@ class CreditTrainer(PPOTrainerSync):
                 mask_B_K,
                 self._turns.row_valid_B,
                 scored=plan.scored or not self.settings.scores_gain,
-                gain_scale=scales[0],
-                outcome_scale=scales[1],
+                gain_scale=gain_scale,
+                outcome_scale=outcome_scale,
                 stage=self._stage,
             )
         if plan.scored:
-            metrics.update(gain_cost(plan, self.timing_raw["info_gain"], forward_s if riding else 0.0))
-        return batch
-
-    def _scorer(self, batch, plan: GainPlan) -> torch.Tensor:
-        if self.settings.algorithm.info_gain_scorer == "rows":
-            return score_by_rows(
-                plan.requests,
-                plan.turns,
-                self.actor_rollout_wg.compute_log_prob,
-                dp_size=self._dp_size(),
-                micro_batch=rows_per_micro_batch(self.config),
-            )
-        if self.settings.algorithm.info_gain_scorer == "server":
-            return scores_of_records(plan.requests, plan.turns.records)
-        found = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=[BRANCH_LOG_PROBS]
-        )
-        return plan.branches.scores(list(found[BRANCH_LOG_PROBS].unbind()))
+            metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
+        return forward.batch
 
     def _note_cuts(self, metrics) -> None:
         """Once a run: the metric has the rest."""
@@ -258,8 +210,8 @@ class CreditTrainer(PPOTrainerSync):
         with bring_turns(step):
             batch = super()._compute_advantage(batch, metrics)
         if step.credit is None:  # another estimator with our loss: no gain, no adaptive clip
-            return self._write_rows(batch, {CLIP_SCALE: torch.ones(step.turn_ids_B_T.shape)})
-        batch = self._write_rows(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
+            return store.write_tokens(batch, {CLIP_SCALE: torch.ones(step.turn_ids_B_T.shape)})
+        batch = store.write_tokens(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
         check_outcomes(step)
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
@@ -281,7 +233,7 @@ class CreditTrainer(PPOTrainerSync):
         bypass = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
         if not bypass:
             names.append("entropy")
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        data = store.read(batch, *names)
         padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
         return TokenInputs(
             step=self.global_steps,
@@ -292,126 +244,9 @@ class CreditTrainer(PPOTrainerSync):
             row_valid_B=self._turns.row_valid_B,
         )
 
-    def _write_rows(self, batch, tensors_B_T: dict[str, torch.Tensor]):
-        """Padded tensors back to TransferQueue, each row cut to its own response.
-
-        Returns the batch handle to go on with: only the one that the write returned knows the new fields.
-        """
-        mask = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
-        )["response_mask"]
-        return self._write(batch, {name: response_to_nested(t, mask) for name, t in tensors_B_T.items()})
-
-    def _write(self, batch, fields: dict[str, torch.Tensor]):
-        written = tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
-        )
-        written.extra_info.update(batch.extra_info)
-        return written
-
     @property
-    def _controller(self):
+    def controller(self):
         return None if self._stage is None else self._stage.controller
-
-    def _dp_size(self) -> int:
-        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-
-    def _update_actor(self, batch, metrics):
-        batch = super()._update_actor(batch, metrics)
-        self._metrics_so_far = metrics  # for the checkpoint: verl saves before it has all of them
-        return batch
-
-    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
-        append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
-        self._keep_time(timing_raw)
-
-    def _keep_time(self, timing_raw: dict[str, float]) -> None:
-        """With max_hours: what verl takes for the last step is saved and evaluated, and the run ends behind it."""
-        done = self.global_steps >= self.total_training_steps
-        timing_s = {
-            name: timing_raw[name] for name in ("step", "save_checkpoint", "testing") if name in timing_raw
-        }
-        if self._limit is not None and not done and self._limit.next_is_last(timing_s):
-            self._shortened_from = self.total_training_steps
-            self.total_training_steps = self.global_steps + 1
-            text = (
-                f"max_hours={self.config.max_hours:g}: step {self.total_training_steps} is the last of this run; the same "
-                "command goes on from it"
-            )
-            events.note(self.run_dir, "max_hours", text)
-
-    @property
-    def _planned_steps(self) -> int:
-        """Of the whole run; verl's number is smaller once max_hours has made a step the last."""
-        return self._shortened_from or self.total_training_steps
-
-    def on_init_end(self):
-        super().on_init_end()
-        self._weights = self._rollout_checksum()
-
-    def on_step_end(self):
-        """The engine compares checksums at every sync; here it is recorded that the weights moved at all."""
-        super().on_step_end()
-        before, self._weights = self._weights, self._rollout_checksum()
-        if self._weights is not None:
-            self._pending_sync_metrics = {"credit/sync/weights_changed": float(before != self._weights)}
-
-    def _rollout_checksum(self) -> str | None:
-        """Checksum of the weights the first rollout server holds; None for engines that give none."""
-        if self.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
-            return None
-        return ray.get(ray.get_actor(server_name(0)).weights_checksum.remote())
-
-    # --- held-out evaluation, checkpoints --------------------------------------------------------
-
-    def _validate(self):
-        """Once per mode of ``evaluation.modes``. A step that was evaluated before a resume is not evaluated again."""
-        for row in read_json_lines(self.run_dir / VALIDATION):
-            if row["step"] == self.global_steps:
-                return {name: value for name, value in row.items() if name != "step"}
-        loader, merged = self.val_dataloader, {}
-        rows = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
-        try:
-            for mode in self.config.evaluation.modes:
-                self._watch.begin(rows)
-                self._evaluation_mode, self.val_dataloader = mode, EvaluationLoader(loader, mode)
-                merged |= super()._validate()
-                self._watch.settle(rows - len(self._watch.errors))
-        finally:
-            self.val_dataloader, self._evaluation_mode = loader, None
-        check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url)
-        append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
-        return merged
-
-    def _val_metrics_update(
-        self, data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts=None
-    ):
-        """The mode goes into the metrics' names only: reward functions see the data source as it is."""
-        return label_mode(super()._val_metrics_update, self._evaluation_mode)(
-            data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts
-        )
-
-    def _save_checkpoint(self):
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        controller = self._controller
-        sepa = None if controller is None else controller.state_dict()
-        save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa, self._planned_steps)
-        super()._save_checkpoint()
-
-    def _load_checkpoint(self):
-        super()._load_checkpoint()
-        for name in (METRICS, VALIDATION, TRAJECTORIES):
-            rewind(self.run_dir / name, self.global_steps)
-        if self.global_steps > 0:
-            said, saved, sepa = describe_resume(self.config, self.global_steps)
-            if self._controller is not None and sepa is not None:
-                self._controller.load_state_dict(sepa)
-            events.note(self.run_dir, "resume", said)
-            if saved and self.global_steps not in {
-                row["step"] for row in read_json_lines(self.run_dir / METRICS)
-            }:
-                append_json(self.run_dir / METRICS, {"step": self.global_steps, **saved})
 
 
 def _with_uids(batch: TensorDict, uids: np.ndarray) -> TensorDict:

@@ -7,15 +7,69 @@ tokens. Scores are those of the rollout engine (its precision, its kernels), not
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from omegaconf import DictConfig
 
 from verl_credit.config.request_room import does_not_fit
+from verl_credit.config.settings import CreditSettings
+from verl_credit.names import ROLLOUT_NAME
+from verl_credit.turns.book import RowRecord
 from verl_credit.turns.requests import Request
+from verl_credit.turns.scorers.scorer import Forward, GainPlan, Generate, Scorer
 
-Generate = Callable[[list[int], dict], Awaitable]
+
+class ServerScorer(Scorer):
+    name = "server"
+    in_rollout = True
+
+    def answers_behind_row(self, config: DictConfig) -> int:
+        return 0
+
+    async def score_rollout(
+        self,
+        requests: Sequence[Request],
+        trunk: Sequence[int],
+        generate: Generate,
+        max_model_len: int | None,
+        record: RowRecord,
+    ) -> None:
+        """A request that fails scores NaN; `info_gain_on_error` decides about it as with every other scorer."""
+        begin = time.time()
+        for request in requests:
+            answer = request.answer
+            tokens, n_gold = answer.token_ids[: answer.gold_end], answer.gold_end - answer.gold_start
+            try:
+                value = await server_score(generate, trunk[: request.base], tokens, n_gold, max_model_len)
+            except Exception as error:
+                value, record.score_error = math.nan, f"{type(error).__name__}: {error}"[:300]
+            record.scores.append([request.column, request.alias, value])
+        record.score_span = [begin, time.time()]
+
+    def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
+        return scores_of_records(plan.requests, plan.turns.records)
+
+    def n_scored(self, plan: GainPlan) -> int:
+        """Every trajectory asks for its own."""
+        return len(plan.requests)
+
+    def cost(self, plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
+        """The seconds hold those in which at least one trajectory was being scored. Other rollouts went on meanwhile, so
+        this is the most that scoring can have cost. ``request_seconds``: the same, summed over trajectories."""
+        records = zip(plan.turns.records, plan.turns.is_padding, strict=True)
+        spans = [record["score_span"] for record, pad in records if not pad and record.get("score_span")]
+        return {
+            "credit/gain/seconds": around_s + covered_seconds(spans),
+            "credit/gain/request_seconds": sum(end - begin for begin, end in spans),
+        }
+
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+        prompts = f"up to {config.search.max_searches + 1} prompts per trajectory and alias to the replica that wrote it"
+        own = config.actor_rollout_ref.rollout.name == ROLLOUT_NAME  # it has no prefix cache
+        return prompts if own else f"{prompts}, cheap where its prefix cache still has them"
 
 
 class Unbelieved(NamedTuple):
@@ -96,3 +150,12 @@ def scores_of_records(requests: Sequence[Request], records: Sequence[dict]) -> t
     return torch.tensor(
         [found[r.row].get((r.column, r.alias), math.nan) for r in requests], dtype=torch.float64
     )
+
+
+def covered_seconds(spans: Iterable[Sequence[float]]) -> float:
+    """Length of the union of [begin, end] intervals."""
+    covered, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered

@@ -1,9 +1,15 @@
-"""One training batch as the credit step reads it: turn ids, what the agent loops reported, who counts."""
+"""The rows of a step in TransferQueue: no other module calls it.
+
+verl hands a handle of the rows (``KVBatchMeta``) from method to method. Only the handle that a write returns knows the
+new fields.
+"""
 
 from __future__ import annotations
 
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
+from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.credit import turn_table
 from verl_credit.names import AGENT_NAME, ROW_RECORD, TURN_IDS
@@ -11,10 +17,30 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
 
 
+def read(batch, *names: str) -> TensorDict:
+    """These fields of all rows."""
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
+
+
+def write(batch, fields: dict[str, torch.Tensor]):
+    """Put fields (nested, a row each) beside the others; the handle that knows them."""
+    written = tq.kv_batch_put(
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+    )
+    written.extra_info.update(batch.extra_info)
+    return written
+
+
+def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
+    """Write padded tensors, each row cut to its own response."""
+    mask = read(batch, "response_mask")["response_mask"]
+    return write(batch, {name: response_to_nested(value, mask) for name, value in padded_B_T.items()})
+
+
 def fetch_turn_batch(batch) -> TurnBatch:
-    """Read a ``KVBatchMeta``. Raises RuntimeError when the agent loop wrote no turn ids."""
-    fields = ["prompts", "responses", "response_mask", TURN_IDS, "extra_fields", "reward_model", "extra_info"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    """Turn ids, what the agent loops reported, and which rows count. Raises RuntimeError where there are no turn ids."""
+    columns = ("extra_fields", "reward_model", "extra_info")
+    data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *columns)
     if TURN_IDS not in data:
         raise RuntimeError(
             f"rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or rollout.agent.default_agent_loop) "

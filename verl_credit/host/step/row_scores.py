@@ -1,13 +1,8 @@
-"""Information gain by rows: one ordinary row per context through verl's ``compute_log_prob``.
-
-Simple and exact: O(turns x length) tokens. Identical contexts (the bare prompt of a group) are scored
-once. The other scorers are tested against this one.
-"""
+"""Log-probs of ordinary rows through verl's ``compute_log_prob``; identical rows are computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from omegaconf import DictConfig
@@ -15,36 +10,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from verl_credit.turns.answer import PseudoAnswer
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.requests import Request
-
-
-def score_by_rows(
-    requests: Sequence[Request],
-    turns: TurnBatch,
-    compute_log_prob: Callable[[TensorDict], TensorDict],
-    *,
-    dp_size: int,
-    micro_batch: int = 1,
-) -> torch.Tensor:
-    """Mean log-prob of the gold tokens of every request, float64 [N]; see `score_rows`."""
-    trunks: dict[int, list[int]] = {}
-    rows = []
-    for request in requests:
-        row = request.row
-        if row not in trunks:
-            trunks[row] = turns.prompt_ids[row] + turns.response_ids[row]
-        rows.append(ScoreRow(tuple(trunks[row][: request.base]), request.answer))
-    return score_rows(compute_log_prob, rows, dp_size=dp_size, micro_batch=micro_batch)
-
-
-@dataclass(frozen=True)
-class ScoreRow:
-    """One context and the pseudo-answer behind it."""
-
-    context_ids: tuple[int, ...]
-    answer: PseudoAnswer
+from verl_credit.turns.scorers import ScoreRow
 
 
 def score_rows(

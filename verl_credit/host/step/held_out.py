@@ -1,0 +1,42 @@
+"""Held-out evaluation, once per mode of ``evaluation.modes``, with verl's own validation code."""
+
+from __future__ import annotations
+
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
+from verl_credit.host.step.stops import check_evaluation_faults
+from verl_credit.run.files import VALIDATION, append_json, read_json_lines
+
+
+class EvaluatingTrainer(PPOTrainerSync):
+    """Expects ``run_dir`` and ``watch`` of the class that it is part of."""
+
+    _evaluation_mode: str | None = None
+
+    def _validate(self):
+        """A step that was evaluated before a resume is not evaluated again."""
+        for row in read_json_lines(self.run_dir / VALIDATION):
+            if row["step"] == self.global_steps:
+                return {name: value for name, value in row.items() if name != "step"}
+        loader, merged = self.val_dataloader, {}
+        rows = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        try:
+            for mode in self.config.evaluation.modes:
+                self.watch.begin(rows)
+                self._evaluation_mode, self.val_dataloader = mode, EvaluationLoader(loader, mode)
+                merged |= super()._validate()
+                self.watch.settle(rows - len(self.watch.errors))
+        finally:
+            self.val_dataloader, self._evaluation_mode = loader, None
+        check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url)
+        append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
+        return merged
+
+    def _val_metrics_update(
+        self, data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts=None
+    ):
+        """The mode goes into the metrics' names only: reward functions see the data source as it is."""
+        return label_mode(super()._val_metrics_update, self._evaluation_mode)(
+            data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts
+        )

@@ -1,0 +1,99 @@
+"""What a run writes down: a line of metrics per step, checkpoints with our state, and the last step of ``max_hours``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ray
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.names import ROLLOUT_NAME
+from verl_credit.run import events
+from verl_credit.run.files import (
+    METRICS,
+    TRAJECTORIES,
+    VALIDATION,
+    append_json,
+    read_json_lines,
+    rewind,
+)
+from verl_credit.run.state import describe_resume, save_state
+from verl_credit.run.time_limit import TimeLimit
+
+
+class RecordedTrainer(PPOTrainerSync):
+    """Expects ``run_dir`` and ``controller`` (SEPA's, or None) of the class that it is part of."""
+
+    def __init__(self, config):
+        self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
+        self._shortened_from: int | None = None
+        super().__init__(config)
+
+    @property
+    def planned_steps(self) -> int:
+        """Of the whole run; verl's number is smaller once max_hours has made a step the last."""
+        return self._shortened_from or self.total_training_steps
+
+    def _update_actor(self, batch, metrics):
+        batch = super()._update_actor(batch, metrics)
+        self._metrics_so_far = metrics  # for the checkpoint: verl saves before it has all of them
+        return batch
+
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        append_json(self.run_dir / METRICS, {"step": global_steps, **metrics})
+        self._keep_time(timing_raw)
+
+    def _keep_time(self, timing_raw: dict[str, float]) -> None:
+        """Where ``max_hours`` leaves time for one more step, that step becomes the last: it is saved and evaluated."""
+        done = self.global_steps >= self.total_training_steps
+        timing_s = {
+            name: timing_raw[name] for name in ("step", "save_checkpoint", "testing") if name in timing_raw
+        }
+        if self._limit is not None and not done and self._limit.next_is_last(timing_s):
+            self._shortened_from = self.total_training_steps
+            self.total_training_steps = self.global_steps + 1
+            text = (
+                f"max_hours={self.config.max_hours:g}: step {self.total_training_steps} is the last of this run; the same "
+                "command goes on from it"
+            )
+            events.note(self.run_dir, "max_hours", text)
+
+    def _save_checkpoint(self):
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        sepa = None if self.controller is None else self.controller.state_dict()
+        save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa, self.planned_steps)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        for name in (METRICS, VALIDATION, TRAJECTORIES):
+            rewind(self.run_dir / name, self.global_steps)
+        if self.global_steps > 0:
+            message, saved, sepa = describe_resume(self.config, self.global_steps)
+            if self.controller is not None and sepa is not None:
+                self.controller.load_state_dict(sepa)
+            events.note(self.run_dir, "resume", message)
+            if saved and self.global_steps not in {
+                row["step"] for row in read_json_lines(self.run_dir / METRICS)
+            }:
+                append_json(self.run_dir / METRICS, {"step": self.global_steps, **saved})
+
+    # The rollout engine compares checksums at every sync; here it is recorded that the weights moved at all.
+
+    def on_init_end(self):
+        super().on_init_end()
+        self._weights = self._rollout_checksum()
+
+    def on_step_end(self):
+        super().on_step_end()
+        before, self._weights = self._weights, self._rollout_checksum()
+        if self._weights is not None:
+            self._pending_sync_metrics = {"credit/sync/weights_changed": float(before != self._weights)}
+
+    def _rollout_checksum(self) -> str | None:
+        """Checksum of the weights the first rollout server holds; None for engines that give none."""
+        if self.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+            return None
+        return ray.get(ray.get_actor(server_name(0)).weights_checksum.remote())

@@ -1,0 +1,68 @@
+"""Information gain by branches: answers ride behind their rows on the ``old_log_probs`` forward (`turns/branches.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from omegaconf import DictConfig
+
+from verl_credit.config.row_room import SHORT_ANSWER
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer
+
+
+class BranchScorer(Scorer):
+    name = "branch"
+    rides = True
+
+    def answers_behind_row(self, config: DictConfig) -> int:
+        return config.search.max_searches + 1
+
+    def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
+        plan = fit_branches(plan, forward.budget)
+        forward.carry(plan.branches.field())
+        return plan
+
+    def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
+        return plan.branches.scores(forward.carried())
+
+    def cost(self, plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
+        """The seconds hold the branches' share, by tokens, of the forward's seconds: an estimate."""
+        branch = sum(plan.branches.tokens_B)
+        rows = sum(map(len, plan.turns.prompt_ids)) + sum(map(len, plan.turns.response_ids))
+        share = branch / max(1, branch + rows)
+        return {
+            "credit/gain/seconds": around_s + share * forward_s,
+            "credit/gain/branch_token_share": share,
+        }
+
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+        contexts = config.search.max_searches + 1
+        length = config.data.max_prompt_length + config.data.max_response_length
+        return (
+            f"no forward of its own: up to {contexts} answers per alias ride behind each row of old_log_probs; with "
+            f"{SHORT_ANSWER} tokens each they are {contexts * SHORT_ANSWER / length:.1%} of the tokens of a full row "
+            f"(attention: {settings.attention})"
+        )
+
+
+def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
+    """The plan whose rows, answers included, fit ``budget`` tokens (None: any number does).
+
+    An answer that does not fit is a failed score: the run stops here and names the key, or with
+    ``info_gain_on_error=zero`` goes on.
+    """
+    if budget is None:
+        return plan
+    length_B = [len(p) + len(r) for p, r in zip(plan.turns.prompt_ids, plan.turns.response_ids, strict=True)]
+    needed = max(n + more for n, more in zip(length_B, plan.branches.tokens_B, strict=True))
+    if needed <= budget:
+        return plan
+    if plan.settings.algorithm.info_gain_on_error == "raise":
+        raise IntegrityError(
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
+            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
+        )
+    return replace(plan, branches=plan.branches.fitted(length_B, budget))

@@ -1,0 +1,110 @@
+"""What a scorer of information gain is, and what it may use of the host.
+
+A scorer finds the mean log-prob of the gold tokens behind every context of a step. It is one file here and an entry in
+`SCORERS`; whoever needs to know something about a scorer asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from omegaconf import DictConfig
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.turns.answer import PseudoAnswer
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import RowRecord
+from verl_credit.turns.branches import BranchPlan
+from verl_credit.turns.requests import Request
+
+Generate = Callable[[list[int], dict], Awaitable]
+"""The rollout server: (prompt, sampling parameters) -> its output."""
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One context and the pseudo-answer behind it."""
+
+    context_ids: tuple[int, ...]
+    answer: PseudoAnswer
+
+
+class Forward(Protocol):
+    """What the trainer offers to a scorer around its ``old_log_probs`` forward."""
+
+    budget: int | None
+    """Tokens of a micro-batch; None where micro-batches are counted in rows."""
+
+    def carry(self, branches: torch.Tensor) -> None:
+        """Before the forward: put these answers (`encode_branches`, nested) behind their rows."""
+
+    def carried(self) -> list[torch.Tensor]:
+        """After the forward: the log-probs of each row's answer tokens."""
+
+    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        """Mean log-prob of the gold tokens of ordinary rows, by a forward of their own."""
+
+
+@dataclass(frozen=True)
+class GainPlan:
+    """What a step scores, made before ``old_log_probs`` are computed."""
+
+    turns: TurnBatch
+    settings: CreditSettings
+    scorer: Scorer
+    scored: bool
+    """False: a step of plain GRPO; there are no requests."""
+    requests: list[Request]
+    branches: BranchPlan
+    """One per distinct context and answer."""
+
+
+class Scorer:
+    """The defaults are those of a scorer with a forward of its own."""
+
+    name: ClassVar[str]
+    rides: ClassVar[bool] = False
+    """Answers stand behind their rows in the old_log_probs forward."""
+    in_rollout: ClassVar[bool] = False
+    """The rollout server scores, at the end of each trajectory (`score_rollout`)."""
+
+    def needs(self, config: DictConfig) -> None:
+        """Raise ConfigError for what this scorer cannot work with."""
+
+    def answers_behind_row(self, config: DictConfig) -> int:
+        """How many answers the longest row of a log-prob micro-batch carries."""
+        return 1
+
+    async def score_rollout(
+        self,
+        requests: Sequence[Request],
+        trunk: Sequence[int],
+        generate: Generate,
+        max_model_len: int | None,
+        record: RowRecord,
+    ) -> None:
+        """Write the scores of a trajectory into its record. ``trunk``: its prompt and response."""
+        raise NotImplementedError(f"{self.name} does not score in the rollout")
+
+    def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
+        """Called for steps that score; returns what is left of the plan."""
+        return plan
+
+    def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
+        """Mean log-prob of the gold tokens of every request, float64 [N]. NaN: the score failed."""
+        raise NotImplementedError
+
+    def n_scored(self, plan: GainPlan) -> int:
+        """Distinct contexts and answers of the plan."""
+        return len(set(plan.branches.place_N) - {None})
+
+    def cost(self, plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
+        """``credit/gain/seconds`` and more. ``around_s``: measured around the forward; ``forward_s``: the forward itself."""
+        return {"credit/gain/seconds": around_s}
+
+    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+        """The cost in words, for `explain`."""
+        raise NotImplementedError
