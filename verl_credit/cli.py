@@ -1,209 +1,197 @@
 """The `verl-credit` command."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Literal
+
+from typer import Argument, Option, Typer
+
+# A command returns its exit code. A wrong command line ends with 2, Ctrl-C with 130.
+app = Typer(
+    help=__doc__,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    result_callback=sys.exit,
+)
+SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
+CONFIG_DIR = Option(None, help="folder with your own recipes")
+OVERRIDES = Argument((), help="Hydra overrides: key=value")
+JSON = Option(False, "--json", help="machine-readable")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="verl-credit", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    train = commands.add_parser("train", help="run a recipe on verl's trainer")
-    train.add_argument(
-        "--config-name", required=True, help="a shipped recipe (lab) or a file in --config-dir"
-    )
-    train.add_argument("--config-dir", help="folder with your own recipes")
-    train.add_argument(
-        "-m", "--multirun", action="store_true", help="a run for every combination of key=value,value"
-    )
-    train.add_argument("overrides", nargs="*", help="Hydra overrides: key=value")
-
-    lab = commands.add_parser("lab", help="build the lab's world, policy, encoder and index")
-    lab.add_argument("--dir", type=Path, required=True)
-    lab.add_argument("--world-seed", type=int, default=0)
-    lab.add_argument("--size", choices=("full", "tiny"), default="full")
-
-    data = commands.add_parser("prepare", help="write verl's parquet files from a published question set")
-    data.add_argument(
-        "data_set",
-        help="hotpotqa, nq, musique, 2wiki, triviaqa, popqa, bamboogle, gsm8k; qa: questions of your own",
-    )
-    data.add_argument(
-        "--source", required=True, help="a file, a folder, or OWNER/NAME on the Hugging Face hub"
-    )
-    data.add_argument("--out", type=Path, required=True, help="a folder that is new or empty")
-    data.add_argument("--splits", help="of the source: train,val,test; all where not given")
-    data.add_argument("--limit", type=int, help="rows per split, the first ones")
-    data.add_argument("--val-size", type=int, help="rows of a single split drawn into val.parquet")
-    data.add_argument("--seed", type=int, default=0, help="of --val-size")
-    data.add_argument("--subset", help="which part of a data set on the hub")
-    data.add_argument("--revision", help="commit, branch or tag on the hub")
-    data.add_argument("--overwrite", action="store_true", help="replace what prepare wrote there before")
-
-    report = commands.add_parser("report", help="write report.html and curves.png of a run")
-    report.add_argument("run_dir", type=Path)
-
-    explain = commands.add_parser("explain", help="show the pipeline that a recipe with overrides would run")
-    explain.add_argument("--config-name", default="lab", help="a shipped recipe or a file in --config-dir")
-    explain.add_argument("--config-dir", help="folder with your own recipes")
-    explain.add_argument("--values", action="store_true", help="list every value that is not the default")
-    explain.add_argument("overrides", nargs="*", help="Hydra overrides: key=value")
-
-    doctor = commands.add_parser("doctor", help="check this machine, and what a recipe asks of it")
-    doctor.add_argument(
-        "--config-name", help="a shipped recipe or a file in --config-dir; none: the machine alone"
-    )
-    doctor.add_argument("--config-dir", help="folder with your own recipes")
-    doctor.add_argument("--json", action="store_true", help="machine-readable")
-    doctor.add_argument("overrides", nargs="*", help="Hydra overrides: key=value")
-
-    diff = commands.add_parser("diff", help="what differs between two runs or recipes")
-    diff.add_argument("a", help="a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'")
-    diff.add_argument("b", help="the same")
-    diff.add_argument("--config-dir", help="folder with your own recipes")
-    diff.add_argument("--json", action="store_true", help="machine-readable")
-
-    plan = commands.add_parser("plan", help="predict memory, time and disk of a recipe; says whether it fits")
-    plan.add_argument(
-        "--config-name", action="append", help="a shipped recipe or a file in --config-dir; repeatable"
-    )
-    plan.add_argument("--config-dir", help="folder with your own recipes")
-    plan.add_argument("--all", action="store_true", help="every shipped recipe, as a table")
-    plan.add_argument("--hardware", help="h20, h100, h200, a100, gb10 (spark), cpu (this machine)")
-    plan.add_argument("--devices", type=int, help="devices in all; the recipe's number otherwise")
-    plan.add_argument("--json", action="store_true", help="the plan as JSON")
-    plan.add_argument("overrides", nargs="*", help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE")
-
-    check = commands.add_parser("check", help="run the laws on an operator of yours, or on all of ours")
-    check.add_argument("operator", nargs="?", help="my_module:my_operator; none: every registered operator")
-    check.add_argument(
-        "--kind", choices=("outcome", "transform", "algorithm", "uncertainty"), help="when it cannot be told"
-    )
-    check.add_argument("--params", type=json.loads, help="JSON object handed to the operator")
-
-    commands.add_parser("modes", help="print docs/modes.md")
-    commands.add_parser("keys", help="print docs/keys.md")
-
-    arguments = parser.parse_args(argv)
-    return {
-        "train": _train,
-        "lab": _lab,
-        "prepare": _prepare,
-        "report": _report,
-        "explain": _explain,
-        "plan": _plan,
-        "doctor": _doctor,
-        "diff": _diff,
-        "check": _check,
-        "modes": _modes,
-        "keys": _keys,
-    }[arguments.command](arguments)
+    try:
+        app(argv, prog_name="verl-credit")
+    except SystemExit as end:
+        return end.code or 0
 
 
-def _train(arguments) -> int:
+def _json_object(text: str) -> dict:
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise ValueError(f"{text!r} is not a JSON object") from None
+
+
+@app.command(help="run a recipe on verl's trainer")
+def train(
+    config_name: str = Option(help=SHIPPED),
+    config_dir: str | None = CONFIG_DIR,
+    multirun: bool = Option(False, "-m", "--multirun", help="a run for every combination of key=value,value"),
+    overrides: list[str] = OVERRIDES,
+):
     from verl_credit.run.network import ray_on_loopback
 
     ray_on_loopback(os.environ)  # what is imported below imports Ray
-    if arguments.multirun:
-        from verl_credit.commands.sweep import sweep
+    if multirun:
+        from verl_credit.commands.sweep import sweep as run
+    else:
+        from verl_credit.commands.train import train as run
 
-        return sweep(arguments.config_name, arguments.overrides, arguments.config_dir)
-    from verl_credit.commands.train import train
-
-    return train(arguments.config_name, arguments.overrides, arguments.config_dir)
+    return run(config_name, overrides, config_dir)
 
 
-def _lab(arguments) -> int:
+@app.command(help="build the lab's world, policy, encoder and index")
+def lab(
+    folder: Path = Option(..., "--dir"),
+    world_seed: int = Option(0, parser=int),
+    size: Literal["full", "tiny"] = "full",
+):
     from verl_credit.errors import ExitCode
     from verl_credit.lab.build import build_lab
     from verl_credit.lab.warm_start import LabGateError
     from verl_credit.run.progress import Throttled, say_at_once
 
-    progress = Throttled(say_at_once)
     try:
-        paths = build_lab(
-            arguments.dir, world_seed=arguments.world_seed, size=arguments.size, progress=progress
-        )
+        paths = build_lab(folder, world_seed=world_seed, size=size, progress=Throttled(say_at_once))
     except (LabGateError, OSError) as error:
-        print(f"verl-credit lab --dir {arguments.dir}: {error}")
+        print(f"verl-credit lab --dir {folder}: {error}")
         return ExitCode.PREFLIGHT
     print(f"lab ready: {paths.root}")
-    return ExitCode.DONE
 
 
-def _prepare(arguments) -> int:
+@app.command(help="write verl's parquet files from a published question set")
+def prepare(
+    data_set: str = Argument(
+        help="hotpotqa, nq, musique, 2wiki, triviaqa, popqa, bamboogle, gsm8k; qa: questions of your own"
+    ),
+    source: str = Option(help="a file, a folder, or OWNER/NAME on the Hugging Face hub"),
+    out: Path = Option(help="a folder that is new or empty"),
+    splits: str | None = Option(None, help="of the source: train,val,test; all where not given"),
+    limit: int | None = Option(None, parser=int, help="rows per split, the first ones"),
+    val_size: int | None = Option(None, parser=int, help="rows of a single split drawn into val.parquet"),
+    seed: int = Option(0, parser=int, help="of --val-size"),
+    subset: str | None = Option(None, help="which part of a data set on the hub"),
+    revision: str | None = Option(None, help="commit, branch or tag on the hub"),
+    overwrite: bool = Option(False, "--overwrite", help="replace what prepare wrote there before"),
+):
     from verl_credit.data.command import run
 
-    return run(arguments)
+    return run(
+        data_set,
+        source,
+        out,
+        limit=limit,
+        val_size=val_size,
+        seed=seed,
+        splits=[name.strip() for name in splits.split(",")] if splits else None,
+        overwrite=overwrite,
+        subset=subset,
+        revision=revision,
+    )
 
 
-def _report(arguments) -> int:
+@app.command(help="write report.html and curves.png of a run")
+def report(run_dir: Path):
     from verl_credit.errors import ExitCode
     from verl_credit.report import write_report
 
     try:
-        print(write_report(arguments.run_dir))
+        print(write_report(run_dir))
     except (OSError, ValueError) as error:
-        print(f"verl-credit report {arguments.run_dir}: {error}")
+        print(f"verl-credit report {run_dir}: {error}")
         return ExitCode.PREFLIGHT
-    return ExitCode.DONE
 
 
-def _explain(arguments) -> int:
+@app.command(help="show the pipeline that a recipe with overrides would run")
+def explain(
+    config_name: str = Option("lab", help=SHIPPED),
+    config_dir: str | None = CONFIG_DIR,
+    values: bool = Option(False, "--values", help="list every value that is not the default"),
+    overrides: list[str] = OVERRIDES,
+):
     from verl_credit.commands.explain import explain
 
-    return explain(arguments.config_name, arguments.overrides, arguments.config_dir, arguments.values)
+    return explain(config_name, overrides, config_dir, values)
 
 
-def _doctor(arguments) -> int:
+@app.command(help="check this machine, and what a recipe asks of it")
+def doctor(
+    config_name: str | None = Option(None, help=f"{SHIPPED}; none: the machine alone"),
+    config_dir: str | None = CONFIG_DIR,
+    as_json: bool = JSON,
+    overrides: list[str] = OVERRIDES,
+):
     from verl_credit.doctor.command import doctor
 
-    return doctor(arguments.config_name, arguments.overrides, arguments.config_dir, arguments.json)
+    return doctor(config_name, overrides, config_dir, as_json)
 
 
-def _diff(arguments) -> int:
+@app.command(help="what differs between two runs or recipes")
+def diff(
+    a: str = Argument(help="a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'"),
+    b: str = Argument(help="the same"),
+    config_dir: str | None = CONFIG_DIR,
+    as_json: bool = JSON,
+):
     from verl_credit.commands.diff import diff
 
-    return diff(arguments.a, arguments.b, arguments.config_dir, arguments.json)
+    return diff(a, b, config_dir, as_json)
 
 
-def _plan(arguments) -> int:
+@app.command(help="predict memory, time and disk of a recipe; says whether it fits")
+def plan(
+    config_name: list[str] = Option(("lab",), help=f"{SHIPPED}; repeatable"),
+    config_dir: str | None = CONFIG_DIR,
+    every: bool = Option(False, "--all", help="every shipped recipe, as a table"),
+    hardware: str | None = Option(None, help="h20, h100, h200, a100, gb10 (spark), cpu (this machine)"),
+    devices: int | None = Option(None, parser=int, help="devices in all; the recipe's number otherwise"),
+    as_json: bool = JSON,
+    overrides: list[str] = Argument((), help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE"),
+):
     from verl_credit.plan.command import plan_command
 
-    return plan_command(
-        arguments.config_name or ["lab"],
-        arguments.overrides,
-        arguments.config_dir,
-        hardware=arguments.hardware,
-        devices=arguments.devices,
-        every=arguments.all,
-        as_json_text=arguments.json,
-    )
+    return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)
 
 
-def _check(arguments) -> int:
+@app.command(help="run the laws on an operator of yours, or on all of ours")
+def check(
+    operator: str | None = Argument(None, help="my_module:my_operator; none: every registered operator"),
+    kind: Literal["outcome", "transform", "algorithm", "uncertainty"] | None = Option(
+        None, help="when it cannot be told"
+    ),
+    params: dict | None = Option(None, parser=_json_object, help="JSON object handed to the operator"),
+):
     from verl_credit.commands.check_operators import check_operators
 
-    return check_operators(arguments.operator, arguments.kind, arguments.params)
+    return check_operators(operator, kind, params)
 
 
-def _modes(arguments) -> int:
+@app.command(help="print docs/modes.md")
+def modes():
     from verl_credit.commands.modes_page import modes_page
 
     print(modes_page(), end="")
-    return 0
 
 
-def _keys(arguments) -> int:
+@app.command(help="print docs/keys.md")
+def keys():
     from verl_credit.commands.keys_page import keys_page
 
     print(keys_page(), end="")
-    return 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Everything a command of ours ends with; argparse itself ends with 2 for a wrong command line."""
+    """Everything a command of ours ends with; typer itself ends with 2 for a wrong command line."""
 
     DONE = 0
     """The work is done; for ``doctor`` no check failed, for ``diff`` the two are equal."""

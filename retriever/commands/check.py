@@ -1,44 +1,42 @@
 """The command `verl-credit-retriever check`: its options and what it prints."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from typer import Option
+
+from verl_credit_retriever.commands.compute import DEVICE, THREADS
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, read_token
 
 
-def add_check(commands, defaults: type) -> argparse.ArgumentParser:
-    """Register `check` among the commands; returns its parser, to which device options may be added."""
-    check = commands.add_parser(
-        "check", help="compare what is served with exact search, and time it", formatter_class=defaults
-    )
-    check.set_defaults(run=run_check)
-    check.add_argument("--url", required=True, help="base URL of a server; several with commas")
-    check.add_argument("--index", type=Path, required=True, help="the index folder that should be served")
-    check.add_argument("--encoder", type=Path, required=True, help="the encoder that built the index")
-    check.add_argument(
-        "--queries", type=Path, required=True, help='.txt (one a line) or .jsonl ("query" or "question")'
-    )
-    check.add_argument("--k", default="3,10", help="recall at these numbers of documents")
-    check.add_argument("--concurrency", type=int, default=64, help="clients under load")
-    check.add_argument("--requests", type=int, default=1000, help="requests under load; 0: no load")
-    check.add_argument(
-        "--min-recall", type=float, help="default: 0.99 for flat and exact, 0.95 for sq8, ivf and hnsw"
-    )
-    check.add_argument("--nprobe", type=int, help="as the servers were told (ivf); default: the index's")
-    check.add_argument("--ef-search", type=int, help="as the servers were told (hnsw); default: the index's")
-    check.add_argument("--token-file", type=Path, help=f"the servers' bearer token (or {TOKEN_VARIABLE})")
-    check.add_argument("--json", action="store_true", help="print the report as JSON")
-    return check
-
-
-def run_check(options: argparse.Namespace) -> int:
+def check(
+    url: str = Option(help="base URL of a server; several with commas"),
+    index: Path = Option(help="the index folder that should be served"),
+    encoder: Path = Option(help="the encoder that built the index"),
+    queries: Path = Option(help='.txt (one a line) or .jsonl ("query" or "question")'),
+    k: str = Option("3,10", help="recall at these numbers of documents"),
+    concurrency: int = Option(64, parser=int, help="clients under load"),
+    requests: int = Option(1000, parser=int, help="requests under load; 0: no load"),
+    min_recall: float | None = Option(
+        None, parser=float, help="default: 0.99 for flat and exact, 0.95 for sq8, ivf and hnsw"
+    ),
+    nprobe: int | None = Option(
+        None, parser=int, help="as the servers were told (ivf); default: the index's"
+    ),
+    ef_search: int | None = Option(
+        None, parser=int, help="as the servers were told (hnsw); default: the index's"
+    ),
+    token_file: Path | None = Option(None, help=f"the servers' bearer token (or {TOKEN_VARIABLE})"),
+    as_json: bool = Option(False, "--json", help="print the report as JSON"),
+    device: str = DEVICE,
+    threads: int | None = THREADS,
+):
     """Exit codes: 0 all is well, 1 a problem was found (each is a line on stderr), 2 a wrong argument."""
-    ks, urls = _integers("--k", options.k), _urls(options.url)
-    if options.min_recall is not None and not 0 <= options.min_recall <= 1:
-        raise ValueError(f"--min-recall={options.min_recall}; expected 0 to 1")
+    ks, urls = _integers("--k", k), _urls(url)
+    if min_recall is not None and not 0 <= min_recall <= 1:
+        raise ValueError(f"--min-recall={min_recall}; expected 0 to 1")
 
     import torch
     import transformers
@@ -47,27 +45,24 @@ def run_check(options: argparse.Namespace) -> int:
     from verl_credit_retriever.encoder.encoder import SentenceEncoder
     from verl_credit_retriever.index.search import SearchIndex
 
-    queries = read_queries(options.queries)
+    asked = read_queries(queries)
     transformers.utils.logging.disable_progress_bar()
-    if options.threads is not None:
-        if options.threads < 1:
-            raise ValueError(f"--threads={options.threads}; at least 1")
-        torch.set_num_threads(options.threads)
-    search = {"nprobe": options.nprobe, "ef_search": options.ef_search}
-    index = SearchIndex.load(options.index, backend="exact", mmap=True, **search)
-    encoder = SentenceEncoder.for_index(options.encoder, index.manifest, device=options.device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    search = {"nprobe": nprobe, "ef_search": ef_search}
+    exact = SearchIndex.load(index, backend="exact", mmap=True, **search)
     report = check_servers(
         urls,
-        index,
-        encoder,
-        queries,
+        exact,
+        SentenceEncoder.for_index(encoder, exact.manifest, device=device),
+        asked,
         ks=ks,
-        concurrency=options.concurrency,
-        requests=options.requests,
-        min_recall=options.min_recall,
-        token=read_token(options.token_file),
+        concurrency=concurrency,
+        requests=requests,
+        min_recall=min_recall,
+        token=read_token(token_file),
     )
-    print(json.dumps(report, indent=2) if options.json else _table(report))
+    print(json.dumps(report, indent=2) if as_json else _table(report))
     for problem in report["problems"]:
         print(f"problem: {problem}", file=sys.stderr)
     return 1 if report["problems"] else 0

@@ -1,59 +1,57 @@
 """`verl-credit-retriever index`: its options, and the line that shows how far it is."""
 
-import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
+from typer import Option
+
+from verl_credit_retriever.commands.compute import DEVICE, THREADS
 from verl_credit_retriever.encoder.settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
 from verl_credit_retriever.index.progress import Progress
 
-PARAMETERS = {
-    "nlist": "ivf: number of lists (default: 4·√rows, at most rows / 39)",
-    "train_rows": "ivf: rows that the lists are learnt from (default: 64 per list)",
-    "nprobe": "ivf: lists read per query (default: √lists, at least 8)",
-    "m": "hnsw: links per row and level (default: 32)",
-    "ef_construction": "hnsw: candidates while building (default: 200)",
-    "ef_search": "hnsw: candidates per query (default: 128)",
-    "seed": "ivf, hnsw: of sampling, k-means and levels (default: 0)",
-}
 LINE_SECONDS = 10.0  # between progress lines where the line cannot be rewritten in place
 
 
-def add_index(commands, formatter_class) -> argparse.ArgumentParser:
-    """Register the command; the caller adds --device and --threads."""
-    index = commands.add_parser(
-        "index", help="encode a corpus and write an index", formatter_class=formatter_class
-    )
-    index.set_defaults(run=run_index)
-    index.add_argument("--corpus", type=Path, required=True, help='JSONL of {"id", "contents"}')
-    index.add_argument("--encoder", type=Path, required=True, help="Hugging Face encoder folder")
-    index.add_argument("--out", type=Path, required=True, help="folder to create")
-    index.add_argument("--kind", default="flat", choices=KINDS, help="exact needs no FAISS")
-    index.add_argument("--dtype", default="fp32", choices=list(DTYPES), help="of the stored vectors")
-    for name, text in PARAMETERS.items():
-        index.add_argument(
-            f"--{name.replace('_', '-')}", type=int, default=argparse.SUPPRESS, metavar="N", help=text
-        )
-    index.add_argument("--gpu", action="store_true", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12")
-    index.add_argument("--batch-size", type=int, default=128, help="texts per call of the encoder")
-    index.add_argument("--shard-rows", type=int, default=20_000, help="rows encoded between two savings")
-    index.add_argument("--max-length", type=int, default=256, help="tokens kept of a text")
-    index.add_argument("--query-prefix", default="query: ")
-    index.add_argument("--passage-prefix", default="passage: ")
-    index.add_argument(
-        "--pooling",
-        default=argparse.SUPPRESS,
-        choices=POOLINGS,
-        help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)",
-    )
-    index.add_argument("--no-normalize", action="store_true", help="keep the vectors' lengths")
-    index.add_argument("--overwrite", action="store_true", help="replace an index or an interrupted build")
-    return index
-
-
-def run_index(options: argparse.Namespace) -> int:
+def index(
+    corpus: Path = Option(help='JSONL of {"id", "contents"}'),
+    encoder: Path = Option(help="Hugging Face encoder folder"),
+    out: Path = Option(help="folder to create"),
+    kind: Literal[KINDS] = Option("flat", help="exact needs no FAISS"),
+    dtype: Literal[tuple(DTYPES)] = Option("fp32", help="of the stored vectors"),
+    nlist: int | None = Option(
+        None, parser=int, help="ivf: number of lists (default: 4·√rows, at most rows / 39)"
+    ),
+    train_rows: int | None = Option(
+        None, parser=int, help="ivf: rows that the lists are learnt from (default: 64 per list)"
+    ),
+    nprobe: int | None = Option(
+        None, parser=int, help="ivf: lists read per query (default: √lists, at least 8)"
+    ),
+    m: int | None = Option(None, parser=int, help="hnsw: links per row and level (default: 32)"),
+    ef_construction: int | None = Option(
+        None, parser=int, help="hnsw: candidates while building (default: 200)"
+    ),
+    ef_search: int | None = Option(None, parser=int, help="hnsw: candidates per query (default: 128)"),
+    seed: int | None = Option(
+        None, parser=int, help="ivf, hnsw: of sampling, k-means and levels (default: 0)"
+    ),
+    gpu: bool = Option(False, "--gpu", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12"),
+    batch_size: int = Option(128, parser=int, help="texts per call of the encoder"),
+    shard_rows: int = Option(20_000, parser=int, help="rows encoded between two savings"),
+    max_length: int = Option(256, parser=int, help="tokens kept of a text"),
+    query_prefix: str = "query: ",
+    passage_prefix: str = "passage: ",
+    pooling: Literal[POOLINGS] | None = Option(
+        None, help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)"
+    ),
+    no_normalize: bool = Option(False, "--no-normalize", help="keep the vectors' lengths"),
+    overwrite: bool = Option(False, "--overwrite", help="replace an index or an interrupted build"),
+    device: str = DEVICE,
+    threads: int | None = THREADS,
+):
     import torch
     import transformers
 
@@ -61,43 +59,45 @@ def run_index(options: argparse.Namespace) -> int:
     from verl_credit_retriever.index.build import build_index
     from verl_credit_retriever.index.memory import plan_memory
 
-    if options.threads is not None:
-        if options.threads < 1:
-            raise ValueError(f"--threads={options.threads}; at least 1")
-        torch.set_num_threads(options.threads)
-        _set_faiss_threads(options.kind, options.threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
+        _set_faiss_threads(kind, threads)
     transformers.utils.logging.disable_progress_bar()
-    if options.device == "cpu" and torch.cuda.is_available():
+    if device == "cpu" and torch.cuda.is_available():
         print("encoding on the CPU although torch sees a GPU: --device cuda uses it", file=sys.stderr)
-    encoder = SentenceEncoder(
-        options.encoder,
-        query_prefix=options.query_prefix,
-        passage_prefix=options.passage_prefix,
-        max_length=options.max_length,
-        pooling=getattr(options, "pooling", None),
-        normalize=not options.no_normalize,
-        device=options.device,
-        batch_size=options.batch_size,
-    )
-    for note in encoder.notes:
-        print(f"note: {note}", file=sys.stderr)
-    line = ProgressLine(sys.stderr)
-    manifest = build_index(
-        options.corpus,
+    loaded = SentenceEncoder(
         encoder,
-        options.out,
-        kind=options.kind,
-        dtype=options.dtype,
-        batch_size=options.batch_size,
-        shard_rows=options.shard_rows,
-        overwrite=options.overwrite,
-        gpu=options.gpu,
-        on_progress=line.show,
-        **{name: getattr(options, name, None) for name in PARAMETERS},
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+        max_length=max_length,
+        pooling=pooling,
+        normalize=not no_normalize,
+        device=device,
+        batch_size=batch_size,
     )
-    print(f"{options.out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    manifest = build_index(
+        corpus,
+        loaded,
+        out,
+        kind=kind,
+        dtype=dtype,
+        batch_size=batch_size,
+        shard_rows=shard_rows,
+        overwrite=overwrite,
+        gpu=gpu,
+        on_progress=ProgressLine(sys.stderr).show,
+        nlist=nlist,
+        train_rows=train_rows,
+        nprobe=nprobe,
+        m=m,
+        ef_construction=ef_construction,
+        ef_search=ef_search,
+        seed=seed,
+    )
+    print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
     print(f"to load it: {plan_memory(manifest).text()}")
-    return 0
 
 
 class ProgressLine:

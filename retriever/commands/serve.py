@@ -1,82 +1,84 @@
-"""The command `verl-credit-retriever serve`: its options, which are the fields of `Limits` and of the process."""
+"""`verl-credit-retriever serve`: its options are the fields of `Limits` and of `ServeSettings`."""
 
-import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
+from typer import Option
+
+from verl_credit_retriever.commands.compute import DEVICE, THREADS
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
 from verl_credit_retriever.serving.sockets import check_host
 
-LIMIT_HELP = {
-    "max_topk": "most documents per query",
-    "max_request_queries": "most queries per request",
-    "max_query_chars": "longest query in characters",
-    "max_body_bytes": "largest request body",
-    "max_queue_queries": "most queries that wait; more are answered with 429",
-    "max_batch_tokens": "tokens of one encoder call, padding included",
-    "cache_entries": "most answers kept in memory; 0: none",
-    "cache_bytes": "most memory for kept answers",
-}
 
-
-def add_serve(commands, defaults: type) -> argparse.ArgumentParser:
-    """Register `serve` among the commands; returns its parser, to which device options may be added."""
-    serve = commands.add_parser(
-        "serve",
-        help="answer POST /retrieve and POST /v1/search",
-        formatter_class=defaults,
-    )
-    serve.set_defaults(run=_serve)
-    serve.add_argument("--index", type=Path, required=True)
-    serve.add_argument("--encoder", type=Path, required=True, help="the encoder that built the index")
-    serve.add_argument("--backend", default="faiss", choices=["faiss", "exact"])
-    serve.add_argument("--mmap", action="store_true", help="leave vectors in the file; implied by --workers")
-    serve.add_argument("--gpu", action="store_true", help="search with faiss-gpu-cu12")
-    serve.add_argument("--nprobe", type=int, help="lists that are searched (ivf); default: the index's")
-    serve.add_argument("--ef-search", type=int, help="candidates (hnsw); default: the index's")
-    serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=8000, help="0 picks a free port")
-    serve.add_argument("--port-file", type=Path, help="JSON {host, port, pid}, written when ready")
-    serve.add_argument("--parent-pid", type=int, help="exit when this process ends")
-    serve.add_argument("--allow-remote", action="store_true", help="allow a host other than loopback")
+def serve(
+    index: Path = Option(),
+    encoder: Path = Option(help="the encoder that built the index"),
+    backend: Literal["faiss", "exact"] = "faiss",
+    mmap: bool = Option(False, "--mmap", help="leave vectors in the file; implied by --workers"),
+    gpu: bool = Option(False, "--gpu", help="search with faiss-gpu-cu12"),
+    nprobe: int | None = Option(None, parser=int, help="lists that are searched (ivf); default: the index's"),
+    ef_search: int | None = Option(None, parser=int, help="candidates (hnsw); default: the index's"),
+    host: str = "127.0.0.1",
+    port: int = Option(8000, parser=int, help="0 picks a free port"),
+    port_file: Path | None = Option(None, help="JSON {host, port, pid}, written when ready"),
+    parent_pid: int | None = Option(None, parser=int, help="exit when this process ends"),
+    allow_remote: bool = Option(False, "--allow-remote", help="allow a host other than loopback"),
     # No --token: a command line is seen by every user of the machine.
-    serve.add_argument("--token-file", type=Path, help=f"file with a bearer token; or set {TOKEN_VARIABLE}")
-    serve.add_argument(
-        "--workers", type=int, default=1, help="processes on the same port; limits are per process"
-    )
-    serve.add_argument("--topk", type=int, default=3, help="documents per query when a request names none")
-    for field in fields(Limits):
-        if field.name in LIMIT_HELP:
-            option = "--" + field.name.replace("_", "-")
-            serve.add_argument(option, type=int, default=field.default, help=LIMIT_HELP[field.name])
-    return serve
-
-
-def _serve(options: argparse.Namespace) -> int:
-    token = read_token(options.token_file)
-    warning = check_host(options.host, allow_remote=options.allow_remote, token=token is not None)
+    token_file: Path | None = Option(None, help=f"file with a bearer token; or set {TOKEN_VARIABLE}"),
+    workers: int = Option(1, parser=int, help="processes on the same port; limits are per process"),
+    topk: int = Option(3, parser=int, help="documents per query when a request names none"),
+    max_topk: int = Option(Limits.max_topk, parser=int, help="most documents per query"),
+    max_request_queries: int = Option(
+        Limits.max_request_queries, parser=int, help="most queries per request"
+    ),
+    max_query_chars: int = Option(Limits.max_query_chars, parser=int, help="longest query in characters"),
+    max_body_bytes: int = Option(Limits.max_body_bytes, parser=int, help="largest request body"),
+    max_queue_queries: int = Option(
+        Limits.max_queue_queries, parser=int, help="most queries that wait; more are answered with 429"
+    ),
+    max_batch_tokens: int = Option(
+        Limits.max_batch_tokens, parser=int, help="tokens of one encoder call, padding included"
+    ),
+    cache_entries: int = Option(
+        Limits.cache_entries, parser=int, help="most answers kept in memory; 0: none"
+    ),
+    cache_bytes: int = Option(Limits.cache_bytes, parser=int, help="most memory for kept answers"),
+    device: str = DEVICE,
+    threads: int | None = THREADS,
+):
+    token = read_token(token_file)
+    warning = check_host(host, allow_remote=allow_remote, token=token is not None)
     if warning:
         print(warning, file=sys.stderr)
-    limits = {name: getattr(options, name) for name in LIMIT_HELP}
     settings = ServeSettings(
-        index=options.index,
-        encoder=options.encoder,
-        host=options.host,
-        port=options.port,
-        port_file=options.port_file,
-        parent_pid=options.parent_pid,
-        threads=options.threads,
-        device=options.device,
-        backend=options.backend,
-        workers=options.workers,
+        index=index,
+        encoder=encoder,
+        host=host,
+        port=port,
+        port_file=port_file,
+        parent_pid=parent_pid,
+        threads=threads,
+        device=device,
+        backend=backend,
+        workers=workers,
         # Several processes share one copy of the vectors, the file's; on a GPU each has its own.
-        mmap=options.mmap or (options.workers > 1 and not options.gpu),
-        gpu=options.gpu,
-        nprobe=options.nprobe,
-        ef_search=options.ef_search,
-        limits=Limits(default_topk=options.topk, **limits),
+        mmap=mmap or (workers > 1 and not gpu),
+        gpu=gpu,
+        nprobe=nprobe,
+        ef_search=ef_search,
+        limits=Limits(
+            topk,
+            max_topk,
+            max_request_queries,
+            max_query_chars,
+            max_body_bytes,
+            max_queue_queries,
+            max_batch_tokens,
+            cache_entries,
+            cache_bytes,
+        ),
         token=token,
     )
     from verl_credit_retriever.serving.serve import run_server

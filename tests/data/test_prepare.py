@@ -613,8 +613,7 @@ def test_bad_input_is_one_line_and_exit_code_4(name, source, said, tmp_path, mon
 
 
 def test_the_help_names_every_data_set(capsys):
-    with pytest.raises(SystemExit):
-        main(["prepare", "--help"])
+    assert main(["prepare", "--help"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in DATA_SETS)
 

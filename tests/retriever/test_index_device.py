@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit_retriever.cli import _parser, main
+from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import encoder
 from verl_credit_retriever.index import build
 
@@ -17,10 +17,16 @@ COMMAND = re.compile(r"^verl-credit-retriever (index .*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/recipes.md", "docs/spark.md"])
-def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page):
+def test_published_commands_that_encode_a_large_corpus_do_it_on_a_gpu(page, monkeypatch):
     (command,) = COMMAND.findall((ROOT / page).read_text())
-    options = _parser().parse_args(shlex.split(command, comments=True))
-    assert options.device == "cuda"
+    devices = []
+
+    def load(*_, device, **__):
+        devices.append(device)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(encoder, "SentenceEncoder", load)
+    assert main(shlex.split(command, comments=True)) == 2 and devices == ["cuda"]
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
+from pathlib import Path
 
 from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
 from verl_credit.errors import ExitCode
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0, or 4 with one line where nothing was written."""
-    wanted = [name.strip() for name in arguments.splits.split(",")] if arguments.splits else None
+def run(data_set: str, source: str, out: Path, **options) -> int:
+    """Exit code 0, or 4 with one line where nothing was written. ``options``: those of ``prepare``."""
     try:
-        tally = prepare(
-            arguments.data_set,
-            arguments.source,
-            arguments.out,
-            limit=arguments.limit,
-            val_size=arguments.val_size,
-            seed=arguments.seed,
-            splits=wanted,
-            overwrite=arguments.overwrite,
-            subset=arguments.subset,
-            revision=arguments.revision,
-        )
+        tally = prepare(data_set, source, out, **options)
     except (PrepareError, OSError) as error:
         print(f"verl-credit prepare: {error}")
         return ExitCode.PREFLIGHT
     print(tally.table())
-    print(f"{arguments.data_set} ready: {arguments.out}")
+    print(f"{data_set} ready: {out}")
     return ExitCode.DONE

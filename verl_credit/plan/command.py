@@ -16,11 +16,9 @@ def plan_command(
     recipes: Sequence[str],
     overrides: Sequence[str],
     config_dir: str | None = None,
-    *,
     hardware: str | None = None,
     devices: int | None = None,
     every: bool = False,
-    as_table: bool = False,
     as_json_text: bool = False,
 ) -> int:
     """Exit code 0: all fit; 4: one does not, or cannot be planned when it was named.
@@ -38,7 +36,7 @@ def plan_command(
             plans.append(make_plan(config, recipe=name, hardware=hardware, devices=devices))
         except (ConfigError, PlanError) as error:
             refused.append((name, str(error)))
-    several = every or as_table or len(names) > 1
+    several = every or len(names) > 1
     print(_json(plans, refused, several) if as_json_text else _text(plans, refused, several), end="")
     failed = bool(refused) and (not every or not plans)
     return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
