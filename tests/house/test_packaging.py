@@ -60,3 +60,16 @@ def test_every_package_is_installed():
         for init in folder.rglob("__init__.py")
     }
     assert found == set(settings["packages"])
+    data = {
+        path
+        for package, patterns in settings["package-data"].items()
+        for pattern in patterns
+        for path in ROOT.joinpath(folders.get(package, package.replace(".", "/"))).glob(pattern)
+    }
+    others = {
+        path
+        for folder in folders.values()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert others == data

@@ -17,10 +17,9 @@ from verl_credit.errors import ExitCode
 from verl_credit.report import write_report
 from verl_credit.report.choose import RECENT_STEPS, choose
 from verl_credit.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit
-from verl_credit.report.markup import dialogue, escape
 from verl_credit.report.numbers import MINUS, percent, points, seconds_change, signed
-from verl_credit.report.run_data import Series, read_run
-from verl_credit.report.settings import read_settings
+from verl_credit.report.page import clean, dialogue
+from verl_credit.report.run_data import Series, read_run, read_settings
 
 ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
 
@@ -244,14 +243,14 @@ def test_nothing_in_the_files_acts_on_the_page(run_dir, pictures):
     )
 )
 def test_escaping_keeps_every_readable_character(text):
-    shown = dialogue(f"<think>{text}</think>")
+    shown = str(dialogue(f"<think>{text}</think>"))
     assert html.unescape(re.sub(r"</?span[^<>]*>", "", shown)) == f"<think>{text}</think>"
     assert "<" not in re.sub(r'<span class="mark">|</span>', "", shown)
-    assert html.unescape(escape(text)) == text and not set(escape(text)) & set("<>\"'")
+    assert clean(text) == text
 
 
 def test_characters_that_html_cannot_carry_are_shown_as_pictures():
-    assert escape("a\x00\x1b\x7f\ud800\n") == "a\u2400\u241b\u2421\ufffd\n"
+    assert clean("a\x00\x1b\x7f\ud800\n") == "a\u2400\u241b\u2421\ufffd\n"
 
 
 def test_cut_last_line_is_left_out(run_dir):
@@ -392,3 +391,5 @@ def test_settings_are_read_by_place_not_by_name_alone(tmp_path):
         "actor_rollout_ref.actor.optim.lr": "0.001",
         "actor_rollout_ref.rollout.n": "8",
     }
+    (tmp_path / "config.yaml").write_text("seed: [1\n")
+    assert read_settings(tmp_path / "config.yaml") == {}

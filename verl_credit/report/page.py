@@ -1,95 +1,87 @@
-"""The page around summary, curves and trajectories."""
+"""The page: page.html, filled with the run."""
 
 from __future__ import annotations
 
-from verl_credit.report.choose import choose
+import re
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from verl_credit.report.choose import choose, solved
+from verl_credit.report.colour import colour, limit
 from verl_credit.report.curves import panel_data_uri
-from verl_credit.report.markup import escape
-from verl_credit.report.numbers import percent
+from verl_credit.report.numbers import percent, plain, signed
 from verl_credit.report.panels import Panel
 from verl_credit.report.run_data import Run
-from verl_credit.report.style import CSS
-from verl_credit.report.summary import summary_html
-from verl_credit.report.trajectory import trajectories_html
+from verl_credit.report.summary import held_out_rows, training_rows
 from verl_credit.run.files import TRAJECTORIES, VALIDATION
+
+# Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
+SCROLL_CHARACTERS = 1200
+STOPPED = {
+    "answer": "stopped with an answer",
+    "no_answer": "stopped without an answer",
+    "turn_length": "cut at the token budget of its turn",
+    "bad_call": "stopped by a call that cannot be read",
+    "length": "stopped by the length limit",
+    "max_turns": "stopped by the turn limit",
+    "tool_fault": "stopped by a fault of the search tool",
+}
+# algorithm.info_gain_context decides what a gain's sign means.
+GAIN_MEANS = {
+    "observation": "after reading it than before",
+    "call": "at the end of the turn's call than at the end of the call before (what it returned counts next turn)",
+}
+# Characters that HTML cannot carry: controls other than tab and newline get their visible picture.
+_CONTROL = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {0x7F: 0x2421}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_TAG = re.compile(r"&lt;/?(?:think|tool_call|tool_response|answer|search|information)&gt;|&lt;\|\w+\|&gt;")
+
+
+def clean(value: object) -> str:
+    """Text that HTML can carry; nothing is dropped. Markup stays as it is."""
+    return value if isinstance(value, Markup) else _SURROGATE.sub("\ufffd", str(value)).translate(_CONTROL)
+
+
+def dialogue(text: str) -> Markup:
+    """Escaped text in which the dialogue's own marks (``<think>``, ``<|im_end|>``) are set back."""
+    return Markup(_TAG.sub(r'<span class="mark">\g<0></span>', str(escape(clean(text)))))
+
+
+def direction(value: float | None, above: str, below: str, zero: str) -> str:
+    if value is None:
+        return "not recorded"
+    return zero if signed(value) == "0.000" else above if value > 0 else below
 
 
 def page(run: Run, panels: list[Panel]) -> str:
-    """A complete HTML document: no script, no address to fetch."""
-    title = f"Run report: {run.folder.resolve().name}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="only light">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{escape(title)}</h1>{_lede(run)}{_banner(run)}</header>\n"
-        f"<section><h2>First and last values</h2>{_validation_notice(run)}{summary_html(run)}</section>\n"
-        f'<section><h2>Learning curves</h2><div class="figures">{"".join(map(_figure, panels))}</div></section>\n'
-        f"<section><h2>Trajectories</h2>{_trajectories(run)}</section>\n"
-        f"<section><h2>Settings</h2>{_settings(run)}</section>\n"
-        "</main>\n</body>\n</html>\n"
-    )
-
-
-def _lede(run: Run) -> str:
-    first, last = run.metrics[0]["step"], run.metrics[-1]["step"]
-    text = [f"Training step {first}." if first == last else f"Training steps {first} to {last}."]
-    for entry in run.held_out():
-        if entry.mode == "greedy" and len(entry.em.steps) > 1:
-            text.append(
-                f"Held-out exact match (EM, greedy, {escape(entry.source)}): {percent(entry.em.values[0])} at step "
-                f"{entry.em.steps[0]}, <b>{percent(entry.em.values[-1])}</b> at step {entry.em.steps[-1]}."
-            )
-    return f'<p class="lede">{" ".join(text)}</p>'
-
-
-def _banner(run: Run) -> str:
-    """The last banner is the one in force; every resume is told."""
-    banners = run.event("banner")
-    lines = [f"<code>{escape(banners[-1])}</code>" if banners else "events.jsonl has no banner line."]
-    lines += [f"<code>{escape(text)}</code>" for text in dict.fromkeys(run.event("idle"))]
-    lines += [f"<code>{escape(text)}</code>" for text in run.event("turn_length")[-1:]]
-    lines += [f"<code>{escape(text)}</code>" for text in run.event("resume")]
-    return "".join(f'<p class="banner">{line}</p>' for line in lines)
-
-
-def _settings(run: Run) -> str:
-    if not run.settings:
-        return _notice("config.yaml is missing or has none of the keys shown here: no settings.")
-    items = "".join(
-        f"<div><dt>{escape(key).replace('.', '.<wbr>')}</dt><dd>{escape(value)}</dd></div>"
-        for key, value in run.settings.items()
-    )
-    return f'<dl class="settings">{items}</dl>'
-
-
-def _validation_notice(run: Run) -> str:
-    if not run.validation:
-        return _notice(f"{VALIDATION} is missing or empty: this run has no held-out evaluation.")
-    if not run.held_out():
-        names = ", ".join(sorted(name for name in run.validation[-1] if name != "step")[:6])
-        return _notice(
-            f"{VALIDATION} has no exact match under a data source ending in -greedy or -sampled. It has: {names}."
-        )
-    return ""
-
-
-def _figure(panel: Panel) -> str:
-    if not panel.lines:
-        return f"<figure><figcaption><b>{panel.title}</b></figcaption>{_notice(f'No data: {panel.needs}.')}</figure>"
-    return (
-        f"<figure><figcaption><b>{panel.title}</b> {panel.caption}</figcaption>"
-        f'<img src="{panel_data_uri(panel)}" alt="{escape(panel.alt)}"></figure>'
-    )
-
-
-def _trajectories(run: Run) -> str:
+    """A complete HTML document. Both colour scales are shared by all turns shown, so that colours compare."""
     chosen = choose(run.trajectories)
-    if not chosen:
-        return _notice(f"{TRAJECTORIES} is missing or empty: no trajectories to show.")
-    context = run.settings.get("algorithm.info_gain_context", "observation")
-    return trajectories_html(chosen, context)
-
-
-def _notice(text: str) -> str:
-    return f'<p class="notice">{escape(text)}</p>'
+    turns = [turn for row in chosen for turn in row["turns"]]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=clean,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"dialogue": dialogue, "signed": signed, "plain": plain, "percent": percent}
+    return environment.get_template("page.html").render(
+        run=run,
+        title=f"Run report: {run.folder.resolve().name}",
+        groups=[("Held-out questions", held_out_rows(run)), ("Training", training_rows(run))],
+        panels=panels,
+        picture=panel_data_uri,
+        chosen=chosen,
+        scales={name: limit(turn.get(name) for turn in turns) for name in ("advantage", "info_gain")},
+        compared=GAIN_MEANS.get(
+            run.settings.get("algorithm.info_gain_context", "observation"), "than before"
+        ),
+        stopped=STOPPED,
+        solved=solved,
+        colour=colour,
+        direction=direction,
+        scroll_characters=SCROLL_CHARACTERS,
+        validation=VALIDATION,
+        trajectories=TRAJECTORIES,
+    )

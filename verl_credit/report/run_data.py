@@ -7,9 +7,30 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_credit.report.settings import read_settings
+import yaml
+
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 
+# The settings that a reader of the report asks for first.
+SHOWN = (
+    "seed",
+    "actor_rollout_ref.model.path",
+    "algorithm.adv_estimator",
+    "algorithm.info_gain_norm_mode",
+    "algorithm.info_gain_type",
+    "algorithm.info_gain_first_turn",
+    "algorithm.info_gain_context",
+    "algorithm.gamma",
+    "algorithm.adv_rescale_alpha",
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "actor_rollout_ref.actor.policy_loss.ratio_level",
+    "actor_rollout_ref.actor.policy_loss.dynamic_clip",
+    "actor_rollout_ref.actor.policy_loss.clip_beta",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "data.train_batch_size",
+)
 _HELD_OUT = re.compile(
     r"val-(?:core|aux)/(?P<source>.+)-(?P<mode>greedy|sampled)/(?P<score>em|format_ok)/mean@(?P<n>\d+)"
 )
@@ -101,6 +122,22 @@ def read_run(folder: Path) -> Run:
         events=read_json_lines(folder / EVENTS),
         settings=read_settings(folder / "config.yaml"),
     )
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """The keys of ``SHOWN`` that the resolved configuration has, as written there; of a missing or damaged file none."""
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value stays text
+    except (FileNotFoundError, yaml.YAMLError):
+        return {}
+    found = {}
+    for name in SHOWN:
+        node = tree
+        for part in name.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node and isinstance(node, str):
+            found[name] = node
+    return found
 
 
 def series(rows: list[dict], name: str) -> Series:
