@@ -1,12 +1,13 @@
 """The place of an index: one build of it at a time, and one moment at which it appears."""
 
-import fcntl
 import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from verl_credit_retriever.index.manifest import previous_of
 from verl_credit_retriever.index.shards import BuildRefused
@@ -25,27 +26,19 @@ def check_out(out: Path, overwrite: bool) -> None:
 def lock(out: Path) -> Iterator[None]:
     """One build of `out` at a time. The lock ends with the process, whatever ends it."""
     path = out.with_name(f".{out.name}.lock")
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 20, 0).decode() or "unknown"
-            os.close(descriptor)
-            raise BuildRefused(
-                f"out={str(out)!r}: process {owner} is building it; wait for its end"
-            ) from None
-        # The file may have been removed by its last owner between opening and locking it.
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
-            break
-        os.close(descriptor)
+    # Not 0 seconds: the file may be one that its last owner is just removing, and is then tried again.
+    held = FileLock(path, timeout=0.1, fallback_to_soft=False)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        held.acquire()
+    except Timeout:
+        owner = (path.read_text() if path.exists() else "") or "unknown"
+        raise BuildRefused(f"out={str(out)!r}: process {owner} is building it; wait for its end") from None
+    try:
+        path.write_text(str(os.getpid()))
         yield
     finally:
         path.unlink(missing_ok=True)
-        os.close(descriptor)
+        held.release()
 
 
 def restore(out: Path) -> None:
