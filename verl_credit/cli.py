@@ -1,9 +1,12 @@
 """The `verl-credit` command."""
 
+import importlib
+import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 from typer import Argument, Option, Typer
@@ -27,6 +30,23 @@ def main(argv: list[str] | None = None) -> int:
         app(argv, prog_name="verl-credit")
     except SystemExit as end:
         return end.code or 0
+
+
+class _TorchAtFirstUse(ModuleType):
+    """In the place of torch until it is used: `explain`, `plan` and `diff` read what operators declare and run none."""
+
+    def __getattr__(self, name: str):
+        if sys.modules["torch"] is self:
+            del sys.modules["torch"]
+            importlib.import_module("torch")
+        return getattr(sys.modules["torch"], name)
+
+
+def _without_torch() -> None:
+    spec = importlib.util.find_spec("torch")
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = _TorchAtFirstUse("torch")
+        sys.modules["torch"].__spec__, sys.modules["torch"].__file__ = spec, spec.origin
 
 
 def _json_object(text: str) -> dict:
@@ -123,6 +143,7 @@ def explain(
     values: bool = Option(False, "--values", help="list every value that is not the default"),
     overrides: list[str] = OVERRIDES,
 ):
+    _without_torch()
     from verl_credit.commands.explain import explain
 
     return explain(config_name, overrides, config_dir, values)
@@ -147,6 +168,7 @@ def diff(
     config_dir: str | None = CONFIG_DIR,
     as_json: bool = JSON,
 ):
+    _without_torch()
     from verl_credit.commands.diff import diff
 
     return diff(a, b, config_dir, as_json)
@@ -162,6 +184,7 @@ def plan(
     as_json: bool = JSON,
     overrides: list[str] = Argument((), help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE"),
 ):
+    _without_torch()
     from verl_credit.plan.command import plan_command
 
     return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)

@@ -1,5 +1,7 @@
 """Statistics over each row's own tokens, in float64."""
 
+from __future__ import annotations
+
 import torch
 
 

@@ -1,5 +1,7 @@
 """Credit for the most uncertain tokens of a prompt only."""
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -1,5 +1,7 @@
 """Information gain: how much more likely the gold answer became through a turn."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

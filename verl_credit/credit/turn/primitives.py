@@ -1,5 +1,7 @@
 """The method's three parts as objects, for loops that are not verl's."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
