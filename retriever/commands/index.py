@@ -10,7 +10,6 @@ from typer import Option
 from verl_credit_retriever.commands.compute import DEVICE, THREADS
 from verl_credit_retriever.encoder.settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
-from verl_credit_retriever.index.progress import Progress
 
 LINE_SECONDS = 10.0  # between progress lines where the line cannot be rewritten in place
 
@@ -106,7 +105,7 @@ class ProgressLine:
     def __init__(self, stream, clock=time.monotonic):
         self._stream, self._clock, self._next = stream, clock, float("-inf")
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress) -> None:
         last = progress.done == progress.total
         if self._stream.isatty():
             print(f"\r\x1b[K{progress.text()}", end="\n" if last else "", file=self._stream, flush=True)

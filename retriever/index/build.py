@@ -1,7 +1,9 @@
 """Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place."""
 
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,7 @@ from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.manifest import DTYPES, KINDS, files_of, write_manifest
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
 from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
-from verl_credit_retriever.index.progress import Meter, Progress
-from verl_credit_retriever.index.shards import Shards, may_take_up, size_of_shards, start_anew
+from verl_credit_retriever.index.shards import Shards, can_resume, size_of_shards, start_over
 from verl_credit_retriever.index.vectors import write_vectors
 
 if TYPE_CHECKING:
@@ -21,7 +22,29 @@ if TYPE_CHECKING:
 
 BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 STAGE = "index"  # the folder in the work folder in which the index is put together
-SHARD_ROWS = 20_000  # at most this much is encoded again after a kill
+SHARD_ROWS = 20_000  # a killed build loses at most this many encoded rows
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` rows. `rate` is rows per second, without the rows of an interrupted build."""
+
+    done: int
+    total: int
+    rate: float
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
+
+    def text(self) -> str:
+        """Such as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
+        left = "unknown time"
+        if self.rate > 0:
+            minutes, seconds = divmod(round(self.seconds_left), 60)
+            left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        share = 100 * self.done // self.total
+        return f"{self.done:,} of {self.total:,} rows ({share}%), {self.rate:,.0f} rows/s, {left} left"
 
 
 def build_index(
@@ -40,15 +63,14 @@ def build_index(
 ) -> dict:
     """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.
 
-    Kinds: flat, sq8, ivf, hnsw (FAISS) and exact (none needed); `parameters` are those of `kinds.resolve`
-    (nlist, nprobe, train_rows, m, ef_construction, ef_search, seed). `dtype` fp32 or fp16 is what vectors are
-    stored in. The whole corpus is checked first, then encoded shard by shard in the folder
-    `.<out>.building` beside `out`; a build that ended early is taken up there by the same command, and ends
-    with the same bytes as one that did not. Another kind may take it up too: it needs the same vectors. At the
-    end one rename makes `out`, which either does not exist or is complete. `overwrite` deletes nothing before
-    corpus, parameters, memory and disk have been found right. Returns the manifest.
+    Kinds: flat, sq8, ivf, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`
+    (nlist, nprobe, train_rows, m, ef_construction, ef_search, seed). Vectors are stored in `dtype` fp32 or fp16.
+    The whole corpus is checked first, then encoded shard by shard in the folder `.<out>.building` beside `out`.
+    The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
+    because it needs the same vectors. One rename at the end creates `out`, so that it is complete or absent.
+    `overwrite` deletes nothing until corpus, parameters, memory and disk have passed. Returns the manifest.
 
-    Needs on disk: the corpus once, the vectors twice, thrice for ivf and hnsw.
+    Disk: the corpus once, the vectors twice, thrice for ivf and hnsw.
 
     Errors: CorpusError names the line; FileExistsError when `out` exists, unless it is an index and
     `overwrite` is set; BuildRefused when another build of `out` runs, or an interrupted one has other settings
@@ -74,7 +96,7 @@ def build_index(
     with lock(out):
         restore(out)
         check_out(out, overwrite)  # another build may have ended since
-        take_up = may_take_up(work, settings, overwrite=overwrite)
+        resume = can_resume(work, settings, overwrite=overwrite)
         stage = work / STAGE
         try:
             shutil.rmtree(stage, ignore_errors=True)
@@ -85,22 +107,19 @@ def build_index(
             documents = Documents(stage / "corpus.jsonl", offsets)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
             built_with, searched_with = resolve(kind, shape["rows"], parameters)
-            # k-means keeps its sample twice: as it was read, and ordered. Later each row's list is kept.
-            sample = (
-                max(8 * shape["dim"] * built_with["train_rows"], 8 * shape["rows"]) if kind == "ivf" else 0
-            )
+            also = None
+            if (
+                kind == "ivf"
+            ):  # k-means holds its sample twice, as read and ordered; later each row's list is held
+                also = {"training": 8 * max(shape["dim"] * built_with["train_rows"], shape["rows"])}
             spec = {"kind": kind, "parameters": built_with, **shape}
-            require_memory(
-                spec,
-                mmap=kind == "exact",
-                also={"training": sample} if sample else None,
-            )
+            require_memory(spec, mmap=kind == "exact", also=also)
             shards = Shards(work, documents, shard_rows=shard_rows, dim=shape["dim"], dtype=shape["dtype"])
-            done = shards.find_done(overwrite=overwrite) if take_up else 0
-            freed = 0 if take_up else size_of_shards(work)
+            done = shards.find_done(overwrite=overwrite) if resume else 0
+            freed = 0 if resume else size_of_shards(work)
             _require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
-            if not take_up:  # nothing that was encoded goes before all of the above was found right
-                start_anew(work, settings, keep=stage)
+            if not resume:  # only now: encoded vectors are kept until every check has passed
+                start_over(work, settings, keep=stage)
             _encode(shards, encoder, batch_size * BATCHES_PER_CHUNK, done, on_progress)
             if faiss_kinds:
                 index = faiss_kinds.create(
@@ -120,7 +139,7 @@ def build_index(
             )
             move_into_place(stage, out, files_of(kind))
         except BaseException:
-            # What has been encoded is kept for the next try.
+            # Encoded vectors are kept for the next try.
             if not list(work.glob("shard-*.json")):
                 shutil.rmtree(work, ignore_errors=True)
             raise
@@ -141,7 +160,7 @@ def _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite
 
 
 def _faiss(kind: str, dtype: str, gpu: bool):
-    """The module that builds `kind`; None for exact. Missing software is found before anything is encoded."""
+    """The module that builds `kind`; None for exact. Missing software is reported before anything is encoded."""
     if kind == "exact":
         if gpu:
             raise ValueError("gpu: kind='exact' is built without FAISS; --device puts the encoder on a GPU")
@@ -158,19 +177,21 @@ def _faiss(kind: str, dtype: str, gpu: bool):
 
 
 def _encode(shards: Shards, encoder, chunk_rows: int, done: int, report) -> None:
-    meter = Meter(shards.rows, done, report)
-    meter.at(done)
+    start, resumed = time.monotonic(), done
 
     def on_rows(rows: int) -> None:
         nonlocal done
         done += rows
-        meter.at(done)
+        elapsed = time.monotonic() - start
+        if report:
+            report(Progress(done, shards.rows, (done - resumed) / elapsed if elapsed > 0 else 0.0))
 
+    on_rows(0)
     shards.encode_missing(encoder.encode_passages, chunk_rows, on_rows)
 
 
 def _vector_bytes(spec: dict, done: int) -> int:
-    """What encoding and building will write: shards, vectors.npy and index.faiss, whichever the kind has."""
+    """Bytes that encoding and building will write: shards, vectors.npy and index.faiss, as the kind has them."""
     row_bytes = spec["dim"] * np.dtype(spec["dtype"]).itemsize
     shards, files = (spec["rows"] - done) * row_bytes, files_of(spec["kind"])
     vectors = spec["rows"] * row_bytes if "vectors.npy" in files else 0

@@ -38,8 +38,8 @@ def parse_line(line: bytes, where: str) -> dict:
 def copy_corpus(source: Path, target: Path) -> np.ndarray:
     """Check every line of `source`, copy it to `target`, and return the offsets that `Documents` takes.
 
-    One pass, before anything is encoded: a bad line is found in minutes and not after hours. Memory is 16
-    bytes per row: ids are compared by 64-bit hashes, and rows whose hashes meet by their ids.
+    This one pass comes before the encoding, so that a bad line is found in minutes and not after hours. It takes 16
+    bytes of memory per row: rows with equal 64-bit hashes of their ids are compared by the ids.
     Errors: CorpusError for bad JSON, a missing or empty field, a duplicate id (both lines are named), no row.
     """
     hashes, ends = array("Q"), array("q", [0])
@@ -58,8 +58,8 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
 class Documents:
     """Rows of a corpus file by number, read from disk on demand.
 
-    `offsets` has rows + 1 entries: row r is the bytes offsets[r] to offsets[r + 1]. Positional reads keep no
-    file position, so threads may read at the same time.
+    `offsets` has rows + 1 entries: row r is the bytes offsets[r] to offsets[r + 1]. Several threads may read at the
+    same time, because positional reads share no file position.
     """
 
     def __init__(self, path: Path, offsets: np.ndarray):

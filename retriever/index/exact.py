@@ -8,9 +8,9 @@ CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a 
 class ExactSearch:
     """The k largest inner products of every query over all rows; equal scores come in order of their rows.
 
-    `vectors_M_D` is float16 or float32 and may be a memory map: a chunk at a time is read, turned into
-    float32 and multiplied, and its best rows are merged into the best so far. It is the oracle for the
-    approximate kinds and serves by itself where FAISS cannot be installed. Threads may search at once.
+    `vectors_M_D` is float16 or float32 and may be a memory map: one chunk at a time is read, converted to float32
+    and multiplied, and its best rows are merged into the best so far. This is the oracle for the approximate kinds
+    and the backend where FAISS cannot be installed. Several threads may search at once.
     """
 
     def __init__(self, vectors_M_D: np.ndarray, *, chunk_rows: int | None = None):
@@ -39,7 +39,7 @@ class ExactSearch:
             for query in np.flatnonzero(better_N_C.any(axis=1)):
                 rows = np.flatnonzero(better_N_C[query])
                 scores = found_N_C[query, rows]
-                if len(rows) > k:  # keep the k best and all their equals, which the merge then orders
+                if len(rows) > k:  # keep the k best and all ties with them, which the merge then orders
                     kept = scores >= np.partition(scores, len(rows) - k)[len(rows) - k]
                     rows, scores = rows[kept], scores[kept]
                 scores = np.concatenate([scores_N_K[query], scores])

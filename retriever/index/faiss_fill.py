@@ -1,6 +1,6 @@
-"""Fills a FAISS index in the memory that its plan names: room for all rows is made before the first is added.
+"""Fills a FAISS index after reserving memory for all rows, so that it takes no more than the memory plan.
 
-Left to itself FAISS doubles its vectors whenever they are full and copies them over: 65 GB of rows then take 126.
+Otherwise FAISS doubles its vectors whenever they are full and copies them: 65 GB of rows then take 126 GB.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ def fill(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:
 
 
 def _fill_lists(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:
-    """Each row is given to its list first, so that every list is known by its length when the rows come."""
+    """Assign each row to its list first, so that every list can be reserved at its final length."""
     list_M, first = np.empty(rows, dtype=np.int64), 0
     for block in blocks():
         _, list_C_1 = index.quantizer.search(_float32(block), 1)
@@ -41,7 +41,7 @@ def _fill_lists(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) ->
 
 
 def _reserve_graph(hnsw, rows: int) -> None:
-    """Levels are drawn while adding: 2m links below and m per level above, m/(m - 1) expected, and a little more."""
+    """Reserve 2m links per row at the bottom, the expected m/(m - 1) above (levels are random), and a margin."""
     m = hnsw.nb_neighbors(1)
     above = rows * m / (m - 1)
     _reserve(hnsw.neighbors, rows * 2 * m + int(above + 10 * m * (rows / m) ** 0.5) + 1000)
@@ -50,7 +50,7 @@ def _reserve_graph(hnsw, rows: int) -> None:
 
 
 def _reserve(vector, size: int, keep: int = 0) -> None:
-    """std::vector's reserve, which FAISS does not hand to Python: a vector that shrinks keeps its room."""
+    """std::vector's reserve, which FAISS does not expose: a vector that shrinks keeps its capacity."""
     vector.resize(size)
     vector.resize(keep)
 

@@ -1,4 +1,4 @@
-"""Builds, reads, checks and searches FAISS indexes. With `faiss_fill` all that knows FAISS; imported when needed."""
+"""Builds, reads, checks and searches FAISS indexes. Only this file and `faiss_fill` import FAISS at the top."""
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import distributions
@@ -12,8 +12,8 @@ from verl_credit_retriever.index.manifest import IndexMismatch
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
 ON_GPU = ("flat", "ivf")
-# From so many queries on, flat search is one matrix product. FAISS's own bound does not act in 1.15, which reads
-# the vectors once per query up to far larger batches: 64 queries over 50,000 rows then take six times as long.
+# Flat search uses one matrix product from this many queries on. FAISS 1.15 ignores its own default and reads the
+# vectors once per query: 64 queries over 50,000 rows then take six times as long.
 faiss.cvar.distance_compute_blas_threshold = 4
 
 
@@ -30,10 +30,10 @@ def create(
 ):
     """A trained FAISS index that holds all rows, by inner product.
 
-    `blocks()` runs over the vectors in order, `take(rows)` reads the chosen ones. flat stores the vectors,
-    sq8 one byte per dimension between its smallest and largest value of all rows, ivf the vectors in lists
-    of a k-means over a seeded sample, hnsw the vectors in a graph with seeded levels. The same input gives
-    the same bytes, for hnsw on one thread (`--threads 1`): its graph depends on the order of insertion.
+    `blocks()` iterates over the vectors in order, `take(rows)` reads some of them. flat stores the vectors, sq8 one
+    byte per dimension between that dimension's smallest and largest value, ivf the vectors in lists of a k-means
+    over a seeded sample, hnsw the vectors in a graph with seeded levels. The same input gives the same bytes; hnsw
+    needs one thread for that (`--threads 1`), because its graph depends on the order of insertion.
     """
     index = faiss.index_factory(dim, _factory(kind, dtype, parameters), faiss.METRIC_INNER_PRODUCT)
     if kind == "sq8":
@@ -43,7 +43,7 @@ def create(
             rows, parameters["train_rows"], replace=False, shuffle=False
         )
         index.cp.seed, index.cp.min_points_per_centroid = parameters["seed"], 1
-        index.cp.max_points_per_centroid = parameters["train_rows"]  # it has been sampled already
+        index.cp.max_points_per_centroid = parameters["train_rows"]  # the rows are sampled already
         if gpu:
             index = to_gpu(index, kind, dtype)
         index.train(np.ascontiguousarray(take(np.sort(sample)), dtype=np.float32))
@@ -51,7 +51,7 @@ def create(
         index.hnsw.efConstruction = parameters["ef_construction"]
         index.hnsw.rng = faiss.RandomGenerator(parameters["seed"])
     if not index.is_trained:
-        index.train(np.zeros((1, dim), dtype=np.float32))  # float16 storage learns nothing from it
+        index.train(np.zeros((1, dim), dtype=np.float32))  # only sets a flag for float16 storage
     if gpu and kind == "ivf":
         for block in blocks():
             index.add(np.ascontiguousarray(block, dtype=np.float32))
@@ -65,7 +65,7 @@ def write(index, path: Path) -> None:
 
 
 def read(path: Path, manifest: dict, *, mmap: bool = False):
-    """Read an index and compare what it is with the manifest. Errors: IndexMismatch.
+    """Read an index and compare it with the manifest. Errors: IndexMismatch.
 
     `mmap` leaves vectors, lists and links in the file, shared by all processes that map it.
     """
@@ -88,7 +88,7 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
         "nlist": manifest["parameters"].get("nlist"),
         "m": manifest["parameters"].get("m"),
     }
-    # sq8 keeps one byte per dimension whatever the dtype of the vectors beside it.
+    # sq8 keeps one byte per dimension, whatever the dtype of vectors.npy.
     right["dtype"] = None if manifest["kind"] == "sq8" else manifest["dtype"]
     for what, value in found.items():
         if value != right[what]:
@@ -115,14 +115,14 @@ def require_gpu(kind: str, dtype: str) -> None:
     try:
         devices = faiss.get_num_gpus()
     except RuntimeError as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"gpu: FAISS finds no working GPU ({said})") from None
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"gpu: FAISS finds no working GPU ({reason})") from None
     if devices < 1:
         raise ValueError("gpu: FAISS finds 0 GPUs; look at CUDA_VISIBLE_DEVICES and the driver")
 
 
 def _install_gpu() -> str:
-    """What makes FAISS for GPUs the one that is imported: both wheels own the package faiss."""
+    """How to install FAISS for GPUs here: both wheels own the package faiss."""
     here = {name for name in ("faiss-cpu", "faiss-gpu-cu12") if any(distributions(name=name))}
     if "faiss-cpu" not in here:
         return "install faiss-gpu-cu12"
@@ -138,7 +138,7 @@ def to_gpu(index, kind: str, dtype: str):
     require_gpu(kind, dtype)
     resources = faiss.StandardGpuResources()
     moved = faiss.index_cpu_to_gpu(resources, 0, index)
-    moved.kept_resources = resources  # freed with the index and not before
+    moved.kept_resources = resources  # must live as long as the index
     return moved
 
 
@@ -160,7 +160,7 @@ def _extremes(blocks: Iterable[np.ndarray], dim: int) -> np.ndarray:
 
 
 def _describe(index) -> dict:
-    """What an index says about itself, in the manifest's words."""
+    """An index's own properties under the manifest's names."""
     found = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": "float32"}
     name = type(index).__name__
     if isinstance(index, faiss.IndexIVF):

@@ -1,4 +1,4 @@
-"""The kinds of index: which parameters each has, their defaults and bounds. No FAISS is needed here."""
+"""The kinds of index: which parameters each has, their defaults and bounds. Imports no FAISS."""
 
 import math
 
@@ -6,18 +6,17 @@ from verl_credit_retriever.index.manifest import KINDS
 
 BUILT_WITH = {"ivf": ("nlist", "train_rows", "seed"), "hnsw": ("m", "ef_construction", "seed")}
 SEARCHED_WITH = {"ivf": ("nprobe",), "hnsw": ("ef_search",)}
-ROWS_PER_LIST = 39  # FAISS's own minimum for k-means that means something
+ROWS_PER_LIST = 39  # FAISS's own minimum for k-means
 TRAIN_ROWS_PER_LIST = 64
 
 
 def resolve(kind: str, rows: int, given: dict) -> tuple[dict, dict]:
-    """(parameters, search): what an index of `rows` rows is built and searched with, every default filled in.
+    """(parameters, search) for building and searching an index of `rows` rows, with every default filled in.
 
-    Of `given` only what is not None counts. ivf: nlist = 4·√rows, but at most rows / 39 and at least 1;
-    train_rows = 64·nlist, at most rows; nprobe = √nlist, at least 8, at most nlist; seed 0. hnsw: m = 32,
-    ef_construction = 200, ef_search = 128, seed 0. flat, sq8 and exact have none: sq8 takes its ranges from
-    all rows. Errors: ValueError for a value out of bounds, one that the kind does not use, more lists than
-    rows.
+    None in `given` means the default. ivf: nlist = 4·√rows, at most rows / 39 and at least 1; train_rows =
+    64·nlist, at most rows; nprobe = √nlist, at least 8 and at most nlist; seed 0. hnsw: m = 32, ef_construction =
+    200, ef_search = 128, seed 0. flat, sq8 and exact have none. Errors: ValueError for a value out of bounds, one
+    that the kind does not use, and more lists than rows.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}; accepted: {', '.join(KINDS)}")
@@ -43,13 +42,12 @@ def resolve(kind: str, rows: int, given: dict) -> tuple[dict, dict]:
 
 
 def resolve_search(kind: str, parameters: dict, recorded: dict, given: dict) -> dict:
-    """The search parameters of a built index: `recorded` in its manifest, overridden by `given` (not None).
+    """The search parameters of a built index: those `recorded` in its manifest, overridden by `given` (not None).
 
     Errors: ValueError for a value out of bounds and for one that the kind does not use.
     """
-    names = SEARCHED_WITH.get(kind, ())
-    given = {name: value for name, value in given.items() if value is not None}
-    given = {name: value for name, value in given.items() if name not in BUILT_WITH.get(kind, ())}
+    names, built = SEARCHED_WITH.get(kind, ()), BUILT_WITH.get(kind, ())
+    given = {name: value for name, value in given.items() if value is not None and name not in built}
     _refuse_unused(kind, given, names)
     most = {"nprobe": parameters.get("nlist"), "ef_search": 1 << 20}
     return {name: _whole(name, given.get(name, recorded.get(name)), 1, most[name]) for name in names}

@@ -1,19 +1,20 @@
-"""The manifest of an index: what was indexed, by which encoder, and the hash of every file."""
+"""The manifest of an index: what was indexed, by which encoder, and the hash of every file and of itself."""
 
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from verl_credit_retriever.index.seal import SEAL, broken_seal, sealed
-
 FORMAT = 3
 KINDS = ("flat", "sq8", "ivf", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
-NOT_ANSWERS = ("versions", "format", SEAL)  # manifest keys that no answer depends on
+OWN_HASH = "manifest_sha256"  # the hash of all other keys; formats 1 and 2 have none
+NOT_ANSWERS = ("versions", "format", OWN_HASH)  # manifest keys that no answer depends on
+log = logging.getLogger("verl_credit_retriever")
 
 
 class IndexMismatch(ValueError):
@@ -21,9 +22,10 @@ class IndexMismatch(ValueError):
 
 
 def files_of(kind: str) -> tuple[str, ...]:
-    """The files beside the manifest. Every kind keeps its vectors as they were encoded, exactly once:
+    """The files beside the manifest.
 
-    `flat` inside index.faiss, which ends with them; the others in vectors.npy; `exact` has no FAISS file.
+    Every kind keeps its encoded vectors exactly once: `flat` at the end of index.faiss, the others in vectors.npy.
+    `exact` has no FAISS file.
     """
     own = {"flat": ("index.faiss",), "exact": ("vectors.npy",)}.get(kind, ("index.faiss", "vectors.npy"))
     return (*own, "corpus.jsonl", "offsets.npy")
@@ -47,7 +49,7 @@ def write_manifest(
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
         for name in files_of(kind)
     }
-    content = {
+    manifest = {
         "format": FORMAT,
         "kind": kind,
         "parameters": parameters or {},
@@ -61,7 +63,7 @@ def write_manifest(
         "files": files,
         "versions": _versions(),
     }
-    manifest = sealed(content)
+    manifest[OWN_HASH] = own_hash(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
 
@@ -69,12 +71,12 @@ def write_manifest(
 def read_manifest(folder: Path) -> dict:
     """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted.
 
-    Format 1, which knew only flat float32 indexes of normalised vectors, is read as such; formats 1 and 2 had no
-    hash of the manifest itself.
+    Format 1 holds flat float32 indexes of normalised vectors only. Formats 1 and 2 have no hash of the manifest;
+    they are read with a warning, so that nobody has to encode the corpus again.
     """
     path = folder / "manifest.json"
     if not path.is_file():
-        raise IndexMismatch(f"{path} does not exist; {_where_it_may_be(folder)}")
+        raise IndexMismatch(f"{path} does not exist; {_missing_hint(folder)}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -82,8 +84,16 @@ def read_manifest(folder: Path) -> dict:
     if not isinstance(manifest, dict):
         raise IndexMismatch(f"{path}: {str(manifest)[:80]!r} is not an object; rebuild the index")
     _require_one_of(path, manifest, "format", range(1, FORMAT + 1))
-    if broken := broken_seal(manifest):
-        raise IndexMismatch(f"{path}: {broken}; restore the file or rebuild the index")
+    if OWN_HASH not in manifest and manifest["format"] < 3:
+        log.warning(
+            "%s (format %s) has no %s: a changed prefix, pooling or length would go unnoticed; rebuild to get one",
+            *(path, manifest["format"], OWN_HASH),
+        )
+    elif manifest.get(OWN_HASH) != (found := own_hash(manifest)):
+        raise IndexMismatch(
+            f"{path}: {OWN_HASH}={manifest.get(OWN_HASH)!r}, but its values have {found!r}: one was changed; "
+            "restore the file or rebuild the index"
+        )
     if manifest["format"] == 1:
         manifest = {"parameters": {}, "search": {}, **manifest}
     _require_one_of(path, manifest, "kind", KINDS)
@@ -102,20 +112,20 @@ def read_manifest(folder: Path) -> dict:
 def _require_one_of(path: Path, manifest: dict, key: str, accepted: Iterable) -> None:
     choices = list(accepted)
     if manifest.get(key) not in choices:
-        said = " or ".join(map(repr, choices))
-        raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; this version reads {said}")
+        readable = " or ".join(map(repr, choices))
+        raise IndexMismatch(f"{path}: {key}={manifest.get(key)!r}; this version reads {readable}")
 
 
-def previous_of(folder: Path) -> Path:
-    """Where an index is while `index --overwrite` puts another one into its place."""
+def backup_of(folder: Path) -> Path:
+    """Where `index --overwrite` keeps the old index while it moves the new one into place."""
     return folder.with_name(f".{folder.name}.old")
 
 
-def _where_it_may_be(folder: Path) -> str:
-    old = previous_of(folder)
+def _missing_hint(folder: Path) -> str:
+    old = backup_of(folder)
     if not folder.exists() and (old / "manifest.json").is_file():
         return (
-            f"an interrupted `index --overwrite` left the index before in {old}: "
+            f"an interrupted `index --overwrite` left the previous index in {old}: "
             f"`mv {old} {folder}`, or repeat that command"
         )
     return "build the index with `verl-credit-retriever index`"
@@ -148,9 +158,9 @@ def check_files(folder: Path, manifest: dict) -> None:
 
 
 def check_encoder(manifest: dict, encoder: dict) -> None:
-    """An index answers only the encoder that built it. `encoder`: SentenceEncoder.fingerprint().
+    """Refuse an encoder other than the one that built the index. `encoder`: SentenceEncoder.fingerprint().
 
-    What the manifest does not say counts as another value, except what format 1 did not know.
+    A key that the manifest lacks counts as different, except those that format 1 did not record.
     """
     unknown = {"normalize": True, "config_sha256": encoder.get("config_sha256")}
     built_with = (unknown if manifest["format"] == 1 else {}) | manifest["encoder"]
@@ -164,7 +174,16 @@ def fingerprint(manifest: dict, **more) -> str:
     """Hex digest of all that determines the answers: the manifest without versions and names, and `more`."""
     kept = {key: value for key, value in manifest.items() if key not in NOT_ANSWERS}
     kept["encoder"] = {key: value for key, value in manifest["encoder"].items() if key != "name"}
-    return hashlib.sha256(json.dumps(kept | more, sort_keys=True).encode()).hexdigest()
+    return _json_sha256(kept | more)
+
+
+def own_hash(manifest: dict) -> str:
+    """Hex digest of the manifest without this hash."""
+    return _json_sha256({key: value for key, value in manifest.items() if key != OWN_HASH})
+
+
+def _json_sha256(value: dict) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _versions() -> dict:

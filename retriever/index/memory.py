@@ -1,4 +1,4 @@
-"""What an index takes in memory, known before anything is read, and whether this machine has it."""
+"""The memory that an index takes, computed before its files are read, and the memory that is available here."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from
 
 
 class MemoryRefused(ValueError):
-    """An index that does not fit; the message names its parts and what would fit."""
+    """The index does not fit into memory; the message names its parts and what would fit."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per part. `resident` must be there at once; `mapped` is file cache that processes share.
+    """Bytes per part. `resident` memory is required; `mapped` is file cache that processes share.
 
-    The machine may drop mapped pages and read them again: they are needed for speed and not to run.
+    The machine may drop mapped pages and read them again: they cost speed only.
     """
 
     what: str
@@ -36,7 +36,7 @@ class MemoryPlan:
 
 
 def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> MemoryPlan:
-    """The memory of a loaded index; needs neither its files nor FAISS.
+    """The memory of a loaded index, computed without its files and without FAISS.
 
     `spec` is a manifest, or {"kind", "rows", "dim", "dtype": "float16" | "float32", "parameters"} of an index
     that does not exist yet; parameters are ivf's `nlist` and hnsw's `m`. Per row of D dimensions and b
@@ -45,7 +45,7 @@ def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> Me
         sq8          D
         ivf          b·D + 8 (row number), and 4·D per list
         hnsw         b·D + 4·(2m + m/(m - 1)) (links at the bottom, and expected above) + 12 (level, offset)
-    `mmap` moves all to `mapped` but the centres of ivf's lists.
+    `mmap` moves everything to `mapped` except the centres of ivf's lists.
     Example: 21,015,324 rows of 768 in float32, flat: 64.6 GB, the size of wiki-18 under e5-base.
     """
     kind, rows, dim = spec["kind"], spec["rows"], spec["dim"]
@@ -76,10 +76,10 @@ def require_memory(
     also: dict[str, int] | None = None,
     workers: int = 1,
 ) -> MemoryPlan:
-    """The plan if it fits into `available` bytes (default: what this process may still take).
+    """The plan, if it fits into `available` bytes (default: `available_memory()`).
 
-    `also` names what else is needed at the same time, such as the rows that a build learns from; of `workers`
-    processes each takes what is resident. Errors: MemoryRefused with the plan, what there is, and which choices
+    `also` adds parts that are needed at the same time, such as a build's training rows; each of the `workers`
+    processes takes the resident part. Errors: MemoryRefused with the plan, the available memory, and choices that
     would fit.
     """
     plan = plan_memory(spec, backend=backend, mmap=mmap)
@@ -98,7 +98,7 @@ def require_memory(
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still take: free in the machine, and under every cgroup limit above it."""
+    """Bytes that this process may still allocate: the least that the machine and its cgroups have free."""
     return min([_free_in_machine(proc), *_free_in_cgroups(proc, cgroup)])
 
 
@@ -135,7 +135,7 @@ def _free_in_machine(proc: Path) -> int:
 
 
 def _free_in_cgroups(proc: Path, root: Path) -> list[int]:
-    """Limit minus use for each limited group from this process's up to the root, of cgroup v2 and v1."""
+    """Limit minus use of this process's cgroup and of each one above it that has a limit (v1 and v2)."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -151,16 +151,16 @@ def _free_in_cgroups(proc: Path, root: Path) -> list[int]:
             else (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         )
         group = base / path.lstrip("/")
-        # In a container the path may be the host's, which is not visible here; its own group is the root then.
+        # In a container the path may be the host's and invisible here; the container's own group is then the root.
         for folder in [group, *group.parents]:
             if not folder.is_relative_to(base):
                 break
-            if (room := _room(folder, limit, usage, cache)) is not None:
-                free.append(room)
+            if (left := _free_in_cgroup(folder, limit, usage, cache)) is not None:
+                free.append(left)
     return free
 
 
-def _room(folder: Path, limit: str, usage: str, cache: str) -> int | None:
+def _free_in_cgroup(folder: Path, limit: str, usage: str, cache: str) -> int | None:
     try:
         most = (folder / limit).read_text().strip()
         if most == "max" or int(most) >= sys.maxsize // 2:
@@ -169,5 +169,5 @@ def _room(folder: Path, limit: str, usage: str, cache: str) -> int | None:
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    # File cache that nobody has touched lately is given up when memory runs short.
+    # The kernel reclaims inactive file cache when memory runs short.
     return max(0, int(most) - used + int(statistics.get(cache, 0)))

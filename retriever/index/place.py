@@ -1,4 +1,4 @@
-"""The place of an index: one build of it at a time, and one moment at which it appears."""
+"""The folder of an index: one build at a time may write it, and it appears in one rename."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from verl_credit_retriever.index.manifest import previous_of
+from verl_credit_retriever.index.manifest import IndexMismatch, backup_of
 from verl_credit_retriever.index.shards import BuildRefused
 
 log = logging.getLogger("verl_credit_retriever")
@@ -43,7 +43,7 @@ def lock(out: Path) -> Iterator[None]:
 
 def restore(out: Path) -> None:
     """Put back the index that `move_into_place` had moved aside when its process was killed."""
-    old = previous_of(out)
+    old = backup_of(out)
     if not out.exists() and (old / "manifest.json").is_file():
         os.rename(old, out)
         log.warning("%s: an interrupted --overwrite had moved it to %s; it is back", out, old)
@@ -54,7 +54,7 @@ def move_into_place(stage: Path, out: Path, files: tuple[str, ...]) -> None:
     # Without this a power cut after the rename could leave a complete-looking folder of empty files.
     for path in [*(stage / name for name in (*files, "manifest.json")), stage]:
         _flush(path)
-    old = previous_of(out)
+    old = backup_of(out)
     if out.exists():
         shutil.rmtree(old, ignore_errors=True)
         os.rename(out, old)
@@ -65,6 +65,36 @@ def move_into_place(stage: Path, out: Path, files: tuple[str, ...]) -> None:
         raise
     _flush(out.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def refuse_replacement(folder: Path) -> Iterator[None]:
+    """Refuse an index folder that `index --overwrite` replaced while the block read it.
+
+    Files of two indexes would answer with the wrong documents. Errors: IndexMismatch at the end of the block, also
+    in place of an error that the mixture caused.
+    """
+    before = _identity(folder)
+    cause = None
+    try:
+        yield
+    except Exception as error:
+        cause = error
+    if _identity(folder) != before:
+        raise IndexMismatch(
+            f"{folder}: replaced while loading: its files are of two indexes; load it again"
+        ) from cause
+    if cause:
+        raise cause
+
+
+def _identity(folder: Path) -> tuple:
+    """The folder's device and inode, which a rename keeps, and its manifest; () where there is no index."""
+    try:
+        status = folder.stat()
+        return status.st_dev, status.st_ino, (folder / "manifest.json").read_bytes()
+    except OSError:
+        return ()
 
 
 def _flush(path: Path) -> None:

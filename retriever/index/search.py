@@ -19,8 +19,7 @@ from verl_credit_retriever.index.manifest import (
     read_manifest,
 )
 from verl_credit_retriever.index.memory import MemoryPlan, plan_memory, require_memory
-from verl_credit_retriever.index.replaced import unreplaced
-from verl_credit_retriever.index.seal import warn_if_unsealed
+from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.index.vectors import open_vectors
 
 if TYPE_CHECKING:
@@ -33,10 +32,10 @@ log = logging.getLogger("verl_credit_retriever")
 
 
 class SearchIndex:
-    """A loaded index. `search` may be called from several threads at once.
+    """A loaded index. Several threads may call `search` at once.
 
-    `manifest` is the file's content, `search_parameters` what is in force, `memory` the MemoryPlan it was
-    loaded under, `backend` "faiss" or "exact" (an index of kind exact has no other).
+    `manifest` is the file's content, `search_parameters` are those in force, `memory` is its MemoryPlan, and
+    `backend` is "faiss" or "exact" (always "exact" for kind exact).
     """
 
     def __init__(self, folder: Path, manifest: dict, vectors_M_D, documents, *, backend, search, memory):
@@ -51,9 +50,7 @@ class SearchIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of what determines the answers: the manifest without versions and names, and the search
-        parameters in force. Both backends of one index have the same, so that one can be the other's oracle.
-        """
+        """Hex digest of what determines the answers, search parameters included; the same for both backends."""
         return fingerprint(self.manifest, search=self.search_parameters)
 
     @classmethod
@@ -71,23 +68,22 @@ class SearchIndex:
     ) -> "SearchIndex":
         """Load an index after comparing its files with its manifest, if it fits into memory.
 
-        The exact backend needs no FAISS, searches every kind's original vectors, and is the only one of kind
-        `exact`. `mmap` leaves the vectors in the file, in memory that all processes share. `nprobe` (ivf) and
-        `ef_search` (hnsw) override the manifest's. `verify=False` skips the hashes (they read every byte
-        once), never the row and dimension counts. The memory plan is logged at INFO.
+        The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
+        the file, in memory that all processes share. `nprobe` (ivf) and `ef_search` (hnsw) override the manifest's.
+        `verify=False` skips the hashes, which read every byte once, but not the row and dimension counts. The
+        memory plan is logged at INFO.
 
-        Errors: IndexMismatch names the file, its value and the right one, or says that the folder was replaced
-        meanwhile; MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu`
-        without a GPU that FAISS can use.
+        Errors: IndexMismatch names the file, its value and the right one, or a folder replaced while loading;
+        MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu` without a GPU
+        that FAISS can use.
         """
         folder = Path(folder)
-        with unreplaced(folder):
+        with refuse_replacement(folder):
             return cls._load(folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search)
 
     @classmethod
     def _load(cls, folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search) -> "SearchIndex":
         manifest = read_manifest(folder)
-        warn_if_unsealed(folder, manifest)
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
         kind = manifest["kind"]
@@ -119,10 +115,9 @@ class SearchIndex:
     def search(self, vectors_N_D: np.ndarray, k: int) -> list[list[tuple[dict, float]]]:
         """The k documents of largest inner product per vector, best first: N lists of (document, score).
 
-        k above the number of rows returns all rows, and a query for which ivf or hnsw finds fewer than k is
-        answered by the exact backend: a list never holds a missing hit. Equal scores come in order of their
-        rows. Errors: ValueError for k < 1, a wrong shape or vectors that are not finite; IndexMismatch if the
-        index gives an impossible hit.
+        k above the number of rows returns all rows. The exact backend answers a query for which ivf or hnsw finds
+        fewer than k. Equal scores come in order of their rows. Errors: ValueError for k < 1, a wrong shape or
+        vectors that are not finite; IndexMismatch when the index gives an impossible hit.
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k={k!r}; expected an integer of at least 1")
@@ -158,7 +153,7 @@ class SearchIndex:
             ) from None
 
     def _checked(self, scores_N_K: np.ndarray, rows_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Hits in the order of their scores, then rows, if they can be: finite, rows that exist, none twice."""
+        """The hits ordered by score, then row, after checking that scores are finite and rows exist and differ."""
         if not np.isfinite(scores_N_K).all() or rows_N_K.min() < 0 or rows_N_K.max() >= len(self):
             raise IndexMismatch(
                 f"{self.folder}: a hit without a document or score; the index is damaged, rebuild it"

@@ -1,10 +1,10 @@
-"""Encoded vectors in shard files: what an interrupted build has done, and whether it may be used."""
+"""Encoded vectors in shard files, which an interrupted build can use again."""
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,14 @@ PLAN = "settings.json"
 
 
 class BuildRefused(ValueError):
-    """A build that may not go on: another one runs, or what is there belongs to other settings."""
+    """Another build of the index is running, or an interrupted one has other settings or lines."""
 
 
-def may_take_up(work: Path, settings: dict, *, overwrite: bool) -> bool:
-    """Was an interrupted build in `work` made with these settings, so that its vectors count? Changes nothing.
+def can_resume(work: Path, settings: dict, *, overwrite: bool) -> bool:
+    """Whether `work` holds an interrupted build with these settings. Changes nothing.
 
-    `settings` is what the bits of the vectors depend on. Errors: BuildRefused names the settings that differ,
-    unless `overwrite` will start anew.
+    The bits of the vectors depend on `settings`. Errors: BuildRefused names the settings that differ, unless
+    `overwrite` allows to start anew.
     """
     plan = work / PLAN
     if not plan.is_file():
@@ -39,16 +39,15 @@ def may_take_up(work: Path, settings: dict, *, overwrite: bool) -> bool:
     return not differing
 
 
-def start_anew(work: Path, settings: dict, *, keep: Path) -> None:
-    """Empty the work folder, `keep` in it excepted, for a build with these settings."""
+def start_over(work: Path, settings: dict, *, keep: Path) -> None:
+    """Empty the work folder except for `keep`, and record the settings of the new build."""
     for path in work.glob("shard-*"):
         path.unlink()
     for path in work.iterdir():
         if path.name not in (PLAN, keep.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    _write_whole(
-        work / PLAN, json.dumps(settings, indent=2).encode()
-    )  # after: shards never meet others' settings
+    # Last, so that shards never stand beside the settings of another build.
+    _write_whole(work / PLAN, json.dumps(settings, indent=2).encode())
 
 
 def size_of_shards(work: Path) -> int:
@@ -59,9 +58,8 @@ def size_of_shards(work: Path) -> int:
 class Shards:
     """The shard files of `work`: shard s holds the vectors of rows s·shard_rows to (s + 1)·shard_rows - 1.
 
-    A shard is two files: raw vectors, and, once those are on disk, a JSON that says the hash of the
-    vectors and of the corpus lines they were made from. Without the JSON, or with another hash, the vectors
-    do not count and are made again.
+    A shard is two files: raw vectors, and a JSON written after them with the hashes of the vectors and of their
+    corpus lines. Vectors without the JSON, or with another hash, are encoded again.
     """
 
     def __init__(self, work: Path, documents: Documents, *, shard_rows: int, dim: int, dtype: str):
@@ -72,19 +70,19 @@ class Shards:
         self._done = [False] * self.count
 
     def find_done(self, *, overwrite: bool) -> int:
-        """Look at what an interrupted build left; the number of rows that need no encoding.
+        """Check the shards of an interrupted build; returns how many rows are encoded.
 
-        Errors: BuildRefused when lines of a finished shard have changed or gone; `overwrite` encodes that
-        shard again instead.
+        Errors: BuildRefused when lines of a finished shard were changed or deleted; with `overwrite` that shard is
+        encoded again instead.
         """
         for path in sorted(self.work.glob("shard-*.json")):
             shard = int(path.stem.split("-")[1])
             record = _read_json(path)
             if not record.keys() >= {"rows", "corpus_sha256", "vectors_sha256"}:
-                continue  # damaged: that shard does not count
+                continue  # damaged: this shard is encoded again
             first, last = self._range(shard)
             if shard < self.count and record["rows"] < last - first:
-                continue  # lines were added behind what was then the last shard
+                continue  # this was the last shard, and lines were added since
             same = (
                 shard < self.count
                 and record["rows"] == last - first
@@ -98,7 +96,8 @@ class Shards:
             if same:
                 file = self._file(shard)
                 self._done[shard] = file.is_file() and sha256(file) == record["vectors_sha256"]
-        return sum(last - first for first, last in self._ranges(done=True))
+        done = (self._range(shard) for shard in range(self.count) if self._done[shard])
+        return sum(last - first for first, last in done)
 
     def encode_missing(self, encode: Callable[[list[str]], np.ndarray], chunk_rows: int, on_rows) -> None:
         """Encode every shard that is not done; `on_rows(rows encoded)` after each chunk of texts."""
@@ -121,7 +120,7 @@ class Shards:
             yield np.memmap(self._file(shard), dtype=self._dtype, mode="r", shape=shape)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of these rows, which must ascend."""
+        """The vectors of these rows, given in ascending order."""
         parts, first = [], 0
         for block in self.blocks():
             here = rows[(rows >= first) & (rows < first + len(block))] - first
@@ -156,15 +155,12 @@ class Shards:
         first = shard * self._shard_rows
         return first, min(first + self._shard_rows, self.rows)
 
-    def _ranges(self, *, done: bool) -> Iterable[tuple[int, int]]:
-        return (self._range(shard) for shard in range(self.count) if self._done[shard] == done)
-
     def _file(self, shard: int) -> Path:
         return self.work / f"shard-{shard:06}.vectors"
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is either there with all its bytes or not there."""
+    """Write a file so that it is complete or absent."""
     temporary = path.with_name(f"{path.name}.tmp")
     with open(temporary, "wb") as file:
         file.write(content)

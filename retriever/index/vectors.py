@@ -10,7 +10,7 @@ import numpy as np
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of
 
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.
-# The elements it counts are 4 bytes of an "IxFI" (float32) and single bytes of an "IxSQ" (float16).
+# An element is 4 bytes in an "IxFI" file (float32) and 1 byte in an "IxSQ" file (float16).
 FAISS_CODES = {"float32": (b"IxFI", 4), "float16": (b"IxSQ", 1)}
 
 

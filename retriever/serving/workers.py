@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
-from verl_credit_retriever.index.replaced import unreplaced
+from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.serving.parent import end_with
 from verl_credit_retriever.serving.process import END_SECONDS
 from verl_credit_retriever.serving.settings import ServeSettings
@@ -126,7 +126,7 @@ def run_workers(
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.workers)
     index_pin = None
     if settings.verify:  # once for all workers, however large it is
-        with unreplaced(settings.index):
+        with refuse_replacement(settings.index):
             manifest = read_manifest(settings.index)
             check_files(settings.index, manifest)
         index_pin = fingerprint(manifest)

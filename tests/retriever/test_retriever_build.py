@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -16,11 +17,11 @@ import pytest
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.index import build, memory
 from verl_credit_retriever.index import search as index_module
+from verl_credit_retriever.index.build import Progress
 from verl_credit_retriever.index.corpus import CorpusError
 from verl_credit_retriever.index.faiss_fill import fill
 from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.manifest import IndexMismatch
-from verl_credit_retriever.index.progress import Meter, Progress
 from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.index.shards import BuildRefused
 
@@ -223,7 +224,7 @@ def test_a_kill_between_the_two_renames_loses_no_index(corpus, encoder, tmp_path
     build_index(corpus, encoder, out)
     before = _hashes(out)
     out.rename(old)  # as `--overwrite` does just before the new one comes
-    with pytest.raises(IndexMismatch, match=f"left the index before in {old}: `mv {old} {out}`"):
+    with pytest.raises(IndexMismatch, match=f"left the previous index in {old}: `mv {old} {out}`"):
         SearchIndex.load(out)
     with pytest.raises(FileExistsError, match="pass overwrite"):
         build_index(corpus, encoder, out)
@@ -395,13 +396,17 @@ def test_the_manifest_says_how_the_index_was_made(corpus, encoder, tmp_path):
     assert {"python", "numpy"} <= manifest["versions"].keys()
 
 
-def test_progress_counts_only_this_runs_rows_for_its_rate():
-    seen, now = [], iter([0.0, 10.0, 20.0])
-    meter = Meter(1000, 200, seen.append, clock=lambda: next(now))
-    meter.at(300)
-    meter.at(400)
-    assert seen == [Progress(300, 1000, 10.0), Progress(400, 1000, 10.0)]
-    assert seen[1].text() == "400 of 1,000 rows (40%), 10 rows/s, 0:01:00 left"
+def test_progress_counts_only_this_runs_rows_for_its_rate(monkeypatch):
+    def encode_missing(encode, chunk_rows, on_rows):
+        on_rows(100)
+        on_rows(100)
+
+    seen, now = [], iter([0.0, 0.0, 10.0, 20.0])
+    monkeypatch.setattr(build, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    shards = SimpleNamespace(rows=1000, encode_missing=encode_missing)
+    build._encode(shards, SimpleNamespace(encode_passages=None), 100, 200, seen.append)
+    assert seen == [Progress(200, 1000, 0.0), Progress(300, 1000, 10.0), Progress(400, 1000, 10.0)]
+    assert seen[2].text() == "400 of 1,000 rows (40%), 10 rows/s, 0:01:00 left"
     assert "unknown time left" in Progress(0, 1000, 0.0).text()
 
 

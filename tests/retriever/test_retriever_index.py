@@ -12,8 +12,7 @@ from kit.retriever_world import make_corpus, make_encoder
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder.encoder import SentenceEncoder
 from verl_credit_retriever.index.corpus import CorpusError
-from verl_credit_retriever.index.manifest import IndexMismatch, read_manifest
-from verl_credit_retriever.index.seal import sealed
+from verl_credit_retriever.index.manifest import IndexMismatch, own_hash, read_manifest
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
@@ -97,9 +96,9 @@ def test_an_existing_folder_is_replaced_only_on_request_and_only_if_it_is_an_ind
 
 
 def _edit_manifest(folder, **changes):
-    """With its hash made right again: what is wrong is told even when the hash agrees."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(sealed(manifest | changes)))
+    """Changes values and recomputes the hash, so that the hash hides nothing."""
+    manifest = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"manifest_sha256": own_hash(manifest)}))
 
 
 @pytest.mark.parametrize("change", [{"query_prefix": ""}, {"pooling": "cls"}, {"max_length": 8}])
