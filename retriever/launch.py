@@ -47,12 +47,11 @@ def start_server(
     device: str = "cpu",
     options: Sequence[str] = (),
 ) -> ServerHandle:
-    """Serve `index` on a loopback port (0: a free one) in a process of its own; returns when it is ready.
+    """Serve `index` on a loopback port (0: a free one) in its own process; returns when it is ready.
 
-    Its output is appended to `log_path`. It ends with this process, whatever kills that; Ctrl-C in the
-    terminal reaches this process alone, which then decides. `options` are further arguments of `serve`.
-    Errors: RuntimeError with the last log lines when the server ends before it is ready, TimeoutError when it is
-    not ready after `ready_timeout` seconds.
+    Its output is appended to `log_path`. It ends when this process ends, even by a kill; Ctrl-C in the terminal
+    reaches only this process. `options` are further arguments of `serve`. Errors: RuntimeError with the last log
+    lines when the server ends before it is ready, TimeoutError when it is not ready after `ready_timeout` seconds.
     """
     if threads < 1:
         raise ValueError(f"threads={threads}; at least 1")
@@ -60,21 +59,11 @@ def start_server(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="retriever-") as scratch, open(log_path, "ab") as log:
         port_file = Path(scratch) / "port.json"
-        command = [sys.executable, "-m", "verl_credit_retriever.cli", "serve"]
-        command += [
-            "--index",
-            str(index),
-            "--encoder",
-            str(encoder),
-            "--port",
-            str(port),
-            "--topk",
-            str(topk),
-        ]
-        command += ["--port-file", str(port_file), "--parent-pid", str(os.getpid())]
-        command += ["--threads", str(threads), "--device", device, *options]
+        settings = {"index": index, "encoder": encoder, "port": port, "topk": topk, "threads": threads}
+        settings |= {"device": device, "port-file": port_file, "parent-pid": os.getpid()}
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "verl_credit_retriever.cli", "serve", *arguments, *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

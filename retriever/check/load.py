@@ -1,4 +1,4 @@
-"""Single queries to servers under load: seconds of every answer, and what came instead of answers."""
+"""Sends single queries to servers under load, and records latencies, statuses and malformed answers."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ BUSY_PAUSE_S = 0.2
 
 @dataclass
 class Load:
-    """What a load run saw. Latencies are of answers with status 200 alone, in seconds."""
+    """The result of a load run. Latencies are those of answers with status 200, in seconds."""
 
     wall_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Load:
     answers: dict[int, list[Served]] = field(default_factory=dict)  # by place in the list of queries
 
     def percentile_ms(self, share: float) -> float | None:
-        """The smallest latency that at least `share` of the answers did not exceed; None without answers."""
+        """The smallest latency that at least `share` of the answers do not exceed; None without answers."""
         if not self.latencies_s:
             return None
         ordered = sorted(self.latencies_s)
@@ -66,8 +66,8 @@ async def send_all(
     tls = httpx.create_ssl_context(trust_env=False)
 
     async def client_of_many() -> None:
-        # A pool of its own: httpx examines all of a pool's connections for every request, which with 64 of them
-        # would be timed as if it were the server. No proxy of the environment: a retriever is one's own.
+        # One pool per client: httpx examines all of a pool's connections for every request, and the time for 64 of
+        # them would count as the server's. The environment's proxies are not used.
         async with httpx.AsyncClient(
             headers=headers, timeout=timeout_s, trust_env=False, verify=tls
         ) as client:

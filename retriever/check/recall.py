@@ -1,4 +1,4 @@
-"""Recall of served answers against exact search, and which answers are malformed."""
+"""Parses served answers and computes their recall against exact search."""
 
 import math
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 
-TIE = 1e-5  # scores this close (relative above 1) are the same: a vector depends on its batch by less
+TIE = 1e-5  # scores this close (relative above 1) count as equal; a vector depends on its batch by less
 SCORE_ERROR = 1e-4  # an exact kind's score may differ from the exact one by this much, relative above 1
 ORACLE_CHUNK = 64  # queries of one exact search
 
 
 class MalformedAnswer(ValueError):
-    """A 200 that is no answer to its request; the message says why."""
+    """A 200 whose body does not answer the request."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def parse_served(body: object, k: int, rows: int) -> list[Served]:
 
 
 def exact_answers(index, vectors_N_D: np.ndarray, k: int) -> list[dict[str, Served]]:
-    """Per query the k best documents by id, and with them every document that ties with the k-th.
+    """Per query the k best documents by id, plus every document that ties with the k-th.
 
-    `index` is a SearchIndex with the exact backend. The search goes deeper until the last score is below the
-    k-th by more than a rounding, so that no tied document is missed.
+    `index` is a SearchIndex with the exact backend. The depth doubles until the last score no longer ties with the
+    k-th.
     """
     answers: list[dict[str, Served]] = []
     k = min(k, len(index))
@@ -76,7 +76,7 @@ def recall_at(served: list[Served], exact: dict[str, Served], k: int) -> float:
     """Share of the k best documents that were served among the first k.
 
     recall@k = |first k served ∩ {d : s(d) >= s_k up to TIE}| / min(k, rows), with s the exact score and s_k the
-    k-th best of them: of documents with equal scores any may be served.
+    k-th best of them. Any of several documents with equal scores may be served.
     """
     best = sorted((hit.score for hit in exact.values()), reverse=True)[:k]
     right = sum(hit.id in exact and exact[hit.id].score >= _just_below(best[-1]) for hit in served[:k])
@@ -84,7 +84,7 @@ def recall_at(served: list[Served], exact: dict[str, Served], k: int) -> float:
 
 
 def wrong_text(served: list[Served], exact: dict[str, Served]) -> str | None:
-    """The id of a hit whose contents are not the corpus's, where the exact answer knows them."""
+    """The id of a hit whose contents differ from the corpus, among those in the exact answer."""
     for hit in served:
         if hit.id in exact and exact[hit.id].contents != hit.contents:
             return hit.id
@@ -92,7 +92,7 @@ def wrong_text(served: list[Served], exact: dict[str, Served]) -> str | None:
 
 
 def score_error(served: list[Served], exact: dict[str, Served]) -> float:
-    """The largest |served score - exact score| over the hits that the exact answer knows; 0 for none."""
+    """The largest |served score - exact score| over the hits in the exact answer; 0 for none."""
     return max((abs(hit.score - exact[hit.id].score) for hit in served if hit.id in exact), default=0.0)
 
 
@@ -106,5 +106,5 @@ def wrong_score(served: list[Served], exact: dict[str, Served]) -> str | None:
 
 
 def _just_below(score: float) -> float:
-    """What still counts as equal to `score`."""
+    """The lowest score that counts as equal to `score`."""
     return score - TIE * max(1.0, abs(score))

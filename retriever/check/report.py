@@ -1,4 +1,4 @@
-"""Is what is served what was indexed? Recall against exact search, latency at load, and the fingerprint."""
+"""Checks servers against the index: recall against exact search, latency under load, and the fingerprint."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ BUSY_S = 120.0
 
 
 def default_min_recall(kind: str) -> float:
-    """0.99 for kinds that search exactly (rounding of near ties apart), 0.95 for approximate ones."""
+    """0.99 for kinds that search exactly (near ties may round differently), 0.95 for approximate ones."""
     return 0.99 if kind in EXACT_KINDS else 0.95
 
 
 def has_exact_scores(manifest: dict) -> bool:
-    """Whether every score is the inner product with the stored vector: all kinds but sq8, and ivf in float16,
-    which rounds what is left of a vector in its list."""
+    """Whether every score is the inner product with the stored vector: not for sq8, nor for ivf in float16, which
+    rounds a vector's residual to its list."""
     kind = manifest["kind"]
     return kind != "sq8" and (kind != "ivf" or manifest["dtype"] == "float32")
 
@@ -65,14 +65,14 @@ def check_servers(
     min_recall: float | None = None,
     token: str | None = None,
 ) -> dict:
-    """Compare what `urls` serve with exact search over `index` (backend "exact") and put them under load.
+    """Compare the answers of `urls` with exact search over `index` (backend "exact") and put them under load.
 
-    Every query is sent to every server alone, 8 at a time (busy servers are asked again for up to two minutes),
-    for recall@k; then `requests` distinct single queries from `concurrency` clients, the servers in turn (a
-    number is appended to each, so that no cache answers). Returns a JSON report; `problems` is empty when all is
-    well: recall at every k >= `min_recall` (default by kind), the scores are the exact ones where the kind computes
-    them (`has_exact_scores`), /info shows the folder's fingerprint, no malformed answer, no status other than 200,
-    429, 503, 504. Errors: ValueError for bad numbers.
+    For recall@k every query is sent to every server by itself, 8 at a time; a busy server is tried again for two
+    minutes. For the load, `concurrency` clients send `requests` single queries to the servers in turn, with a number
+    appended to each so that no cache answers. Returns a JSON report. `problems` is empty when recall at every k is at
+    least `min_recall` (default by kind), the scores are exact where the kind computes exact ones
+    (`has_exact_scores`), /info shows the folder's fingerprint, no answer is malformed, and every status is 200, 429,
+    503 or 504. Errors: ValueError for bad numbers.
     """
     if not ks or any(k < 1 for k in ks):
         raise ValueError(f"k={','.join(map(str, ks))!r}; expected integers of at least 1")
@@ -112,7 +112,7 @@ def check_servers(
 
 
 def _server_report(url: str, served: Load, exact: list[dict], ks: Sequence[int], token: str | None) -> dict:
-    """Recall over the answers that came; a query without an answer counts as recall 0."""
+    """The report of one server; a query without an answer counts as recall 0."""
     recall = {
         str(k): sum(recall_at(hits, exact[place], k) for place, hits in served.answers.items()) / len(exact)
         for k in ks

@@ -24,24 +24,23 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
 )
-# Keys of config.json that say where and by what a model was saved, not what it computes.
+# Keys of config.json that describe how the model was saved and do not change what it computes.
 SAVED_BY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 class SentenceEncoder:
     """v(text) = normalise( pool over real tokens of last_hidden_state(prefix + text) ).
 
-    Queries and passages differ by their prefix alone ("query: " and "passage: " for e5). `pooling` is the
-    mean over real tokens (e5) or the first token ("cls", as bge): by default what sentence-transformers' files in
-    the folder say, else the mean; `notes` says which of their options are not followed. `normalize=False` leaves
-    the length that the encoder gives. Texts longer than `max_length` tokens are cut; `self.max_length` is the smaller of the
-    argument, the tokenizer's limit and the number of positions the encoder has. A text's vector does not
-    depend on the batch it came in, up to float32 rounding (1e-6).
+    Queries and passages differ only by their prefix ("query: " and "passage: " for e5). `pooling` is the mean over
+    real tokens (e5) or the first token ("cls", as bge); the default is that of sentence-transformers' files in the
+    folder, else the mean. `notes` lists options of those files that are not followed. `normalize=False` keeps the
+    encoder's vector lengths. Texts longer than `max_length` tokens are cut; `self.max_length` is the smallest of the
+    argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its batch, up to
+    float32 rounding (1e-6).
 
-    `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and code shipped
-    with a model are never loaded. Errors: FileNotFoundError when the folder or its weights are missing,
-    ValueError for weights that are not all there, for arguments or modules that the folder contradicts, and for a
-    pooled vector that is not finite or zero.
+    `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and a model's own code are
+    never loaded. Errors: FileNotFoundError when the folder or its weights are missing; ValueError for missing
+    tensors, for arguments or modules that contradict the folder, and for a pooled vector that is zero or not finite.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class SentenceEncoder:
         self._tokenizer = AutoTokenizer.from_pretrained(
             str(self.path), local_files_only=True, trust_remote_code=False
         )
-        # The first token is found at position 0, and no position may come from padding.
+        # cls pooling reads position 0, and real tokens keep their positions.
         self._tokenizer.padding_side = "right"
         self._model = load_model(self.path)
         self._model.to(self.device).eval()
@@ -88,7 +87,7 @@ class SentenceEncoder:
     def for_index(
         cls, path: str | Path, manifest: dict, *, device: str = "cpu", batch_size: int = 64
     ) -> Self:
-        """The encoder in `path` with the prefixes, length, pooling and normalisation an index was built with."""
+        """The encoder in `path` with the prefixes, length, pooling and normalisation of the index's manifest."""
         built_with = {"normalize": True, **manifest["encoder"]}
         keys = ("query_prefix", "passage_prefix", "max_length", "pooling", "normalize")
         settings = {key: built_with[key] for key in keys if key in built_with}
@@ -100,18 +99,18 @@ class SentenceEncoder:
 
     def encode_passages(self, passages: list[str]) -> np.ndarray:
         """Vectors of passages: float32 [N, D]; [0, D] for no passage."""
-        return self._encode(passages, self.passage_prefix)
+        return self.encode_tokens(self._tokenize(passages, self.passage_prefix))
 
     def tokenize_queries(self, queries: list[str]) -> list[list[int]]:
-        """Token ids of each prefixed query, cut to `max_length`; what `encode_tokens` takes."""
+        """Token ids of each prefixed query, cut to `max_length`, for `encode_tokens`."""
         return self._tokenize(queries, self.query_prefix)
 
     @torch.inference_mode()
     def encode_tokens(self, ids_N: list[list[int]]) -> np.ndarray:
         """Vectors of tokenized texts: float32 [N, D] in the order given.
 
-        Neighbours in length share a model call of up to `batch_size` texts, so that little is spent on
-        padding. Errors: ValueError for an empty or overlong row, and for a vector that is zero or not finite.
+        Texts of similar length share a model call of up to `batch_size` texts, which saves padding. Errors:
+        ValueError for an empty or overlong row, and for a vector that is zero or not finite.
         """
         out_N_D = np.zeros((len(ids_N), self.dim), dtype=np.float32)
         for row, ids in enumerate(ids_N):
@@ -126,7 +125,7 @@ class SentenceEncoder:
             hidden_N_L_D = self._model(**batch).last_hidden_state
             out_N_D[rows] = self._pool(hidden_N_L_D, batch["attention_mask"]).cpu().numpy()
         length_N = np.linalg.norm(out_N_D, axis=1)
-        # NaN fails every comparison, so each of these covers zero and non-finite vectors.
+        # NaN fails every comparison, so both conditions refuse zero and non-finite vectors.
         good_N = np.abs(length_N - 1) < 1e-3 if self.normalize else (length_N > 0) & (length_N < np.inf)
         if not good_N.all():
             row = int(np.flatnonzero(~good_N)[0])
@@ -136,7 +135,7 @@ class SentenceEncoder:
         return out_N_D
 
     def fingerprint(self) -> dict:
-        """Everything a vector depends on; an index built under another fingerprint answers nonsense."""
+        """Everything that a vector depends on. An index accepts only the encoder with the fingerprint it was built with."""
         if self._fingerprint is None:
             self._fingerprint = {
                 "name": self.path.resolve().name,
@@ -156,13 +155,10 @@ class SentenceEncoder:
 
     def _positions(self) -> int:
         positions = getattr(self._model.config, "max_position_embeddings", None) or sys.maxsize
-        # RoBERTa-style encoders number real tokens from padding_idx + 1: that many positions are lost.
+        # RoBERTa-style encoders number real tokens from padding_idx + 1, and lose that many positions.
         table = getattr(getattr(self._model, "embeddings", None), "position_embeddings", None)
         offset = getattr(table, "padding_idx", None)
         return positions if offset is None else positions - offset - 1
-
-    def _encode(self, texts: list[str], prefix: str) -> np.ndarray:
-        return self.encode_tokens(self._tokenize(texts, prefix))
 
     def _tokenize(self, texts: list[str], prefix: str) -> list[list[int]]:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):

@@ -1,24 +1,24 @@
-"""What sentence-transformers' files in an encoder's folder say about its vectors: followed, refused or told."""
+"""Reads sentence-transformers' files in an encoder's folder: each option is followed, refused or noted."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 POOLINGS = ("mean", "cls")
-# The names of sentence-transformers before it had one key "pooling_mode".
+# Older versions of sentence-transformers wrote these flags instead of one key "pooling_mode".
 FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """`pooling` and `normalize` as the folder says, None where it says nothing; `notes` are for people."""
+    """`pooling` and `normalize` of the folder's files, None where they set neither; `notes` are for the user."""
 
     pooling: str | None = None
     normalize: bool | None = None
     notes: tuple[str, ...] = ()
 
     def resolve(self, path: Path, pooling: str | None, normalize: bool) -> str:
-        """The pooling in force: the folder's, what was asked for, or the mean. Errors: ValueError when they differ."""
+        """The pooling in force: the argument, the folder's, or the mean. Errors: ValueError when the first two differ."""
         if pooling not in (None, *POOLINGS):
             raise ValueError(f"pooling={pooling!r}; accepted: {', '.join(POOLINGS)}")
         if None not in (pooling, self.pooling) and pooling != self.pooling:
@@ -34,10 +34,9 @@ class EncoderSettings:
 
 
 def read_settings(path: Path) -> EncoderSettings:
-    """The settings of the folder `path`; all None for one that sentence-transformers never wrote.
+    """The settings of the folder `path`; all None for a folder without sentence-transformers' files.
 
-    Errors: ValueError names the file and the value for a module, pooling or option that would give other vectors
-    than ours.
+    Errors: ValueError names file and value of a module, pooling or option that would give other vectors than ours.
     """
     modules, listed = path / "modules.json", {}
     if modules.is_file():
@@ -55,8 +54,7 @@ def read_settings(path: Path) -> EncoderSettings:
 def _modules(file: Path) -> dict[str, str]:
     """Folder by kind of module."""
     found = {}
-    entries = _read(file, list)
-    for entry in entries:
+    for entry in _read(file, list):
         kind = str(entry.get("type")).rsplit(".", 1)[-1] if isinstance(entry, dict) else repr(entry)
         if kind not in ("Transformer", "Pooling", "Normalize") or kind in found:
             raise ValueError(

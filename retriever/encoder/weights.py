@@ -1,4 +1,4 @@
-"""Loads an encoder's weights so that every tensor it computes with comes from the folder."""
+"""Loads an encoder's weights, and refuses a folder that lacks some of them."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ NAMED = 3
 def load_model(path: Path) -> torch.nn.Module:
     """The float32 model in `path`, from `*.safetensors` alone.
 
-    Errors: ValueError names tensors that the files lack or hold in another shape. transformers would fill them
-    with random numbers and say so in a log: every start of the server would then give other answers.
+    Errors: ValueError names tensors that the files lack or hold in another shape. transformers would fill them with
+    random numbers, and every start of the server would give other answers.
     """
     model, report = AutoModel.from_pretrained(
         str(path),
@@ -24,17 +24,15 @@ def load_model(path: Path) -> torch.nn.Module:
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, with both shapes
     )
-    mismatched = {key: f"{key} {list(found)}, not {list(right)}" for key, found, right in _mismatched(report)}
+    mismatched = {
+        key: f"{key} {list(found)}, not {list(right)}" for key, found, right in report["mismatched_keys"]
+    }
     missing = [key for key in report["missing_keys"] if key not in mismatched]
     _refuse(path, "miss", missing, report["unexpected_keys"])
     _refuse(path, "hold in another shape", mismatched.values(), ())
     if report.get("error_msgs"):
         raise ValueError(f"encoder={str(path)!r}: {report['error_msgs'][0]}")
     return model
-
-
-def _mismatched(report: dict):
-    return [entry for entry in report["mismatched_keys"] if not entry[0].startswith(UNUSED)]
 
 
 def _refuse(path: Path, what: str, keys, instead) -> None:

@@ -1,4 +1,4 @@
-"""Concurrent requests share encoder calls: whatever waits while a batch runs becomes the next batches."""
+"""Concurrent requests share encoder calls: queries that arrive while a batch runs form the next batches."""
 
 import asyncio
 import logging
@@ -29,14 +29,14 @@ class QueueFull(Exception):
 class Batcher:
     """Answers queries through `engine`, with as few encoder calls as the limits allow.
 
-    There is no waiting time to tune: an idle server starts at once; a busy one collects, in order of arrival,
-    as many queries as fit `limits.max_batch_tokens` (longest text times number of texts) while the batch
-    before runs. A large request is split, and its parts are batches like others. A text that occurs twice in
-    a batch is encoded once; queries with different k are encoded together and searched apart, so that an answer
-    does not depend on who else asked. While a batch is searched the next one is encoded.
+    There is no waiting time to tune: an idle server starts at once. A busy server collects queries in order of
+    arrival while a batch runs, up to `limits.max_batch_tokens` (longest text times number of texts). A large request
+    is split into several batches. A text that occurs twice in a batch is encoded once. Queries with different k are
+    encoded together and searched separately, so that an answer does not depend on the other requests. The next
+    batch is encoded while one is searched.
 
-    When a batch fails its requests run again one by one: a request fails only by its own fault, with the
-    exception that the engine raised. Lives in one event loop.
+    When a batch fails, its requests run again one by one, so that only the faulty request fails, with the engine's
+    exception. For one event loop.
     """
 
     def __init__(self, engine: Engine, limits: Limits, metrics: ServerMetrics):
@@ -55,10 +55,9 @@ class Batcher:
     ) -> list[Hits]:
         """The k best hits of every query (all rows when there are fewer than k).
 
-        `deadline` is a time of the event loop's clock: when it passes, and when the caller is cancelled, what
-        still waits is dropped before it is encoded. A canary is searched at the next turn and by itself, whatever
-        the cache holds and however many wait: it takes as long as what runs already. Errors: QueueFull,
-        DeadlineExceeded, or what the engine raised.
+        `deadline` is a time of the event loop's clock. When it passes or the caller is cancelled, waiting queries are
+        dropped before they are encoded. A canary bypasses cache and queue limit and is searched next, by itself.
+        Errors: QueueFull, DeadlineExceeded, or the engine's exception.
         """
         loop = asyncio.get_running_loop()
         if deadline is not None and loop.time() >= deadline:
@@ -90,11 +89,11 @@ class Batcher:
         return request.answer.result()
 
     def open(self) -> None:
-        """Take queries, again if it was closed; a new one is open."""
+        """Accept queries, also after `close`. A new batcher is open."""
         self._engine.open()
 
     def close(self) -> None:
-        """Take no more; requests still open fail."""
+        """Accept no more queries; open requests fail."""
         self._engine.close()
         self._drainer = self._searching = None
         self._fail(self._open, RuntimeError("the server is ending"))
@@ -123,7 +122,7 @@ class Batcher:
                 await work
             except Exception as error:
                 log.exception("the batcher failed")
-                self._fail(self._open, error)  # nobody may wait for ever
+                self._fail(self._open, error)  # otherwise these requests would wait for ever
 
         return asyncio.create_task(guarded())
 
@@ -173,7 +172,7 @@ class Batcher:
         self._pace.answered(len(batch), began=began, now=time.perf_counter())
 
     async def _try(self, items: list[Item], call: Coroutine):
-        """What `call` returns; None when it raised. Then a lone request is told why, others run again apart."""
+        """What `call` returns, or None when it raised: then a single request fails, and several run again one by one."""
         try:
             return await call
         except Exception as error:
@@ -181,7 +180,7 @@ class Batcher:
             if len(requests) == 1:
                 self._fail(requests, error)
                 return None
-            # The fault may be that of a request whose client has left: nobody else is blamed for it.
+            # A request whose client has left may have caused the error, so the others run again.
             self._waiting.put_first([item for item in items if not item.request.answer.done()])
             for request in requests:
                 request.alone = True

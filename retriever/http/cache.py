@@ -1,4 +1,4 @@
-"""Answers that were given already: least recently used go first."""
+"""A least-recently-used cache of answers."""
 
 from collections import OrderedDict
 
@@ -11,9 +11,9 @@ HIT_BYTES = 300
 class ResultCache:
     """Maps (index fingerprint, exact query text, k) to the hits of that query.
 
-    Queries are not normalised: the encoder may tell two spellings apart. Bounded by `max_entries` (0: nothing
-    is kept) and by `max_bytes` of estimated memory; an answer larger than that is not kept. A kept answer is
-    the object that was given before, so it is the same to the last bit. Not for several threads.
+    Queries are not normalised, because the encoder may distinguish two spellings. The cache is bounded by
+    `max_entries` (0 switches it off) and by `max_bytes` of estimated memory. A kept answer is the same object as the
+    first one, so it is bit-equal. For one thread.
     """
 
     def __init__(self, fingerprint: str, *, max_entries: int, max_bytes: int):
@@ -46,6 +46,6 @@ class ResultCache:
 
 
 def _estimated_bytes(query: str, hits: Hits) -> int:
-    # Four bytes a character is what Python needs at most, for texts with an emoji in them.
+    # Python needs at most four bytes a character, for texts with an emoji in them.
     texts = 4 * len(query) + sum(4 * (len(d["id"]) + len(d["contents"])) + HIT_BYTES for d, _ in hits)
     return ENTRY_BYTES + texts

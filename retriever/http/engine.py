@@ -1,4 +1,4 @@
-"""The three calls behind an answer (tokenize, encode, search), each in a thread of its own and timed."""
+"""The three calls behind an answer (tokenize, encode, search), each timed and in its own thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,10 +13,9 @@ from verl_credit_retriever.http.metrics import ServerMetrics
 class Engine:
     """Runs an encoder and the index it built without blocking the event loop.
 
-    One thread per stage: calls of the same stage follow each other (a tokenizer is not made for two threads),
-    calls of different stages may overlap, so that the encoder can work on a batch while the one before is
-    searched. The calls raise what encoder and index raise, always as an Exception, and RuntimeError for an answer
-    that cannot be one.
+    Each stage has one thread: calls of one stage run one after the other (a tokenizer is not thread-safe), and the
+    encoder can work on a batch while the previous one is searched. The calls raise the errors of encoder and index,
+    always as an Exception, and RuntimeError for an impossible answer.
     """
 
     def __init__(self, index, encoder, metrics: ServerMetrics):
@@ -53,7 +52,7 @@ class Engine:
         return check_hits(found, queries=len(vectors_N_D), k=k)
 
     def close(self) -> None:
-        """Take no more calls; one that runs is not waited for."""
+        """Accept no more calls, without waiting for a running one."""
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
         self._threads = {}
@@ -66,13 +65,13 @@ class Engine:
             try:
                 with self._metrics.stage(stage):
                     return function(*arguments)
-            except StopIteration as error:  # a future cannot hold it: its waiter would never wake
+            except StopIteration as error:  # a future cannot hold it, and its waiter would hang
                 raise RuntimeError(f"{stage} raised StopIteration: {error}") from error
             except Exception:
                 raise
             except BaseException as error:
-                # Such as the panic of a tokenizer written in Rust: it would end the task that awaits it, and
-                # with that every request that waits behind.
+                # Such as the panic of a tokenizer written in Rust: it would end the drainer task, and all waiting
+                # requests would hang.
                 raise RuntimeError(f"{stage} raised {type(error).__name__}: {error}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[stage], timed)

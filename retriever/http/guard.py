@@ -1,4 +1,4 @@
-"""What is decided before a request is read: may it come in, and is its body small enough?"""
+"""ASGI middleware that checks the token and the body size before the app reads a request."""
 
 import asyncio
 import hmac
@@ -9,16 +9,16 @@ from starlette.responses import JSONResponse
 
 from verl_credit_retriever.http.metrics import ServerMetrics
 
-OPEN_ROUTE = "/livez"  # whoever restarts a dead server needs no secret
+OPEN_ROUTE = "/livez"  # a process supervisor needs no token for it
 ROUTES = ("/retrieve", "/v1/search", "/livez", "/readyz", "/metrics", "/info", "/openapi.json")
 
 
 class Guard:
-    """ASGI middleware: bearer token (401), body size (413), and one count and one time per answer.
+    """Checks the bearer token (401) and the body size (413), and counts and times every answer.
 
-    With a token every route but /livez wants `Authorization: Bearer TOKEN`; it is compared in constant time.
-    A body over `max_body_bytes` is refused by its Content-Length, or when that many bytes have come.
-    `scope["arrived"]` is the event loop's time at which the request began.
+    With a token every route except /livez requires `Authorization: Bearer TOKEN`, compared in constant time. A body
+    over `max_body_bytes` is refused by its Content-Length, or once more bytes have arrived. `scope["arrived"]` is
+    the event loop's time when the request began.
     """
 
     def __init__(self, app, *, token: str | None, max_body_bytes: int, metrics: ServerMetrics):
@@ -61,7 +61,7 @@ class Guard:
             message = await receive()
             total += len(message.get("body", b""))
             if total > self._max_body_bytes:
-                # FastAPI passes this exception on; every other one it would call a malformed body.
+                # FastAPI passes this exception on, but reports every other one as a malformed body.
                 raise HTTPException(413, self._too_large())
             return message
 

@@ -6,14 +6,13 @@ Hits = list[tuple[dict, float]]
 
 
 class BadHits(RuntimeError):
-    """A search gave something that is no answer; it is a fault of the index, never of the request."""
+    """The index gave an impossible answer; the request is not at fault."""
 
 
 def check_hits(found: list[Hits], *, queries: int, k: int) -> list[Hits]:
     """`found` unchanged, if it is one list of k hits per query, best first, with finite scores.
 
-    Errors: BadHits. A missing document, one that comes twice or a score that is NaN never leaves the server
-    as if it were right.
+    Errors: BadHits, also for a missing document and for one that occurs twice.
     """
     if len(found) != queries:
         raise BadHits(f"the search answered {len(found)} of {queries} queries")

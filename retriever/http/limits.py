@@ -1,6 +1,6 @@
-"""What a server refuses: its limits, and the reasons it gives."""
+"""The limits of a server, and the error for a request that exceeds one."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,14 @@ class Limits:
         if self.default_topk > self.max_topk:
             raise ValueError(f"default_topk={self.default_topk}; at most max_topk={self.max_topk}")
         if self.max_request_queries > self.max_queue_queries:
-            # Such a request would be refused for ever, however idle the server is.
+            # Even an idle server would refuse such a request.
             raise ValueError(
                 f"max_request_queries={self.max_request_queries}; at most "
                 f"max_queue_queries={self.max_queue_queries}"
             )
 
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
     def refusal(self, queries: list[str], k: int | None, k_name: str) -> str | None:
-        """Why a request is outside the limits, as "field: value; what is accepted"; None when it is inside."""
+        """Which limit a request exceeds, as "field: value; what is accepted"; None when it exceeds none."""
         if k is not None and k > self.max_topk:
             return f"{k_name}: {k}; at most {self.max_topk}"
         if len(queries) > self.max_request_queries:

@@ -1,4 +1,4 @@
-"""What a server counts and times, as Prometheus text."""
+"""The Prometheus metrics of a server."""
 
 import os
 import time
@@ -16,10 +16,10 @@ TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class ServerMetrics:
-    """The metrics of one server, in a registry of its own: two servers in one process do not mix.
+    """The metrics of one server, in their own registry, so that two servers in one process do not mix.
 
-    Several worker processes of one server write to the folder in PROMETHEUS_MULTIPROC_DIR, which their parent
-    sets before they start; any worker then renders the sum over all of them, replaced ones included.
+    The worker processes of one server write to the folder in PROMETHEUS_MULTIPROC_DIR, which their parent sets. Any
+    worker then renders the sum over all of them, including workers that were replaced.
     The cache's hit rate is cache_hits_total / (cache_hits_total + cache_misses_total).
     """
 
@@ -53,7 +53,7 @@ class ServerMetrics:
         self.cache_misses = metric(Counter, "cache_misses_total", "Queries that had to be searched")
         self.cache_entries = metric(Gauge, "cache_entries", "Answers in the cache", **live)
         self.cache_bytes = metric(Gauge, "cache_bytes", "Estimated memory of the cache", **live)
-        # All series exist from the start: an absent one would look like a missing feature.
+        # All series exist from the start, so that dashboards find them.
         for stage in STAGES:
             self.stage_seconds.labels(stage)
         for reason in ("deadline", "disconnected"):

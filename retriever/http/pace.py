@@ -1,4 +1,4 @@
-"""How fast a server answers, and what it tells those it has to turn away."""
+"""How fast a server answers, and the Retry-After it sends when its queue is full."""
 
 import math
 
@@ -13,12 +13,11 @@ class Pace:
         self.queries_per_s: float | None = None
 
     def answered(self, queries: int, *, began: float, now: float) -> None:
-        """Count a batch that was begun and answered at these times (seconds of one clock)."""
-        # Batches overlap: the time before the last answer was already counted with that one.
+        """Count a batch that began and ended at these times (seconds of one clock)."""
+        # Batches overlap: the time before the last answer is already counted.
         seconds = max(now - max(began, self._last), 1e-6)
         self._last = now
-        rate = queries / seconds
-        old = self.queries_per_s
+        rate, old = queries / seconds, self.queries_per_s
         self.queries_per_s = rate if old is None else old + self._weight * (rate - old)
 
     def pause_s(self, waiting: int) -> int:

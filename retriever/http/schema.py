@@ -1,4 +1,4 @@
-"""Bodies and answers of the HTTP interface, as they stand in its OpenAPI document."""
+"""Request bodies and answers of the HTTP interface, from which its OpenAPI document is generated."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from verl_credit_retriever.http.limits import Limits
 
 
 def _whole(value: object) -> object:
-    # JSON knows no integers: 3.0 is one as much as 3, by JSON Schema too. A text or a truth value is none.
+    # JSON Schema counts 3.0 as an integer. Strings and booleans stay refused.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -40,14 +40,14 @@ class RetrieveAnswer(BaseModel):
 
 
 class SearchRequest(BaseModel):
-    """Body of POST /v1/search: nothing has a default, and nothing else is accepted."""
+    """Body of POST /v1/search: all fields are required, and others are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     queries: Annotated[list[Annotated[str, StringConstraints(pattern=r"\S")]], Field(min_length=1)]
-    """Texts with something other than blanks in them."""
+    """Texts that are not blank."""
     k: Count
-    """Documents per query; above the number of rows it gives all rows."""
+    """Documents per query; more than the number of rows gives all rows."""
 
 
 class Hit(BaseModel):
@@ -58,13 +58,13 @@ class Hit(BaseModel):
 
 class SearchAnswer(BaseModel):
     fingerprint: str
-    """Of the index that answered: the same text and k give the same answer under the same fingerprint."""
+    """The index that answered. The same text, k and fingerprint give the same answer."""
     results: list[list[Hit]]
     """One list per query, best first."""
 
 
 class Problem(BaseModel):
-    """Every answer that is not a success."""
+    """The body of every error."""
 
     error: str
 

@@ -1,9 +1,10 @@
-"""The HTTP interface: Search-R1's POST /retrieve, a strict POST /v1/search, and how the server is doing."""
+"""The HTTP interface: Search-R1's POST /retrieve, a strict POST /v1/search, health, metrics and /info."""
 
 import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request
@@ -32,7 +33,7 @@ from verl_credit_retriever.http.waiting import DeadlineExceeded
 CANARY = "who founded the town by the river"
 CANARY_SECONDS = 10.0
 INDEX_HEADER = "X-Index-Fingerprint"
-CLIENT_GONE = 499  # nobody reads it; it stands in the metrics
+CLIENT_GONE = 499  # the client has left; the status is only counted
 log = logging.getLogger("verl_credit_retriever")
 
 SEARCH_ANSWERS = {
@@ -42,7 +43,7 @@ SEARCH_ANSWERS = {
     **problems(401, 413, 422, 429, 500, 503, 504),
 }
 
-# Not "int | None": the document would allow the text "null". Absent it is None all the same.
+# "int | None" would make the OpenAPI document allow the text "null"; an absent header is None anyway.
 DeadlineMs = Annotated[
     int,
     Header(ge=0, le=2**31, description="Milliseconds the client will still wait, counted from the request"),
@@ -53,16 +54,16 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
     """The search service over one index and the encoder that built it.
 
     POST /retrieve {"queries", "topk"?, "return_scores"?} -> {"result": [[hit, ...] per query]}; a hit is
-    {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. No query
-    gives an empty result, as Search-R1's server does (its client sends such requests); "" is searched like
-    any text. POST /v1/search {"queries", "k"} -> {"fingerprint", "results": [[{"id", "contents", "score"}]]}
-    refuses unknown fields, no queries and blank ones. In both a k above the rows gives all rows, and every 200
-    names the index in X-Index-Fingerprint: a client sees when the server behind an address was changed.
+    {"document": {"id", "contents"}, "score"} with return_scores and {"id", "contents"} without. An empty list of
+    queries gives an empty result, because Search-R1's client sends such requests; "" is searched like any text.
+    POST /v1/search {"queries", "k"} -> {"fingerprint", "results": [[{"id", "contents", "score"}]]} refuses unknown
+    fields, an empty list and blank queries. In both, k above the number of rows gives all rows, and every 200 names
+    the index in X-Index-Fingerprint.
 
-    422 for a malformed body or one over `limits`, 413 for one of too many bytes, 429 when too many queries
-    wait, 504 when X-Deadline-Ms passes, 500 when encoding or searching fails, 503 while `app.state.draining`
-    is set; with Retry-After for 429 and 503, and always with {"error"}. GET /livez, /readyz (a real query,
-    else 503), /metrics, /info. With `token` all but /livez want it (401).
+    422: malformed body, or one over `limits`; 413: too many bytes; 429: too many queries wait; 504: X-Deadline-Ms
+    passed; 500: encoding or searching failed; 503: `app.state.draining` is set. 429 and 503 carry Retry-After; all
+    carry {"error"}. GET /livez, /readyz (runs a real query, else 503), /metrics, /info. With `token` every route
+    except /livez requires it (401).
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
     limits = limits or Limits()
@@ -100,11 +101,7 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
             log.exception("search failed for %d queries", len(queries))
             raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
-    @app.post(
-        "/retrieve",
-        response_model=RetrieveAnswer,
-        responses=SEARCH_ANSWERS,
-    )
+    @app.post("/retrieve", response_model=RetrieveAnswer, responses=SEARCH_ANSWERS)
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.topk, "topk"):
             raise HTTPException(422, problem)
@@ -115,11 +112,7 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
                 return JSONResponse({"result": scored}, headers=named)
             return JSONResponse({"result": [[d for d, _ in hits] for hits in found]}, headers=named)
 
-    @app.post(
-        "/v1/search",
-        response_model=SearchAnswer,
-        responses=SEARCH_ANSWERS,
-    )
+    @app.post("/v1/search", response_model=SearchAnswer, responses=SEARCH_ANSWERS)
     async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.k, "k"):
             raise HTTPException(422, problem)
@@ -130,15 +123,16 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
             ]
             return JSONResponse({"fingerprint": named[INDEX_HEADER], "results": results}, headers=named)
 
-    _add_state_routes(app, batcher, metrics, lambda: _describe(index, limits))
+    served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
+    _add_state_routes(app, batcher, metrics, {**index.manifest, **served, "limits": asdict(limits)})
     return app
 
 
-def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, describe) -> None:
+def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, description: dict) -> None:
     canary: asyncio.Task | None = None
 
     async def ask_canary() -> None:
-        # Probes share one canary: however many ask, at most one is searched at a time.
+        # All probes share one canary, so that at most one is searched at a time.
         nonlocal canary
         if canary is None or canary.done():
             canary = asyncio.create_task(batcher.submit([CANARY], 1, canary=True))
@@ -165,36 +159,31 @@ def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, de
 
     @app.get("/info", responses=problems(401))
     async def info() -> dict:
-        return describe()
-
-
-def _describe(index, limits: Limits) -> dict:
-    served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
-    return {**index.manifest, **served, "limits": limits.as_dict()}
+        return description
 
 
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        # Not the default answer: that echoes the input, which may be large or not even encodable.
+        # FastAPI's default answer echoes the input, which may be large or not encodable.
         found = [f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
         return JSONResponse({"error": "; ".join(found)[:500]}, 422)
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        # FastAPI answers 400 for bytes that are not UTF-8, and 422 for everything else wrong in a body.
+        # FastAPI answers 400 for bytes that are not UTF-8, and 422 for all other faults of a body.
         status = 422 if error.status_code == 400 else error.status_code
         return JSONResponse({"error": str(error.detail)}, status, error.headers)
 
 
 async def _while_connected(request: Request, work: Coroutine):
-    """What `work` returns; it is cancelled when the client goes away. Errors: HTTPException 499 then."""
+    """What `work` returns; it is cancelled when the client disconnects. Errors: HTTPException 499 then."""
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.create_task(work), asyncio.create_task(gone())
+    working, leaving = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

@@ -1,4 +1,4 @@
-"""The queries that wait for the encoder, and which of them make the next batch."""
+"""The queue of queries that wait for the encoder, and the choice of the next batch."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ LOOK_AHEAD = 512  # queries that are tokenized at a time
 
 
 class DeadlineExceeded(Exception):
-    """The time the client would wait is over."""
+    """The client's deadline has passed."""
 
 
 @dataclass(eq=False)
@@ -66,20 +66,20 @@ class WaitingQueries:
         self._show()
 
     def put_first(self, items: list[Item]) -> None:
-        """In front of all others; those that wait already keep their place."""
+        """Put items in front of all others; items that wait already keep their place."""
         waiting = set(self._items)
         self._items.extendleft(item for item in reversed(items) if item not in waiting)
         self._show()
 
     def remove(self, request: Request) -> int:
-        """Take a request's items off; returns how many there were."""
+        """Remove a request's items; returns how many there were."""
         before = len(self._items)
         self._items = deque(item for item in self._items if item.request is not request)
         self._show()
         return before - len(self._items)
 
     def together(self) -> list[Item]:
-        """The first items that may share a batch: one request's that must be alone, or those before it."""
+        """The first items that may share a batch: those of a request that runs alone, or those before such a one."""
         if not self._items:
             return []
         ahead, head = islice(self._items, LOOK_AHEAD), self._items[0].request
@@ -88,9 +88,9 @@ class WaitingQueries:
         return list(takewhile(lambda item: not item.request.alone, ahead))
 
     def take(self) -> list[Item]:
-        """The next batch: tokenized items while longest text times different texts is within the budget.
+        """The next batch: tokenized items, as long as longest text times different texts fits the budget.
 
-        An item whose deadline has passed is dropped, and its request answered with DeadlineExceeded.
+        An item whose deadline has passed is dropped, and its request fails with DeadlineExceeded.
         """
         batch, texts, longest, now = [], set(), 0, asyncio.get_running_loop().time()
         for item in self.together():

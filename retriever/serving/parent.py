@@ -1,4 +1,4 @@
-"""A server ends with the process that started it."""
+"""Ends a server when the process that started it ends."""
 
 import os
 import select
@@ -44,7 +44,7 @@ def end_by_force_after(seconds: float) -> None:
 
     def end() -> None:
         time.sleep(seconds)
-        os._exit(1)  # an orphan would be worse
+        os._exit(1)
 
     threading.Thread(target=end, name="last-resort", daemon=True).start()
 

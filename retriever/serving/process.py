@@ -1,4 +1,4 @@
-"""One serving process: load the index and the encoder, answer until it is told to stop."""
+"""One serving process: load the index and the encoder, and serve until a signal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint
 from verl_credit_retriever.serving.parent import end_by_force_after, end_with
 from verl_credit_retriever.serving.settings import ServeSettings
 
-DRAIN_SECONDS = 25.0  # what is queued may take this long after SIGTERM
-
-
-END_SECONDS = 29.0  # then the process ends, whatever it does
+DRAIN_SECONDS = 25.0  # queued requests may take this long after SIGTERM
+END_SECONDS = 29.0  # the process ends by force after this
 
 
 def serve_in_this_process(
     settings: ServeSettings, listener: socket.socket, on_ready: Callable[[], None]
 ) -> int:
-    """Load and serve on `listener`; `on_ready` is called when requests are answered. Returns 0 after a drain."""
+    """Load and serve on `listener`; calls `on_ready` once requests are answered. Returns 0 after a drain."""
     server = None
 
     def end(number: int, frame) -> None:
@@ -32,8 +30,7 @@ def serve_in_this_process(
     signal.signal(signal.SIGINT, end)
     if settings.parent_pid is not None:
         end_with(settings.parent_pid, force_after=END_SECONDS)
-    app = _load_app(settings)
-    server = _make_server(app)
+    server = _make_server(_load_app(settings))
     asyncio.run(_serve(server, listener, on_ready))
     return 0
 
@@ -42,7 +39,7 @@ def _make_server(app):
     import uvicorn
 
     class DrainingServer(uvicorn.Server):
-        """Tells the app at the first signal; new requests are refused from then on."""
+        """Lets the app refuse new requests from the first signal on."""
 
         def handle_exit(self, sig: int, frame) -> None:
             if not app.state.draining:

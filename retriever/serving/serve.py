@@ -15,9 +15,9 @@ EXIT_PORT_IN_USE = 4
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM, SIGINT or the end of `settings.parent_pid`; returns the exit code.
 
-    0 after a drain: new requests get 503, what is queued is answered, within 30 s. 4: the port is in use.
-    The port file appears when the socket listens and a canary query has worked in every worker, and goes when
-    the server ends. Errors: those of loading index and encoder.
+    0 after a drain, within 30 s: new requests get 503, queued ones are answered. 4: the port is in use. The port
+    file is written once a canary query has worked in every worker, and deleted when the server ends. Errors: those
+    of loading index and encoder.
     """
     try:
         listener = bind(settings.host, settings.port)
@@ -26,16 +26,18 @@ def run_server(settings: ServeSettings) -> int:
         print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
         return EXIT_PORT_IN_USE
     with listener:
-        if settings.port_file is not None:  # not before: it may be that of the server that has the port
+        if (
+            settings.port_file is not None
+        ):  # only after binding: it may belong to the server that has the port
             settings.port_file.unlink(missing_ok=True)
-        # A wrong folder is reported at once, not after seconds of imports; so is the memory it takes.
+        # Reports a wrong folder before seconds of imports.
         print(f"{settings.index}: {_memory_of(settings)}", flush=True)
         try:
             if settings.workers > 1:
                 from verl_credit_retriever.serving.workers import run_workers
 
                 return run_workers(settings, listener)
-            # One process counts for itself: a folder of another program's metrics is not ours.
+            # A single process does not write to a metrics folder that the environment names.
             os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
             return serve_in_this_process(
                 settings, listener, lambda: announce(listener, settings.host, settings.port_file)
@@ -46,13 +48,13 @@ def run_server(settings: ServeSettings) -> int:
 
 
 def _memory_of(settings: ServeSettings) -> str:
-    """The plan as text. One process checks it when it loads; of several, all load at the same time."""
+    """The memory plan as text. Several workers load at the same time, so their sum is checked here."""
     manifest = read_manifest(settings.index)
-    plan, more = (
-        (plan_memory, {}) if settings.workers == 1 else (require_memory, {"workers": settings.workers})
-    )
+    how = {"backend": settings.backend, "mmap": settings.mmap}
     try:
-        return plan(manifest, backend=settings.backend, mmap=settings.mmap, **more).text()
+        if settings.workers == 1:
+            return plan_memory(manifest, **how).text()
+        return require_memory(manifest, workers=settings.workers, **how).text()
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise IndexMismatch(
             f"{settings.index / 'manifest.json'}: parameters={manifest.get('parameters')!r} ({error!r}); "

@@ -1,4 +1,4 @@
-"""Everything one `serve` is told, in a form that travels to its worker processes."""
+"""The settings of one `serve`, which it also sends to its worker processes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class ServeSettings:
     workers: int = 1
     verify: bool = True
     index_pin: str | None = None
-    """`manifest.fingerprint` of the one manifest that may be served; None: whatever is in the folder."""
+    """`manifest.fingerprint` of the one manifest that may be served; None: any."""
     mmap: bool = False
     gpu: bool = False
     nprobe: int | None = None
@@ -45,7 +45,7 @@ class ServeSettings:
             raise ValueError(f"--port={self.port}; expected 0 to 65535")
 
     def to_json(self) -> str:
-        """For `from_json`; it holds the token, so it goes through pipes only."""
+        """The settings for `from_json`, token included: send them through pipes only."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
@@ -59,8 +59,8 @@ class ServeSettings:
 def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """The bearer token of a file or of VERL_CREDIT_RETRIEVER_TOKEN; None when neither is given.
 
-    Errors: ValueError when both are, when it is empty or is not printable ASCII without blanks. The message
-    never holds the token.
+    Errors: ValueError when both are given, and for a token that is empty or not printable ASCII without blanks. The
+    message never contains the token.
     """
     if file is not None and TOKEN_VARIABLE in environment:
         raise ValueError(f"--token-file={file} and {TOKEN_VARIABLE} are both given; keep one")

@@ -1,4 +1,4 @@
-"""The address of a server: who may reach it, the listening socket, and the file that announces it."""
+"""The address of a server: the check of its host, the listening socket, and the file that announces the port."""
 
 import json
 import os
@@ -9,7 +9,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def check_host(host: str, *, allow_remote: bool, token: bool) -> str | None:
-    """A warning for a host that other machines reach, None for loopback. Errors: ValueError if not allowed."""
+    """A warning for a host that other machines can reach, None for loopback. Errors: ValueError if not allowed."""
     if host in LOOPBACK:
         return None
     if not allow_remote:
@@ -20,15 +20,15 @@ def check_host(host: str, *, allow_remote: bool, token: bool) -> str | None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Errors: OSError when the address cannot be had."""
+    """A listening socket; port 0 picks a free one. Errors: OSError when the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio switches Nagle's algorithm off only where it is: every answer would
-    # otherwise wait 40 ms for the acknowledgement of its headers.
+    # asyncio switches Nagle's algorithm off only when the protocol is named; otherwise every answer waits 40 ms for
+    # the acknowledgement of its headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Listening at once: two servers that both only bound the port would both believe they own it.
+        # Listen at once: two servers can both bind a port, but not both listen on it.
         listener.listen(2048)
     except OSError:
         listener.close()
@@ -41,7 +41,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def announce(listener: socket.socket, host: str, port_file: Path | None) -> None:
-    """Say that this process serves: one line, and {"host", "port", "pid"} in `port_file`, in one rename."""
+    """Print the address, and write {"host", "port", "pid"} to `port_file` in one rename."""
     port = listener.getsockname()[1]
     if port_file is not None:
         temporary = port_file.with_name(f".{port_file.name}.{os.getpid()}.tmp")

@@ -10,7 +10,7 @@ from verl_credit_retriever.serving.workers import READY
 
 
 def main() -> int:
-    """Serves on an inherited socket. Exit codes as of the server."""
+    """Serve on an inherited socket. The exit codes are the server's."""
     listener_fd, ready_fd = map(int, sys.argv[1:])
     settings = ServeSettings.from_json(sys.stdin.read())
     try:

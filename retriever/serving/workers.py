@@ -1,4 +1,4 @@
-"""Several worker processes behind one listening socket, each with its encoder; the index's pages are shared."""
+"""Several worker processes behind one listening socket. Each has its encoder; they share the index's pages."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
 class _Worker:
-    """One place of the server: a process, and the ones that replace it when it ends."""
+    """One worker process and its replacements."""
 
     def __init__(self, command: list[str], settings: ServeSettings, listener: socket.socket, metrics: str):
         self._command, self._settings = command, settings
@@ -39,14 +39,14 @@ class _Worker:
         descriptors = (self._listener.fileno(), writer)
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
         environment["OMP_NUM_THREADS"] = str(self._settings.threads)
-        # The settings hold the token: they travel through a pipe, where no process list shows them.
+        # The settings contain the token, so they go through a pipe, which no process list shows.
         try:
             self.process = subprocess.Popen(
                 [*self._command, *map(str, descriptors)],
                 stdin=subprocess.PIPE,
                 pass_fds=descriptors,
                 env=environment,
-                process_group=0,  # a terminal's Ctrl-C reaches the parent alone, which then ends its workers
+                process_group=0,  # a terminal's Ctrl-C reaches only the parent, which then ends its workers
             )
         except OSError:
             os.close(reader)
@@ -55,12 +55,12 @@ class _Worker:
             os.close(writer)
         os.set_blocking(reader, False)
         self._reader, self.ready = reader, False
-        with suppress(BrokenPipeError):  # it has ended already: the next look finds that
+        with suppress(BrokenPipeError):  # it has ended already, which the next poll notices
             self.process.stdin.write(self._settings.to_json().encode())
             self.process.stdin.close()
 
-    def look(self) -> None:
-        """Notice that it is ready, or that it has ended: then another one starts, sooner or later."""
+    def poll(self) -> None:
+        """Notice that the process is ready or has ended, and start another after a pause."""
         if not self.ready and self._reader is not None:
             with suppress(BlockingIOError):
                 self.ready = os.read(self._reader, len(READY)) == READY
@@ -69,14 +69,14 @@ class _Worker:
         if self.process.poll() is None:
             return
         if self._reader is not None:
-            self._ended()
+            self._retire()
         elif time.monotonic() >= self._start_at:
             try:
                 self.start()
-            except OSError as error:  # such as no memory for a process: the others go on
+            except OSError as error:  # such as no memory for a process; the other workers go on
                 self._start_later(f"no worker can be started ({error})")
 
-    def _ended(self) -> None:
+    def _retire(self) -> None:
         from prometheus_client.multiprocess import mark_process_dead
 
         os.close(self._reader)
@@ -85,7 +85,7 @@ class _Worker:
         self._start_later(f"worker {self.process.pid} ended with code {self.process.returncode}")
 
     def _start_later(self, reason: str) -> None:
-        # One that served is replaced at once; one that keeps failing must not keep a core busy with that.
+        # A worker that had served is replaced at once; one that keeps failing waits, to spare the cores.
         pause = 0.0 if self.ready else _pause_after(self._failures)
         self._failures += 0 if self.ready else 1
         self._start_at, self.ready = time.monotonic() + pause, False
@@ -105,18 +105,18 @@ def run_workers(
 ) -> int:
     """Serve with `settings.workers` processes until SIGTERM, SIGINT or the parent's end; returns the exit code.
 
-    A worker that ends is replaced while the others serve; one that ends before all were ready for the first
-    time ends the server, with its code. At the end all drain at the same time, and none is left behind. All
-    serve the index that was verified: where its folder has been replaced since, no new worker starts.
-    Without --threads each worker takes its share of the cores. Cache and queue are each worker's own:
-    `limits` hold per worker. `command` gets the numbers of the socket and of the pipe that says "ready".
+    A worker that ends is replaced while the others serve. A worker that ends before all were ready for the first
+    time ends the server with its code. At the end all workers drain at the same time. All serve the verified index:
+    once its folder is replaced, no new worker starts. Without --threads each worker takes its share of the cores.
+    `limits` hold per worker, which has its own cache and queue. `command` gets the descriptors of the socket and of
+    the pipe that reports "ready".
     """
     stop: list[bool] = []
     verified = False
 
     def end(*_) -> None:
         if not verified:
-            raise SystemExit(0)  # nothing was started: nothing to drain
+            raise SystemExit(0)  # no worker has started, so there is nothing to drain
         stop.append(True)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -125,7 +125,7 @@ def run_workers(
         end_with(settings.parent_pid, force_after=end_seconds + 1)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.workers)
     index_pin = None
-    if settings.verify:  # once for all workers, however large it is
+    if settings.verify:  # once for all workers
         with refuse_replacement(settings.index):
             manifest = read_manifest(settings.index)
             check_files(settings.index, manifest)
@@ -148,7 +148,7 @@ def run_workers(
         announced = False
         while not stop:
             for worker in workers:
-                worker.look()
+                worker.poll()
                 if not announced and worker.process.poll() is not None:
                     return worker.process.returncode or 1
             if not announced and all(worker.ready for worker in workers):
@@ -165,7 +165,7 @@ def run_workers(
 
 def _pause_after(failures: int) -> float:
     """Seconds after that many failed starts in a row before this one."""
-    return min(LONGEST_PAUSE_S, 0.5 * 2 ** min(failures, 10))  # without a bound the power outgrows a float
+    return min(LONGEST_PAUSE_S, 0.5 * 2 ** min(failures, 10))  # a larger power would overflow a float
 
 
 def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> int:
@@ -176,6 +176,6 @@ def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> i
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(worker.process.poll() is None for worker in ending):
         time.sleep(POLL_SECONDS)
-    # One that was only starting had nothing to drain, and need not have known the signal yet.
+    # A worker that was still starting has nothing to drain and may not handle the signal yet.
     fine = (0, -signal.SIGTERM)
     return 0 if all(worker.process.poll() in fine[: 1 if worker.ready else 2] for worker in ending) else 1

@@ -184,7 +184,7 @@ def test_however_long_starting_fails_it_is_tried_again(tmp_path, monkeypatch, ca
         said = ""
         while said.count("\n") < failures:
             now[0] += 31
-            worker.look()
+            worker.poll()
             said += capsys.readouterr().err
         assert len(os.listdir("/proc/self/fd")) <= descriptors
     lines = said.splitlines()
