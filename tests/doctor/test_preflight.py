@@ -215,7 +215,7 @@ def test_servers_of_different_indexes_are_refused(server, other, said):
     with scripted_server() as second:
         second.info = other
         both = settings([server.url, second.url])
-        with pytest.raises(PreflightError, match=f"one index.*{server.url} ab12; {second.url} {said}"):
+        with pytest.raises(PreflightError, match=f"the same index.*{server.url} ab12; {second.url} {said}"):
             check_server(both)
         second.info = server.info
         assert check_server(both)[0] == "ab12"

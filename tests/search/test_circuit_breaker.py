@@ -76,7 +76,7 @@ def test_one_probe_that_fails_begins_the_pause_anew(clock):
 def test_a_cancelled_probe_makes_room_for_the_next(clock):
     breaker = opened(clock)
     clock.now += 5
-    breaker.left(breaker.enter())
+    breaker.cancelled(breaker.enter())
     ticket = breaker.enter()
     assert ticket is not None and breaker.enter() is None
     breaker.succeeded(ticket)
@@ -86,7 +86,7 @@ def test_a_cancelled_probe_makes_room_for_the_next(clock):
 def test_a_cancelled_request_counts_neither_way(clock):
     breaker = CircuitBreaker(failures=2, pause_s=5.0, clock=clock)
     breaker.failed(breaker.enter())
-    breaker.left(breaker.enter())
+    breaker.cancelled(breaker.enter())
     assert not breaker.refuses
     breaker.failed(breaker.enter())
     assert breaker.refuses
@@ -123,7 +123,7 @@ def test_while_it_is_open_only_the_probe_decides(clock):
     probe = breaker.enter()
     assert probe is not None
     breaker.failed(older[2])  # nor end the probe
-    breaker.left(older[3])
+    breaker.cancelled(older[3])
     breaker.succeeded(older[4])
     assert breaker.refuses and breaker.enter() is None
     breaker.succeeded(probe)

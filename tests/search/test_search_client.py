@@ -307,7 +307,7 @@ def test_a_server_that_named_its_index_must_go_on_naming_it(server):
     client = SearchClient(server.url, index_fingerprint="ab12")
     search(client)  # Search-R1's servers never name one
     search(client)
-    assert "no longer says from which index" in fault(client).detail
+    assert "no longer sends X-Index-Fingerprint" in fault(client).detail
     assert fault(client).code == "bad_answer"
 
 

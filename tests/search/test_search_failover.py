@@ -8,7 +8,7 @@ import pytest
 
 from kit.scripted_server import FakeTime, dead_port, hits, scripted_server
 from verl_credit.search.client import FAULT_CODES, SearchClient, SearchFault
-from verl_credit.search.retry_pause import asked_pause, backoff
+from verl_credit.search.faults import backoff, retry_after_pause
 
 BUSY = (429, b"busy")
 
@@ -366,7 +366,7 @@ def test_backoff_doubles_to_a_ceiling():
 )
 def test_retry_after_is_read_as_seconds_or_a_date(header, seconds):
     now = 1445412480.0  # Wed, 21 Oct 2015 07:28:00 GMT
-    pause = asked_pause(header, random.Random(0), now=now)
+    pause = retry_after_pause(header, random.Random(0), now=now)
     assert seconds <= pause <= 1.25 * seconds
 
 
@@ -375,4 +375,4 @@ def test_no_header_breaks_the_reading_of_retry_after():
     letters = '0123456789 ,:;+-()<>."\\GMTWedOct\u00b2\u0660é'
     for _ in range(5000):
         header = "".join(chance.choices(letters, k=chance.randrange(30)))
-        assert asked_pause(header, chance) >= 0
+        assert retry_after_pause(header, chance) >= 0

@@ -1,7 +1,4 @@
-r"""Answers in a box: the last ``\boxed{...}`` of a text, compared as a number.
-
-Pure Python, as ``reward`` is.
-"""
+r"""Answers in the last ``\boxed{...}`` of a text, compared as numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-LONGEST_NUMBER = 200  # characters; Python refuses to read far longer ones, and no answer is one
+LONGEST_NUMBER = 200  # characters; Python refuses to parse much longer numbers
 
 _BOX = re.compile(r"\\boxed\s*\{")
 _UNITS = re.compile(r"\\\$|\\%|\\,|\\!|\$|%")
@@ -32,7 +29,7 @@ def _closing_brace(text: str, start: int) -> int | None:
     depth, at = 1, start
     while at < len(text):
         if text[at] == "\\":
-            at += 1  # an escaped brace is a character
+            at += 1  # an escaped brace does not count
         elif text[at] == "{":
             depth += 1
         elif text[at] == "}":
@@ -44,10 +41,10 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 
 def number(text: str) -> Fraction | None:
-    r"""The number that ``text`` is, exactly; None when it is not one number and nothing else.
+    r"""The exact number that ``text`` consists of; None when it is anything else.
 
-    Integers, decimals, ``a/b`` and ``\frac{a}{b}``; commas between groups of three digits. ``$``, ``%`` and LaTeX's thin
-    spaces are dropped: "50\%" is 50, as the field scores it.
+    Integers, decimals, ``a/b`` and ``\frac{a}{b}``, with commas between groups of three digits. ``$``, ``%`` and LaTeX's
+    thin spaces are dropped: "50\%" is 50, as in other scorers.
     """
     plain = _UNITS.sub("", text.replace("{,}", ",").replace("\u2212", "-")).strip()
     if len(plain) > LONGEST_NUMBER:
@@ -73,7 +70,7 @@ def _quotient(above: str, below: str) -> Fraction | None:
 def boxed_match(prediction: str | None, golds: Iterable[str]) -> float:
     """1.0 when the prediction is the same number as any gold answer, else 0.0.
 
-    A gold answer that is no number is compared as written, without its white space.
+    A gold answer that is not a number is compared as text without white space.
     """
     if prediction is None:
         return 0.0

@@ -1,12 +1,11 @@
-"""Outcome reward of question answering: exact match after the field's usual normalisation.
+"""Outcome reward of question answering: exact match after SQuAD's normalisation.
 
-The answer is what stands in the last complete ``<answer>...</answer>`` of the trajectory's last turn.
-A trajectory without one is badly formatted and scores 0; a penalty for that, if wanted, is a separate
-component with a metric of its own, never mixed into exact match.
+The answer is the content of the last complete ``<answer>...</answer>`` of the trajectory's last turn. A trajectory
+without one scores 0. An optional format penalty is a separate component with its own metric, not part of exact match.
 
 A row whose ground truth has ``"form": "boxed"`` (mathematics) is answered in ``\\boxed{...}`` and compared as a number.
 
-Pure Python: no verl import, so that the lab's gate and a notebook score exactly as training does.
+Pure Python without verl, so that the lab's gate and a notebook score exactly as training does.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from verl_credit.reward.boxed import boxed_match, extract_boxed
 
 TAG, BOXED = "tag", "boxed"
 FORMS = (TAG, BOXED)
-"""How a row is answered: ``ground_truth["form"]``; ``tag`` where nothing is said."""
+"""How a row is answered: ``ground_truth["form"]``, by default ``tag``."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -42,8 +41,8 @@ def extract_answer(text: str) -> str | None:
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
     """1.0 when the normalised prediction equals any normalised gold alias, else 0.0.
 
-    An alias that normalises to nothing ("The", "!") is compared as written, case folded: otherwise an
-    empty prediction would match it.
+    An alias that normalises to nothing ("The", "!") is compared as written, case folded; otherwise an empty prediction
+    would match it.
     """
     if prediction is None:
         return 0.0
@@ -76,8 +75,7 @@ def _f1(predicted: list[str], gold: list[str]) -> float:
 def gold_answers(ground_truth) -> list[str]:
     """All aliases from a row's ``reward_model.ground_truth``: ``{"target": [..]}``, a list, or one string.
 
-    Raises ValueError when no usable gold answer is there: a question nobody can answer would teach the
-    policy that every answer is wrong.
+    Raises ValueError without a usable gold answer: such a row would teach the policy that every answer is wrong.
     """
     target = ground_truth.get("target") if hasattr(ground_truth, "get") else ground_truth
     if isinstance(target, str):
@@ -92,12 +90,12 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def answer_form(ground_truth) -> str:
-    """``tag`` or ``boxed``; ``tag`` where the row states none. Raises ValueError for anything else."""
+    """``tag`` or ``boxed``, by default ``tag``. Raises ValueError for anything else."""
     return stated_form(ground_truth) or TAG
 
 
 def stated_form(ground_truth) -> str | None:
-    """``tag`` or ``boxed`` as the row states it, None where it does not. Raises ValueError for anything else."""
+    """The row's ``form``: ``tag``, ``boxed`` or None. Raises ValueError for anything else."""
     form = (ground_truth.get("form") if hasattr(ground_truth, "get") else None) or None
     if form is not None and form not in FORMS:
         raise ValueError(f"reward_model.ground_truth.form is {form!r}: expected one of {', '.join(FORMS)}")
@@ -105,7 +103,7 @@ def stated_form(ground_truth) -> str | None:
 
 
 def final_answer(text: str, ground_truth) -> str | None:
-    """What the text answers, in the form that the row asks for; None when it does not answer."""
+    """The answer in the text, in the row's form; None when there is none."""
     return extract_boxed(text) if answer_form(ground_truth) == BOXED else extract_answer(text)
 
 
@@ -115,8 +113,8 @@ def compute_score(
     """verl's ``custom_reward_function`` contract.
 
     score = em - format_penalty * [no answer];  ``em``, ``f1``, ``format_ok`` go to the metrics.
-    The search agent's record brings the policy's own last turn; ``solution_str`` holds observations too, and
-    an answer tag inside a retrieved page must not count.
+    The search agent's record contains the policy's own last turn. ``solution_str`` also contains observations, and an
+    answer tag inside a retrieved page must not count.
     """
     golds = gold_answers(ground_truth)
     record = (extra_info or {}).get(ROW_RECORD)
@@ -127,7 +125,7 @@ def compute_score(
     return {
         "score": em - penalty,
         "em": em,
-        "f1": em if boxed else token_f1(answer, golds),  # a number has no words to share
+        "f1": em if boxed else token_f1(answer, golds),  # F1 over words makes no sense for a number
         "format_ok": float(answer is not None),
         "format_penalty": penalty,
         "tool_fault": float(bool(record and record["tool_fault"])),

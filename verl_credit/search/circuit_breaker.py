@@ -1,4 +1,4 @@
-"""A circuit breaker: a server that keeps failing is left alone for a while."""
+"""A circuit breaker: a server that keeps failing gets no requests for a while."""
 
 import math
 import time
@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Closed, it lets every request through; `failures` in a row open it, and it refuses all of them.
+    """A closed breaker lets every request through; `failures` in a row open it, and it refuses all requests.
 
-    `pause_s` after it opened, one request goes through as a probe (half-open), the others are still refused: if
-    the probe succeeds the breaker closes, if it fails the pause begins anew. A request gets a ticket from `enter`
-    and hands it back with its outcome, exactly once.
+    `pause_s` after it opened, one request goes through as a probe (half-open) and the others are still refused. The
+    breaker closes if the probe succeeds; otherwise the pause begins again. A request gets a ticket from `enter` and
+    reports its outcome with it exactly once.
 
-    In a row means one after the other: a failure counts when its request began after the last failure that
-    counted. 60 searches that fail together count once, because one broken worker process takes many with it, and
-    the server may be well. While it is open the probe alone decides; what began before says nothing about now.
+    A failure counts only when its request began after the last counted failure. So 60 searches that fail together
+    count once: one broken worker process takes many searches with it, and the server may be healthy. While the
+    breaker is open, only the probe's outcome counts.
 
-    `clock` gives seconds that never go back. For one event loop: nothing here is locked.
+    `clock` is monotonic, in seconds. For one event loop: there are no locks.
     """
 
     def __init__(
@@ -28,31 +28,31 @@ class CircuitBreaker:
             raise ValueError(f"breaker_pause_s={pause_s!r}; expected a positive number of seconds")
         self._limit, self._pause_s, self._clock = failures, pause_s, clock
         self._in_a_row = 0
-        self._counted = 0  # failures that ever counted; a ticket is its value when the request began
+        self._counted = 0  # all counted failures; a request's ticket is the value when it began
         self._opened_at: float | None = None
         self._probing = False
 
     @property
     def refuses(self) -> bool:
-        """Whether a request would be refused now: the pause is not over, or the probe is under way."""
+        """Whether a request would be refused now: the pause lasts, or a probe is running."""
         if self._opened_at is None:
             return False
         return self._probing or self._clock() - self._opened_at < self._pause_s
 
     def enter(self) -> int | None:
-        """A ticket for one request, or None: refused."""
+        """A ticket for one request, or None when it is refused."""
         if self.refuses:
             return None
         self._probing = self._opened_at is not None
         return self._counted
 
     def succeeded(self, ticket: int) -> None:
-        """The server did its work."""
+        """Report that the server worked."""
         if self._opened_at is None or ticket == self._counted:
             self._in_a_row, self._opened_at, self._probing = 0, None, False
 
     def failed(self, ticket: int) -> None:
-        """The server did not do its work."""
+        """Report that the server failed."""
         if ticket != self._counted:
             return
         self._counted += 1
@@ -60,7 +60,7 @@ class CircuitBreaker:
         if self._opened_at is not None or self._in_a_row >= self._limit:
             self._opened_at, self._probing = self._clock(), False
 
-    def left(self, ticket: int) -> None:
-        """The request was cancelled: its outcome is unknown, and the next one may be the probe."""
+    def cancelled(self, ticket: int) -> None:
+        """Report a request without an outcome; the next one may be the probe."""
         if ticket == self._counted:
             self._probing = False

@@ -1,4 +1,4 @@
-"""Async client of a Search-R1-compatible retriever: one deadline, bounded retries, and faults with a code."""
+"""Async client of a Search-R1-compatible retriever with one deadline, bounded retries and fault codes."""
 
 import asyncio
 import json
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import httpx
 
 from verl_credit.search.connections import Connections
-from verl_credit.search.faults import FAULT_CODES, FailedAttempt, SearchFault
+from verl_credit.search.faults import FAULT_CODES, FailedAttempt, SearchFault, backoff, retry_after_pause
 from verl_credit.search.pages import Page, format_pages, parse_answer
-from verl_credit.search.retry_pause import asked_pause, backoff
 from verl_credit.search.servers import Server, ServerList, endpoint
 
 INDEX_HEADER = "X-Index-Fingerprint"
@@ -23,7 +22,7 @@ __all__ = ["FAULT_CODES", "Page", "SearchClient", "SearchFault", "SearchResult",
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Pages, best first (or shuffled), the number of attempts they took and the seconds over all of them."""
+    """Pages, best first (or shuffled), the number of attempts, and the seconds that all attempts took."""
 
     pages: list[Page]
     attempts: int
@@ -33,20 +32,19 @@ class SearchResult:
 class SearchClient:
     """Searches `POST {url}/retrieve` of one server, or of several in turn.
 
-    `timeout_s` bounds a whole search, its retries and the pauses between them included; every request tells its
-    server what is left of it (X-Deadline-Ms), so that nobody works for a searcher who is gone. Tried again, at most
-    `max_retries` times, on the next server and after a pause (jittered and exponential, or what Retry-After asks
-    for): a connection that failed, 429 and 503. Nothing else is. A server that failed `breaker_failures` times, one
-    after the other, is left alone for `breaker_pause_s`, then probed by one search (see CircuitBreaker); when all
-    servers are left alone a search fails at once. With `token` requests are authorised as its bearer. With
-    `shuffle_seed` the pages come in an order drawn from (seed, query): a control for policies that trust the rank
-    instead of reading. With `index_fingerprint` an answer from another index is no answer: a server that names
-    its index in X-Index-Fingerprint must name this one, and go on naming it; one that never does is believed,
-    as Search-R1's servers know no such header. The environment's proxies are not used.
+    `timeout_s` bounds a whole search including retries and pauses. Every request carries the time that is left
+    (X-Deadline-Ms), so that the server can drop expired requests. A failed connection, 429 and 503 are retried at most
+    `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); nothing else
+    is retried. A server that failed `breaker_failures` times in a row gets no search for `breaker_pause_s`, then one
+    as a probe (see CircuitBreaker); when this holds for all servers, a search fails at once. `token` is sent as a
+    bearer token. `shuffle_seed` puts the pages into an order drawn from (seed, query): a control for policies that
+    trust the rank instead of reading. With `index_fingerprint` an answer from another index is a fault: a server that
+    once sent X-Index-Fingerprint must keep sending this value. A server that never sends the header is trusted,
+    because Search-R1's servers do not have it. The environment's proxies are not used.
 
-    One client serves any number of concurrent searches and several event loops, each with connections of its own;
-    it can be pickled, without connections, breakers' states and jitter. `clock`, `sleep` and `jitter` are for tests.
-    Errors: ValueError for arguments, SearchFault from `search`.
+    One client serves concurrent searches and several event loops, each with its own connections. It can be pickled,
+    without connections, breaker states and jitter. `clock`, `sleep` and `jitter` are for tests. Errors: ValueError for
+    arguments, SearchFault from `search`.
     """
 
     def __init__(
@@ -84,9 +82,9 @@ class SearchClient:
         self._reset(jitter)
 
     async def search(self, query: str) -> SearchResult:
-        """The `topk` best pages for `query`. Errors: SearchFault, and cancellation passes."""
+        """The `topk` best pages for `query`. Errors: SearchFault."""
         begin, start = self._clock(), self._servers.start()
-        fault, ready = None, {}  # ready: when a server that asked this search to wait may be asked again
+        fault, ready = None, {}  # ready: the time until which a server's Retry-After asks to wait
         for attempt in range(self.max_retries + 1):
             left_s = begin + self.timeout_s - self._clock()
             if fault is not None and left_s <= 0:
@@ -103,10 +101,9 @@ class SearchClient:
                 fault.__cause__ = failure
                 if not failure.again or attempt == self.max_retries:
                     break
-                asked_s = asked_pause(failure.retry_after, self._jitter)
-                ready[picked[0].url] = self._clock() + asked_s
+                ready[picked[0].url] = self._clock() + retry_after_pause(failure.retry_after, self._jitter)
             pause_s = max(backoff(attempt, self._jitter), self._servers.wait(ready))
-            # A pause that outlives the deadline would only replace the reason by "deadline".
+            # Waiting until the deadline would only replace the fault by "deadline".
             if self._clock() + pause_s >= begin + self.timeout_s:
                 break
             await self._sleep(pause_s)
@@ -119,7 +116,7 @@ class SearchClient:
         return format_pages(result.pages, self.max_page_chars)
 
     async def check(self) -> None:
-        """One real search on every server, for the start of a job. Errors: SearchFault names the server."""
+        """Run one search on every server before a job starts. Errors: SearchFault names the server."""
         for url in self.urls:
             single = SearchClient(
                 url, topk=self.topk, timeout_s=self.timeout_s, max_retries=0, token=self._token
@@ -138,8 +135,8 @@ class SearchClient:
             await connections.aclose()
 
     def _reset(self, jitter: random.Random | None = None) -> None:
-        # Connections belong to the event loop that opened them. The jitter starts anew in every process: copies
-        # of one generator would make all workers come back at the same time.
+        # Connections belong to the event loop that opened them. Every process draws its own jitter; with copies of
+        # one generator all workers would retry at the same time.
         self._connections: dict[asyncio.AbstractEventLoop, Connections] = {}
         self._jitter = jitter or random.Random()
         self._naming: set[str] = set()  # servers that have named their index
@@ -158,26 +155,25 @@ class SearchClient:
         if loop not in self._connections:
             for ended in [other for other in self._connections if other.is_closed()]:
                 del self._connections[ended]
-            # A share of the deadline for connecting leaves time for another server.
-            share = self.timeout_s / (self.max_retries + 1)
-            self._connections[loop] = Connections(connect_seconds=share)
+            # Connecting may take a share of the deadline, which leaves time for another server.
+            self._connections[loop] = Connections(connect_seconds=self.timeout_s / (self.max_retries + 1))
         return self._connections[loop]
 
     async def _attempt(self, server: Server, ticket: int, query: str, left_s: float) -> list[Page]:
-        """Pages from one server, whose breaker hears how it went. Errors: FailedAttempt."""
-        told = server.breaker.left
+        """Pages from one server; reports the outcome to its breaker. Errors: FailedAttempt."""
+        report = server.breaker.cancelled
         try:
             pages = await self._post(server.url, query, left_s)
-            told = server.breaker.succeeded
+            report = server.breaker.succeeded
             return pages
         except FailedAttempt as failure:
-            told = server.breaker.failed if failure.blames_server else server.breaker.succeeded
+            report = server.breaker.failed if failure.blames_server else server.breaker.succeeded
             raise
         finally:
-            told(ticket)
+            report(ticket)
 
     async def _post(self, url: str, query: str, left_s: float) -> list[Page]:
-        # ASCII with escapes: a policy's query may hold what UTF-8 cannot, and the server is who refuses it.
+        # json escapes to ASCII: a query may contain characters that UTF-8 cannot encode; the server refuses those.
         body = json.dumps({"queries": [query], "topk": self.topk, "return_scores": True})
         headers = {"X-Deadline-Ms": str(max(1, int(left_s * 1000)))}
         if self._token is not None:
@@ -207,22 +203,18 @@ class SearchClient:
             return
         self._naming.add(url)
         if served != expected:
-            said = (
-                f"answers from index {served[:80]!r}"
-                if served
-                else "no longer says from which index it answers"
-            )
-            raise FailedAttempt("bad_answer", f"{url}: {said}; search.index_fingerprint={expected}")
+            problem = f"answers from index {served[:80]!r}" if served else f"no longer sends {INDEX_HEADER}"
+            raise FailedAttempt("bad_answer", f"{url}: {problem}; search.index_fingerprint={expected}")
 
     def _order(self, pages: list[Page], query: str) -> list[Page]:
         if self.shuffle_seed is None:
             return pages
-        # A string seed is hashed by random itself, equally in every process.
+        # random hashes a string seed in the same way in every process.
         return random.Random(f"{self.shuffle_seed}:{query}").sample(pages, len(pages))
 
 
 def _check_token(token: str | None, urls: list[str]) -> None:
-    """The messages leave the value out: it is a secret."""
+    """The messages do not contain the token."""
     if token is None:
         return
     if not token or any(not "!" <= character <= "~" for character in token):

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import httpx
 
-# Idle connections are dropped before a server of uvicorn's defaults (5 s) drops them under us.
+# uvicorn closes idle connections after 5 s by default; ours are closed before that.
 IDLE_SECONDS = 3.0
 
 
 class Connections:
-    """Posts over as many connections as there are posts at a time, at most `most`; idle ones are used again.
+    """Posts over one connection per concurrent post, at most `most`, and reuses idle connections.
 
-    Every connection is an httpx client of its own: httpx's pool examines all of its connections for every
-    request, and with 64 searches at a time that took several times longer than the searches. The environment's
-    proxies are not used. Errors: httpx.HTTPError from `post`.
+    Every connection is its own httpx client: httpx's pool examines all of its connections for every request, which
+    took several times longer than 64 concurrent searches. The environment's proxies are not used. Errors:
+    httpx.HTTPError from `post`.
     """
 
     def __init__(self, *, connect_seconds: float, most: int = 256):
@@ -29,7 +29,7 @@ class Connections:
         self._clients: list[httpx.AsyncClient] = []
 
     async def post(self, url: str, body: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
-        """POST a JSON body; waits for a connection when all are busy. No deadline but the caller's."""
+        """POST a JSON body; waits for a connection when all are busy. The caller sets the deadline."""
         headers = {"Content-Type": "application/json", **(headers or {})}
         async with self._free:
             client = self._idle[url].pop() if self._idle[url] else self._open()

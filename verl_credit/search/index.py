@@ -1,4 +1,4 @@
-"""Which index the search servers answer from, as far as they say: GET /info, "fingerprint"."""
+"""The index that each search server reports in GET /info, under "fingerprint"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_CHARS = 200
 
 @dataclass(frozen=True)
 class ServedIndex:
-    """What one server says: a fingerprint, or why there is none."""
+    """The fingerprint that one server reports, or the reason why there is none."""
 
     url: str
     fingerprint: str | None
@@ -26,7 +26,7 @@ class ServedIndex:
 
 
 async def served_index(url: str, *, token: str | None, timeout_s: float) -> ServedIndex:
-    """Asks one server. A server without /info, or with one of another kind, is none to complain of."""
+    """Asks one server. A server without /info, or with another kind of /info, is accepted."""
     url = base(url)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
@@ -34,12 +34,12 @@ async def served_index(url: str, *, token: str | None, timeout_s: float) -> Serv
             answer = await client.get(f"{url}/info", headers=headers)
         if answer.status_code != 200:
             return ServedIndex(url, None, f"names no index (GET /info: status {answer.status_code})")
-        said = answer.json()
+        info = answer.json()
     except (TimeoutError, httpx.HTTPError) as error:
         return ServedIndex(url, None, f"names no index (GET /info: {type(error).__name__})")
     except (ValueError, RecursionError):
         return ServedIndex(url, None, "names no index (GET /info: not JSON)")
-    fingerprint = said.get("fingerprint") if isinstance(said, dict) else None
+    fingerprint = info.get("fingerprint") if isinstance(info, dict) else None
     if not (isinstance(fingerprint, str) and fingerprint.isascii() and fingerprint.isprintable()):
         return ServedIndex(url, None, 'names no index (GET /info has no "fingerprint")')
     if not 0 < len(fingerprint) <= MOST_CHARS:
@@ -50,15 +50,15 @@ async def served_index(url: str, *, token: str | None, timeout_s: float) -> Serv
 def agreed(indexes: list[ServedIndex], expected: str | None) -> str | None:
     """The one fingerprint of all servers; None when no server names its index and none was expected.
 
-    Raises ValueError when they differ, when some say and others do not, and when it is not the `expected` one.
+    Raises ValueError when they differ, when only some name it, and when it is not the `expected` one.
     """
-    said = "; ".join(map(str, indexes))
+    served = "; ".join(map(str, indexes))
     found = {index.fingerprint for index in indexes}
     if len(found) > 1:
         raise ValueError(
-            f"the servers of search.url must serve one index, and these cannot be told to: {said}"
+            f"all servers of search.url must serve the same index; these differ or do not name it: {served}"
         )
     (fingerprint,) = found
     if expected is not None and fingerprint != expected:
-        raise ValueError(f"search.index_fingerprint={expected} is expected, and this is served: {said}")
+        raise ValueError(f"search.index_fingerprint={expected} is expected, but the servers have: {served}")
     return fingerprint

@@ -1,4 +1,4 @@
-"""Retrieved pages: read from a retriever's answer, written as the observation a policy reads."""
+"""Retrieved pages: parsed from a retriever's answer, and formatted as the policy's observation."""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Page:
 
 
 def format_pages(pages: list[Page], max_page_chars: int) -> str:
-    """The observation a policy reads: "Page 1: Title\\ntext\\nPage 2: ...".
+    """The observation that the policy reads: "Page 1: Title\\ntext\\nPage 2: ...".
 
-    Texts are cut to `max_page_chars`, and so are titles: contents without a line break are all title.
+    Texts and titles are cut to `max_page_chars`: contents without a line break are all title.
     """
     lines = []
     for number, page in enumerate(pages, start=1):
@@ -30,9 +30,9 @@ def format_pages(pages: list[Page], max_page_chars: int) -> str:
 def parse_answer(answer: object, topk: int) -> list[Page]:
     """Pages from the JSON of POST /retrieve for one query with scores; title = first line of the contents.
 
-    Errors: ValueError, KeyError, TypeError or OverflowError for anything else than 1 to `topk` hits, each with a
-    text or whole number as id, text that UTF-8 can hold and a finite score. No hit is one of them, because a
-    retriever that works always finds something.
+    Errors: ValueError, KeyError, TypeError or OverflowError unless there are 1 to `topk` hits, each with a string or
+    integer id, contents that UTF-8 can encode and a finite score. An answer without a hit is an error, because a
+    working retriever always finds something.
     """
     (hits,) = answer["result"]
     if not isinstance(hits, list) or not 1 <= len(hits) <= topk:
@@ -46,6 +46,6 @@ def _page(document: dict, score: object) -> Page:
         raise ValueError("a hit without a finite score")
     if isinstance(name, bool) or not isinstance(name, str | int) or not isinstance(contents, str):
         raise ValueError("a hit without id or text")
-    contents.encode()  # JSON can hold half a character (a lone surrogate), a tokenizer cannot
+    contents.encode()  # raises for a lone surrogate, which JSON allows and a tokenizer does not
     title, _, text = contents.partition("\n")
     return Page(str(name), title, text, float(score))

@@ -1,4 +1,4 @@
-"""The search tool as the policy sees it: its schema, what it may ask, what it may be shown."""
+"""The search tool as the policy sees it: its schema, the check of a query, and the escaping of pages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable
 
 MAX_QUERY_CHARS = 2000
-
-
 SCHEMA = {
     "type": "function",
     "function": {
@@ -23,7 +21,7 @@ SCHEMA = {
 
 
 def bad_query_reason(arguments: str) -> tuple[str | None, str]:
-    """(what is wrong with the call's arguments or None, the query). The policy's mistake, so it is told."""
+    """(an error message for the policy, or None; the query) from the arguments of a tool call."""
     try:
         parsed = json.loads(arguments)
     except (json.JSONDecodeError, TypeError) as error:
@@ -35,13 +33,13 @@ def bad_query_reason(arguments: str) -> tuple[str | None, str]:
         return f"Error: the query is longer than {MAX_QUERY_CHARS} characters.", ""
     try:
         query.encode()
-    except UnicodeEncodeError:  # a lone surrogate written as \\udXXX: no server can be asked for it
+    except UnicodeEncodeError:  # a lone surrogate written as \\udXXX, which cannot be sent to a server
         return "Error: the query is not valid text.", ""
     return None, query
 
 
 def without_markup(text: str, control_tokens: Iterable[str]) -> str:
-    """Control tokens inside a page are broken up: a page must not be able to end the observation.
+    """The text with its control tokens broken up, so that a page cannot end the observation.
 
     "</tool_response>" becomes "< /tool_response>"; ordinary text, HTML included, stays.
     """

@@ -1,8 +1,8 @@
-"""Addresses as they may be printed or stored."""
+"""Hides the credentials in addresses that are printed or stored."""
 
 import re
 
 
 def redact(text) -> str:
-    """User and password of every URL in ``text`` hidden: "http://me:secret@host" becomes "http://***@host"."""
+    """``text`` with user and password of every URL hidden: "http://me:secret@host" becomes "http://***@host"."""
     return re.sub(r"://[^/@\s]*@", "://***@", str(text))

@@ -1,4 +1,4 @@
-"""The servers of a client: addresses, whose turn it is, and which of them are left alone for now."""
+"""The servers of a client: their addresses, and the choice of the server for each attempt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Server:
 
 
 class ServerList:
-    """Searches begin at the servers in turn, and each goes round from where it began.
+    """Successive searches begin at successive servers, and each search tries the servers in a circle.
 
-    `ready` holds, for the servers that asked a search to wait, the clock time until which (by address).
+    `ready` maps the address of a server that sent Retry-After to the clock time until which it asks to wait.
     """
 
     def __init__(self, urls: list[str], *, failures: int, pause_s: float, clock: Callable[[], float]):
@@ -32,15 +32,14 @@ class ServerList:
         self._clock, self._turn = clock, 0
 
     def start(self) -> int:
-        """Where the next search begins."""
+        """The number of the server at which the next search begins."""
         self._turn += 1
         return self._turn - 1
 
     def pick(self, start: int, attempt: int, ready: dict[str, float]) -> tuple[Server, int] | None:
         """(server, ticket of its breaker); None when every breaker refuses.
 
-        The first from number `start + attempt` on whose breaker lets the search in; those that asked it to wait
-        come last.
+        Servers are tried from number `start + attempt` on; those that asked to wait come last.
         """
         count, now = len(self.servers), self._clock()
         order = [self.servers[(start + attempt + offset) % count] for offset in range(count)]
@@ -50,14 +49,14 @@ class ServerList:
         return None
 
     def wait(self, ready: dict[str, float]) -> float:
-        """Seconds until some server that would let a search in is ready: 0 when one did not ask to wait."""
+        """Seconds until the first server whose breaker is not open is ready: 0 when one did not ask to wait."""
         usable = [s for s in self.servers if not s.breaker.refuses] or self.servers
         now = self._clock()
         return max(0.0, min(ready.get(server.url, now) for server in usable) - now)
 
 
 def endpoint(url: str) -> str:
-    """The address of POST /retrieve, of a server or given as such. Errors: ValueError names the address."""
+    """The address of POST /retrieve, given as such or as the server's. Errors: ValueError names the address."""
     wrong = f"address {redact(url)!r}; expected http://HOST:PORT"
     try:
         parts = httpx.URL(url)
@@ -75,8 +74,7 @@ def endpoint(url: str) -> str:
 
 
 def loopback(url: str) -> bool:
-    """Is it this machine whatever machine asks: localhost, 127.0.0.0/8, ::1, and the "any" addresses, which a client that
-    connects to them takes for itself?"""
+    """Whether every machine resolves the address to itself: localhost, 127.0.0.0/8, ::1 and the "any" addresses."""
     host = httpx.URL(url).host.rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -84,7 +82,7 @@ def loopback(url: str) -> bool:
         address = ip_address(host)
     except ValueError:
         try:
-            address = ip_address(inet_aton(host))  # 127.1 and other ways to write it, which resolvers take
+            address = ip_address(inet_aton(host))  # 127.1 and other short forms that resolvers accept
         except OSError:
             return False
     address = getattr(address, "ipv4_mapped", None) or address
@@ -92,5 +90,5 @@ def loopback(url: str) -> bool:
 
 
 def base(url: str) -> str:
-    """The server's own address, without /retrieve and a slash at the end."""
+    """The server's address without /retrieve and a final slash."""
     return endpoint(url).removesuffix("/retrieve")

@@ -1,4 +1,4 @@
-"""The client that the `search` section of a configuration asks for."""
+"""Makes the search client from the `search` section of a configuration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from verl_credit.search.client import SearchClient
 
 
 def urls_of(settings) -> list[str]:
-    """The addresses, one or several."""
+    """The addresses as a list."""
     return [settings.url] if isinstance(settings.url, str) else list(settings.url)
 
 
 def token_of(settings) -> str | None:
-    """The token in the environment variable `search.token_env`. Raises ValueError when there is none."""
+    """The token in the environment variable `search.token_env`. Raises ValueError when it is not set."""
     if settings.token_env is None:
         return None
     token = os.environ.get(settings.token_env, "")
@@ -26,7 +26,7 @@ def token_of(settings) -> str | None:
 
 
 def client_for(settings) -> SearchClient:
-    """The client of the tool, and of the check before the run. Raises ValueError."""
+    """The client for the search tool and for the check before the run. Raises ValueError."""
     return SearchClient(
         urls_of(settings),
         topk=settings.topk,
