@@ -292,10 +292,10 @@ def test_what_is_dropped_and_why(tmp_path, capsys):
         ("musique", {"question": "Q?", "answer": "a", "answerable": False}, "marked as unanswerable"),
         ("triviaqa", {"question": "Q?", "answer": {"value": "<unk>", "aliases": []}}, "no answer"),
         ("hotpotqa", {"_id": "1", "question": "Q?", "context": []}, "no answer"),
-        ("popqa", {"question": "Q?", "possible_answers": "not json"}, "possible_answers is no JSON list"),
+        ("popqa", {"question": "Q?", "possible_answers": "not json"}, "possible_answers is not a JSON list"),
         ("gsm8k", {"question": "Q?", "answer": "so it is\n#### many"}, "answer is not a number"),
         ("gsm8k", {"question": "Q?", "answer": "1,2\n#### 1,2"}, "answer is not a number"),
-        ("bamboogle", {"query": "Q?", "Answer": "a"}, "no field Question or question; the record has query"),
+        ("bamboogle", {"query": "Q?", "Answer": "a"}, "no field question or Question; the record has query"),
     ],
 )
 def test_records_of_a_data_set_that_cannot_be_used(name, raw, reason, tmp_path):
@@ -356,7 +356,7 @@ def test_splits_and_limit(folder, tmp_path):
     assert asked(tmp_path / "out" / "train.parquet") == ["q0?", "q1?"]
     assert asked(tmp_path / "out" / "val.parquet") == ["v0?", "v1?"]
     assert not (tmp_path / "out" / "test.parquet").exists()
-    with pytest.raises(PrepareError, match="--splits=tset: tset is not there; there is train, val, test"):
+    with pytest.raises(PrepareError, match="--splits=tset: the source has no tset; it has train, val, test"):
         prepare("nq", str(folder), tmp_path / "other", splits=["tset"])
 
 
@@ -391,11 +391,11 @@ def test_val_size_never_parts_a_question_from_itself(tmp_path):
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"val_size": 2}, "the source has train, val, test; say with --splits"),
-        ({"val_size": 7, "splits": ["train"]}, "--val-size=7: 7 rows are left, and at least one"),
+        ({"val_size": 2}, "the source has train, val, test; choose the one to divide with --splits"),
+        ({"val_size": 7, "splits": ["train"]}, "--val-size=7: only 7 rows are left; at least one"),
         ({"val_size": 0}, "--val-size=0: expected 1 or more"),
         ({"limit": 0}, "--limit=0: expected 1 or more"),
-        ({"subset": "x"}, "--subset=x is for the hub"),
+        ({"subset": "x"}, "--subset=x works only for the hub"),
     ],
 )
 def test_options_that_cannot_be(options, said, folder, tmp_path):

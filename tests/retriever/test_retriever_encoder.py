@@ -47,7 +47,9 @@ def test_pooling_is_the_mean_over_real_tokens(world):
 def test_prefixes_tell_queries_from_passages(world):
     _, encoder = world
     assert np.abs(encoder.encode_queries(["river"]) - encoder.encode_passages(["river"])).max() > 1e-3
-    np.testing.assert_array_equal(encoder.encode_passages(["river"]), encoder.encode_tokens(encoder._tokenize(["passage: river"], "")))
+    np.testing.assert_array_equal(
+        encoder.encode_passages(["river"]), encoder.encode_tokens(encoder._tokenize(["passage: river"], ""))
+    )
 
 
 def test_length_limit_is_the_encoders_when_that_is_smaller(world):

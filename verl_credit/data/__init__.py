@@ -1,1 +1,1 @@
-"""Published question sets as verl reads them: `verl-credit prepare` (docs/data.md)."""
+"""`verl-credit prepare`: published question sets in the form that verl reads (docs/data.md)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verl_credit.data import readers
 from verl_credit.data.records import UNKNOWN_FORM, PrepareError, Record, Rejected
@@ -18,28 +18,27 @@ class DataSet:
     name: str
     reader: Callable[..., Record]
     fields: str
-    """The release's own fields, for messages."""
+    """The fields of the release, for messages."""
     form: str = TAG
     """How the policy answers: in the answer tag, or in a box (``reward/qa.py``)."""
     ability: str = "qa"
     other_names: tuple[str, ...] = ()
-    """What ``data_source`` and hub configurations call it."""
+    """Its other names in ``data_source`` and in hub configurations."""
     subsets: tuple[str, ...] = ()
-    """Hub configurations that are taken without being asked for, the best first."""
+    """Hub configurations to take by default, the best first."""
     split: str = "train"
-    """Of a file whose name does not say."""
+    """The split of a file whose name contains none."""
     alias_file: str = ""
-    """A file beside the release's with other names of the answers."""
-
+    """A file of the release with other names of the answers."""
     between: str = ""
-    """What stands between the sentences of a paragraph, where they bring no spaces of their own."""
+    """Put between the sentences of a paragraph, in sets whose sentences have no spaces of their own."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.other_names)
 
     def read(self, raw, aliases: Mapping[str, list[str]] | None = None) -> Record:
-        """The release's own form, FlashRAG's, or ``ground_truth`` with answers joined. Raises Rejected."""
+        """Reads the release's form, FlashRAG's, or joined answers in ``ground_truth``. Raises Rejected."""
         if not isinstance(raw, Mapping):
             raise Rejected(UNKNOWN_FORM, f"not an object: {raw!r:.80}")
         if "golden_answers" in raw:
@@ -47,9 +46,9 @@ class DataSet:
         elif "ground_truth" in raw:
             record = readers.read_joined(raw, self.names)
         else:
-            return self.reader(raw, aliases) if aliases else self.reader(raw)
+            record = self.reader(raw, aliases) if aliases else self.reader(raw)
         if self.form == BOXED:
-            record.answers = [readers.final_number(a) for a in record.answers]
+            return replace(record, answers=[readers.final_number(a) for a in record.answers])
         return record
 
 
@@ -61,7 +60,7 @@ _ALL = (
         other_names=("hotpot_qa", "hotpot"),
         subsets=("distractor",),
     ),
-    DataSet("nq", readers.read_nq, "question, answer", other_names=("nq_open", "natural_questions")),
+    DataSet("nq", readers.read_fields, "question, answer", other_names=("nq_open", "natural_questions")),
     DataSet("musique", readers.read_musique, "question, answer, answer_aliases"),
     DataSet(
         "2wiki",
@@ -79,22 +78,22 @@ _ALL = (
         subsets=("rc.nocontext", "unfiltered.nocontext"),
     ),
     DataSet("popqa", readers.read_popqa, "question, possible_answers", split="test"),
-    DataSet("bamboogle", readers.read_bamboogle, "Question, Answer", split="test"),
+    DataSet("bamboogle", readers.read_fields, "Question, Answer", split="test"),
     DataSet(
         "gsm8k",
-        readers.read_gsm8k,
+        readers.read_fields,
         "question, answer with ####",
         form=BOXED,
         ability="math",
         subsets=("main",),
     ),
-    DataSet("qa", readers.read_qa, "question, answers or answer"),
+    DataSet("qa", readers.read_fields, "question, answers or answer"),
 )
 DATA_SETS = {data_set.name: data_set for data_set in _ALL}
 
 
 def find(name: str) -> DataSet:
-    """Raises PrepareError with the names there are."""
+    """The data set called ``name``. Raises PrepareError with the known names."""
     if name not in DATA_SETS:
         near = difflib.get_close_matches(name, DATA_SETS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

@@ -1,4 +1,4 @@
-"""What a record must be to become a row: a question, and answers that the reward can match."""
+"""Checks a record before it becomes a row: a question, and answers that the reward can match."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BLANK, REPEATED, ADDS_NOTHING = "blank", "repeated", "normalised copy"
 
 
 def clean(record: Record, form: str, left_out: Counter) -> Record:
-    """The record with its gold answers as text, stripped, each once, in their order. Raises Rejected.
+    """The record with its gold answers as stripped text without repetitions. Raises Rejected.
 
-    ``left_out`` counts the answers that are not taken, by reason. An answer that the reward would not match even
-    when it is given word for word (one that holds "</answer>") is not taken: it would teach that right is wrong.
+    ``left_out`` counts the answers that are left out, by reason. An answer that contains "</answer>" is one of them:
+    the reward could never match it, and would punish the right answer.
     """
     if not is_text(record.question):
         raise Rejected(NOT_TEXT, f"question {record.question!r:.60}")
@@ -34,11 +34,14 @@ def clean(record: Record, form: str, left_out: Counter) -> Record:
         answers = _numbers(given, left_out)
     else:
         answers = _matchable(given, [], left_out)
-        answers += _news(_matchable(map(_as_text, record.derived), answers, left_out), answers, left_out)
-    if not answers:
-        raise Rejected(*_why_none(given, form))
-    record.answers = answers
-    return record
+        answers += _new_ones(_matchable(map(_as_text, record.derived), answers, left_out), answers, left_out)
+    if answers:
+        record.answers = answers
+        return record
+    if not given:
+        raise Rejected(NO_ANSWER)
+    reason = BLANK_ANSWER if not any(given) else NO_NUMBER if form == BOXED else UNMATCHABLE
+    raise Rejected(reason, repr(given)[:80])
 
 
 def _as_text(answer) -> str | None:
@@ -62,12 +65,12 @@ def _matchable(answers: Iterable[str | None], before: list[str], left_out: Count
 
 
 def _scores(answer: str) -> bool:
-    """Whether a trajectory that gives exactly this answer is right."""
+    """Whether the reward accepts a trajectory that gives exactly this answer."""
     return exact_match(extract_answer(f"<answer>{answer}</answer>"), [answer]) == 1.0
 
 
-def _news(derived: list[str], answers: list[str], left_out: Counter) -> list[str]:
-    """Those that match something no earlier answer matches: every further one costs a scored branch per turn."""
+def _new_ones(derived: list[str], answers: list[str], left_out: Counter) -> list[str]:
+    """The derived answers that no earlier answer matches: every gold answer costs a scored branch per turn."""
     known = {normalize_answer(answer) for answer in answers}
     kept = []
     for answer in derived:
@@ -80,7 +83,7 @@ def _news(derived: list[str], answers: list[str], left_out: Counter) -> list[str
 
 
 def _numbers(given: list[str], left_out: Counter) -> list[str]:
-    """Numbers as the policy is asked to write them: without commas."""
+    """The numbers without commas, as the prompt asks the policy to write them."""
     kept: list[str] = []
     for answer in given:
         if not answer:
@@ -92,11 +95,3 @@ def _numbers(given: list[str], left_out: Counter) -> list[str]:
         else:
             kept.append(bare)
     return kept
-
-
-def _why_none(given: list[str], form: str) -> tuple[str, str]:
-    if not given:
-        return NO_ANSWER, ""
-    if not any(given):
-        return BLANK_ANSWER, repr(given)[:80]
-    return (NO_NUMBER if form == BOXED else UNMATCHABLE), repr(given)[:80]

@@ -1,4 +1,4 @@
-"""The paragraphs that came with the questions, as a corpus for `verl-credit-retriever index`."""
+"""Writes the paragraphs of the questions as a corpus for `verl-credit-retriever index`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from verl_credit.data.records import is_text
 class CorpusWriter:
     """Writes every paragraph once, in the order of the questions: ``{"id", "contents": "Title\\ntext"}`` per line.
 
-    The same title with another text is another paragraph. Only digests are kept in memory. ``path`` exists once
-    there is a paragraph.
+    Paragraphs are the same when title and text are equal. Only digests are kept in memory. The first paragraph creates
+    ``path``.
     """
 
     def __init__(self, path: Path):
@@ -33,13 +33,11 @@ class CorpusWriter:
                 self.repeated += 1
                 continue
             self._seen.add(digest)
-            self._write({"id": str(self.written), "contents": contents})
-
-    def _write(self, row: dict) -> None:
-        if self._file is None:
-            self._file = self.path.open("w", encoding="utf-8")
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self.written += 1
+            if self._file is None:
+                self._file = self.path.open("w", encoding="utf-8")
+            row = {"id": str(self.written), "contents": contents}
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self.written += 1
 
     def close(self) -> None:
         if self._file is not None:

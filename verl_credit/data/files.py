@@ -1,4 +1,4 @@
-"""Records of a file: JSON, JSON lines, tables with a header, parquet."""
+"""Reads the records of a file: JSON, JSON lines, tables with a header, parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Item:
-    """One record and where it stands; ``problem`` says why it could not be read (then ``raw`` is None)."""
+    """One record and its place in the file; ``problem`` is why it could not be read (then ``raw`` is None)."""
 
     where: str
     raw: object
@@ -24,7 +24,7 @@ class Item:
 
 
 def items_of(path: Path) -> Iterator[Item]:
-    """Raises PrepareError where the file as a whole cannot be read."""
+    """The records of a file. Raises PrepareError when the whole file cannot be read."""
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path)
@@ -53,7 +53,7 @@ def _parsed(line: bytes, where: str) -> Item:
 
 
 def _json(path: Path) -> Iterator[Item]:
-    """A list, an object that holds one (TriviaQA's "Data"), one record, or lines in spite of the name."""
+    """A list, an object that contains one (TriviaQA's "Data"), one record, or JSON lines in a .json file."""
     content = path.read_bytes()
     try:
         whole = json.loads(content.decode("utf-8-sig"))

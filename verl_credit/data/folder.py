@@ -1,4 +1,4 @@
-"""The output folder: complete or not there at all, and never somebody else's."""
+"""The output folder: written completely or not at all, and never over files of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS = {"train.parquet", "val.parquet", "test.parquet", "corpus.jsonl", "report.
 
 
 def check_free(out: Path, overwrite: bool) -> None:
-    """Raises PrepareError where writing to ``out`` would cost something."""
+    """Raises PrepareError when writing to ``out`` would delete files."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -31,7 +31,7 @@ def check_free(out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def staged(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside ``out`` to write into; it becomes ``out`` when the block ends well, and is removed otherwise."""
+    """A new folder beside ``out``; it is renamed to ``out`` when the block succeeds, and removed otherwise."""
     out = out.expanduser().resolve()
     check_free(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)

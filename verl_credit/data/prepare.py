@@ -17,8 +17,7 @@ from verl_credit.data.rows import write_rows
 from verl_credit.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
 from verl_credit.data.tally import SplitTally, Tally
 
-FORMAT = 1
-"""Of manifest.json and report.json."""
+FORMAT = 1  # of manifest.json and report.json
 
 
 def prepare(
@@ -34,11 +33,11 @@ def prepare(
     subset: str | None = None,
     revision: str | None = None,
 ) -> Tally:
-    """Write ``out``: a parquet file per split, corpus.jsonl where there are paragraphs, report.json, manifest.json.
+    """Write ``out``: a parquet file per split, corpus.jsonl if there are paragraphs, report.json, manifest.json.
 
-    ``limit``: rows per split of the source, the first ones. ``val_size``: rows of a single split that are drawn into
-    val.parquet (``seed``); the rest is train.parquet. ``splits``: those of the source that are read; default all.
-    Raises PrepareError, with nothing written, where no row is left or an option cannot be.
+    ``limit``: take the first rows of each split. ``val_size``: draw this many rows of the only split into val.parquet
+    (with ``seed``); the rest is train.parquet. ``splits``: the splits to read, default all. Raises PrepareError and
+    writes nothing when no row is left or an option is wrong.
     """
     data_set = find(name)
     for key, value in (("limit", limit), ("val-size", val_size)):
@@ -49,7 +48,7 @@ def prepare(
     chosen = _choose(opened.splits(), splits)
     if val_size is not None and len(chosen) > 1:
         raise PrepareError(
-            f"--val-size={val_size}: the source has {', '.join(chosen)}; say with --splits which one is to be split"
+            f"--val-size={val_size}: the source has {', '.join(chosen)}; choose the one to divide with --splits"
         )
     settings = {"limit": limit, "val_size": val_size, "seed": seed, "splits": chosen}
     with staged(Path(out), overwrite) as folder:
@@ -58,8 +57,8 @@ def prepare(
             records = {split: _read(opened, split, data_set, limit, tally, corpus) for split in chosen}
         if val_size is not None:
             records = _hold_out(records[chosen[0]], val_size, random.Random(f"{seed} {name}"))
-        _keep_apart(records, tally)
-        _refuse_nothing(records, tally, data_set, source, val_size)
+        _remove_overlap(records, tally)
+        _require_rows(records, tally, data_set, source, val_size)
         _write(folder, records, data_set, tally, corpus)
         _write_json(folder / "report.json", {"format": FORMAT, **tally.as_dict(name)})
         files = {file.name: {"sha256": sha256_of(file)} for file in sorted(folder.iterdir())}
@@ -71,14 +70,14 @@ def prepare(
 
 
 def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
-    """Splits of the source in the order train, val, test; "dev" and "validation" are val."""
+    """The source's splits that are ``wanted``, in the order train, val, test; "dev" and "validation" mean val."""
     if wanted is None:
         return there
     names = {SPLIT_WORDS.get(name.lower(), name) for name in wanted}
     missing = sorted(names - set(there))
     if missing:
         raise PrepareError(
-            f"--splits={','.join(wanted)}: {', '.join(missing)} is not there; there is {', '.join(there)}"
+            f"--splits={','.join(wanted)}: the source has no {', '.join(missing)}; it has {', '.join(there)}"
         )
     return [split for split in there if split in names]
 
@@ -122,7 +121,7 @@ def _key(record: Record) -> str:
 def _hold_out(records: list[Record], val_size: int, rng: random.Random) -> dict[str, list[Record]]:
     if val_size >= len(records):
         raise PrepareError(
-            f"--val-size={val_size}: {len(records)} rows are left, and at least one has to stay for training"
+            f"--val-size={val_size}: only {len(records)} rows are left; at least one must remain for training"
         )
     held = set(rng.sample(range(len(records)), val_size))
     return {
@@ -131,8 +130,8 @@ def _hold_out(records: list[Record], val_size: int, rng: random.Random) -> dict[
     }
 
 
-def _keep_apart(records: dict[str, list[Record]], tally: Tally) -> None:
-    """A question that is tested on is not trained on: train loses those of val and test, val those of test."""
+def _remove_overlap(records: dict[str, list[Record]], tally: Tally) -> None:
+    """Remove the questions of val and test from train, and those of test from val."""
     later: dict[str, str] = {}
     for split in reversed(SPLITS):
         kept = []
@@ -148,7 +147,7 @@ def _keep_apart(records: dict[str, list[Record]], tally: Tally) -> None:
             later |= {_key(record): split for record in kept}
 
 
-def _refuse_nothing(
+def _require_rows(
     records: dict[str, list[Record]], tally: Tally, data_set: DataSet, source: str, val_size: int | None
 ) -> None:
     if val_size is not None and not records["train"]:

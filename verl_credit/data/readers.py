@@ -1,9 +1,10 @@
-"""From a published record to a ``Record``: one function per data set, and the forms that several share."""
+"""Turns a published record into a ``Record``: forms that several data sets share, and one function per other set."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from verl_credit.data.records import (
     NO_ANSWER,
@@ -19,21 +20,19 @@ ANSWER_SPLIT = "<|answer_split|>"
 
 
 def first(raw: Mapping, *names: str):
-    """The value of the first of these fields that the record has; None where it has none."""
+    """The value of the first of these fields that the record has, else None."""
     return next((raw[name] for name in names if name in raw), None)
 
 
 def as_list(value) -> list:
-    """One answer or several, as a list; None is none."""
+    """One answer or several as a list; None gives an empty list."""
     if value is None:
         return []
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    return [value]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def question_of(raw: Mapping, *names: str) -> str:
-    """Raises Rejected where the field is missing altogether, and where it holds nothing."""
+    """The question in one of these fields. Raises Rejected when there is no such field or it is empty."""
     if not any(name in raw for name in names):
         fields = ", ".join(map(str, raw)) or "none"
         raise Rejected(UNKNOWN_FORM, f"no field {' or '.join(names)}; the record has {fields}")
@@ -48,14 +47,17 @@ def id_of(raw: Mapping, *names: str) -> str:
     return "" if value is None else str(value)
 
 
-# --- forms that several data sets come in ---
+def read_fields(raw: Mapping) -> Record:
+    """``question`` (or ``Question``), ``answers``, ``answer`` or ``Answer`` (one or a list), and ``id`` or ``_id``."""
+    return Record(
+        question=question_of(raw, "question", "Question"),
+        answers=as_list(first(raw, "answers", "answer", "Answer")),
+        id=id_of(raw, "_id", "id"),
+    )
 
 
 def read_flashrag(raw: Mapping, between: str = "") -> Record:
-    """FlashRAG: ``id, question, golden_answers, metadata``. The metadata of multi-hop sets may hold the paragraphs.
-
-    ``between``: as in `titled_sentences`.
-    """
+    """FlashRAG: ``id, question, golden_answers, metadata``; multi-hop sets may have the paragraphs in the metadata."""
     metadata = raw.get("metadata")
     context = metadata.get("context") if isinstance(metadata, Mapping) else None
     return Record(
@@ -67,7 +69,7 @@ def read_flashrag(raw: Mapping, between: str = "") -> Record:
 
 
 def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
-    """``data_source, question, ground_truth``, several answers joined by ``<|answer_split|>``; sets may be mixed."""
+    """``data_source, question, ground_truth`` with answers joined by ``<|answer_split|>``; a file may mix data sets."""
     source = str(raw.get("data_source", names[0]))
     if source.lower() not in names:
         raise Rejected(OTHER_SET, source)
@@ -76,27 +78,14 @@ def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
     return Record(question=question_of(raw, "question"), answers=answers, id=id_of(raw, "id"))
 
 
-# --- one per data set ---
-
-
-def read_hotpotqa(raw: Mapping) -> Record:
+def read_hotpotqa(raw: Mapping, between: str = "") -> Record:
     """``_id, question, answer, supporting_facts, context``; on the hub ``id`` and context as columns."""
-    return Record(
-        question=question_of(raw, "question"),
-        answers=as_list(raw.get("answer")),
-        id=id_of(raw, "_id", "id"),
-        paragraphs=titled_sentences(raw.get("context")),
-    )
+    return replace(read_fields(raw), paragraphs=titled_sentences(raw.get("context"), between))
 
 
 def read_2wiki(raw: Mapping, aliases: Mapping[str, list[str]] | None = None) -> Record:
-    """As HotpotQA; ``answer_id`` names an entity whose other names stand in the release's ``id_aliases.json``."""
-    record = Record(
-        question=question_of(raw, "question"),
-        answers=as_list(raw.get("answer")),
-        id=id_of(raw, "_id", "id"),
-        paragraphs=titled_sentences(raw.get("context"), between=" "),
-    )
+    """As HotpotQA; ``aliases`` are the other names of the entity ``answer_id``, from ``id_aliases.json``."""
+    record = read_hotpotqa(raw, between=" ")
     if record.answers and aliases:
         record.answers += aliases.get(raw.get("answer_id"), [])
     return record
@@ -111,23 +100,12 @@ def read_musique(raw: Mapping) -> Record:
         for p in raw.get("paragraphs") or []
         if isinstance(p, Mapping)
     ]
-    return Record(
-        question=question_of(raw, "question"),
-        answers=as_list(raw.get("answer")) + as_list(raw.get("answer_aliases")),
-        id=id_of(raw, "id"),
-        paragraphs=paragraphs,
-    )
-
-
-def read_nq(raw: Mapping) -> Record:
-    """NQ-open: ``question, answer: [..]``."""
-    return Record(
-        question=question_of(raw, "question"), answers=as_list(raw.get("answer")), id=id_of(raw, "id")
-    )
+    record = read_fields(raw)
+    return replace(record, answers=record.answers + as_list(raw.get("answer_aliases")), paragraphs=paragraphs)
 
 
 def read_triviaqa(raw: Mapping) -> Record:
-    """``question, question_id, answer{value, aliases, normalized_aliases}``, in the release with capitals.
+    """``question, question_id, answer{value, aliases, normalized_aliases}``, capitalised in the release.
 
     The test set's answer is "<unk>".
     """
@@ -151,56 +129,25 @@ def read_triviaqa(raw: Mapping) -> Record:
 
 def read_popqa(raw: Mapping) -> Record:
     """``id, question, possible_answers``: a JSON list in a string."""
-    question = question_of(raw, "question")
-    answers = raw.get("possible_answers")
+    record, answers = read_fields(raw), raw.get("possible_answers")
     if isinstance(answers, str):
         try:
             answers = json.loads(answers)
         except ValueError as error:
-            raise Rejected(UNKNOWN_FORM, f"possible_answers is no JSON list: {error}") from None
-    return Record(question=question, answers=as_list(answers), id=id_of(raw, "id"))
-
-
-def read_bamboogle(raw: Mapping) -> Record:
-    """``Question, Answer``."""
-    return Record(
-        question=question_of(raw, "Question", "question"),
-        answers=as_list(first(raw, "Answer", "answer")),
-        id=id_of(raw, "id"),
-    )
-
-
-def read_gsm8k(raw: Mapping) -> Record:
-    """``question, answer``: the solution, and behind the last "####" its number."""
-    return Record(
-        question=question_of(raw, "question"),
-        answers=[final_number(a) for a in as_list(raw.get("answer"))],
-        id=id_of(raw, "id"),
-    )
-
-
-def read_qa(raw: Mapping) -> Record:
-    """Questions of your own: ``question`` and ``answers`` (a list) or ``answer``."""
-    return Record(
-        question=question_of(raw, "question"),
-        answers=as_list(first(raw, "answers", "answer")),
-        id=id_of(raw, "id", "_id"),
-    )
-
-
-# --- parts ---
+            raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {error}") from None
+    return replace(record, answers=as_list(answers))
 
 
 def final_number(answer):
-    """What stands behind the last "####", or all of it where there is none."""
+    """The text after the last "####", or all of the answer without one."""
     return answer.rpartition("####")[2] if isinstance(answer, str) else answer
 
 
 def titled_sentences(context, between: str = "") -> list[tuple[str, str]]:
     """Paragraphs as (title, text) from ``[[title, [sentence, ..]], ..]`` or columns ``{"title", "sentences"}``.
 
-    Sentences of HotpotQA bring their own spaces; those of other sets need one ``between`` them. A context that is
-    JSON in a string, as some copies on the hub have it, is read. Anything else is no paragraph.
+    Sentences of HotpotQA contain their spaces; those of other sets need one ``between`` them. Some copies on the hub
+    have the context as JSON in a string. Any other context gives no paragraphs.
     """
     if isinstance(context, str):
         try:

@@ -1,10 +1,10 @@
-"""One question as every data set is brought to, and why a record is not one."""
+"""The common form of a question, and the reasons for which a record is dropped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Why a record is dropped. Every one of these is a line of the report.
+# Why a record is dropped; the report has a line for each.
 UNREADABLE = "unreadable"
 UNKNOWN_FORM = "not in a known form"
 OTHER_SET = "of another data set"
@@ -19,11 +19,11 @@ DUPLICATE = "repeated"
 
 
 class PrepareError(Exception):
-    """Nothing was written; one line that says what is wrong and what would be right."""
+    """`prepare` wrote nothing; the message names what is wrong and what would be right."""
 
 
 class Rejected(Exception):
-    """This record is dropped: one of the reasons above, and the particulars."""
+    """A record is dropped for one of the reasons above."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -34,8 +34,8 @@ class Rejected(Exception):
 class Record:
     """A question with all its gold answers, the canonical one first.
 
-    ``derived`` are normalised copies that a release brings along: kept only where they match something that
-    ``answers`` do not. ``paragraphs`` are (title, text) pairs that came with the question.
+    ``derived`` are a release's normalised copies of answers, kept only when they match something that ``answers`` do
+    not. ``paragraphs`` are the question's (title, text) pairs.
     """
 
     question: str
@@ -48,7 +48,7 @@ class Record:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8; a lone surrogate cannot."""
+    """Whether the string can be encoded as UTF-8; a lone surrogate cannot."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Rows in verl's format, one schema for all data sets, so that files of several can be given together."""
+"""Rows in verl's format, with one schema for all data sets, so that a run can read files of several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_credit.data.records import Record
 from verl_credit.names import AGENT_NAME
 from verl_credit.reward.qa import BOXED, TAG
 
-# What the policy is told. The chat template adds the tool's schema and how a call is written.
+# The chat template adds the tool's schema and the syntax of a call.
 PROMPTS = {
     TAG: (
         "Answer the question below. Search for every fact that you are not sure of; you may search several times. "
@@ -25,41 +25,22 @@ PROMPTS = {
     ),
 }
 
+_TEXT = pa.string()
+_TRUTH = pa.struct({"target": pa.list_(_TEXT), "form": _TEXT})
 SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("agent_name", pa.string()),
-        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("ability", pa.string()),
-        (
-            "reward_model",
-            pa.struct(
-                [
-                    ("style", pa.string()),
-                    (
-                        "ground_truth",
-                        pa.struct([("target", pa.list_(pa.string())), ("form", pa.string())]),
-                    ),
-                ]
-            ),
-        ),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("index", pa.int64()),
-                    ("split", pa.string()),
-                    ("question", pa.string()),
-                    ("id", pa.string()),
-                ]
-            ),
-        ),
-    ]
+    {
+        "data_source": _TEXT,
+        "agent_name": _TEXT,
+        "prompt": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT})),
+        "ability": _TEXT,
+        "reward_model": pa.struct({"style": _TEXT, "ground_truth": _TRUTH}),
+        "extra_info": pa.struct({"index": pa.int64(), "split": _TEXT, "question": _TEXT, "id": _TEXT}),
+    }
 )
 
 
 def to_row(record: Record, data_set: DataSet, split: str, index: int) -> dict:
-    """One row; ``index`` counts within the file."""
+    """One row; ``index`` is its number in the file."""
     content = PROMPTS[data_set.form].format(question=record.question)
     return {
         "data_source": data_set.name,

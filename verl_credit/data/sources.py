@@ -1,4 +1,4 @@
-"""Where records come from: files, a folder of them, or the Hugging Face hub."""
+"""The sources of records: files, a folder of files, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Source(Protocol):
     def splits(self) -> list[str]: ...
     def items(self, split: str) -> Iterator[Item]: ...
     def described(self) -> dict:
-        """For the manifest: what was read, with hashes."""
+        """What was read, with hashes, for the manifest."""
         ...
 
 
 def open_source(
     source: str, data_set: DataSet, subset: str | None = None, revision: str | None = None
 ) -> Source:
-    """Raises PrepareError where ``source`` is neither a file nor a folder nor a hub name, or holds nothing."""
+    """Raises PrepareError when ``source`` is no file, folder or hub name, or has no records."""
     path = Path(source).expanduser()
     if path.exists():
         given = [f"--{key}={value}" for key, value in (("subset", subset), ("revision", revision)) if value]
         if given:
-            raise PrepareError(f"{' '.join(given)} is for the hub, and --source={source} is on this machine")
+            raise PrepareError(f"{' '.join(given)} works only for the hub; --source={source} is a local path")
         return FileSource(path, data_set)
     if path.suffix in SUFFIXES or not _HUB_NAME.fullmatch(source):
         raise PrepareError(
@@ -56,13 +56,13 @@ def open_source(
 
 
 def split_of(name: str) -> str | None:
-    """train, val or test from a file's or split's name ("hotpot_dev_distractor_v1": val); None where it does not say."""
+    """train, val or test from a file's or split's name ("hotpot_dev_distractor_v1": val), or None."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 
 
 class FileSource:
-    """A file, or the files of a folder; a file's name says which split it is."""
+    """A file, or the files of a folder; each file's name contains its split."""
 
     def __init__(self, path: Path, data_set: DataSet):
         self.path = path
@@ -97,16 +97,16 @@ class FileSource:
 
 
 def _data_files(folder: Path, data_set: DataSet) -> tuple[list[Path], list[Path]]:
-    """(files with records, others): in the folder or, where it has none, one below. Where names say splits, only those."""
-    found = []
-    for pattern in ("*", "*/*"):
-        found = sorted(
-            f
-            for f in folder.glob(pattern)
-            if f.is_file() and f.suffix in SUFFIXES and f.name != data_set.alias_file
-        )
-        if found:
-            break
+    """(files to read, files not to read) of the folder or, if it has none, of its subfolders.
+
+    If some names contain a split, only those files are read.
+    """
+
+    def matching(pattern: str) -> list[Path]:
+        files = (f for f in folder.glob(pattern) if f.suffix in SUFFIXES and f.name != data_set.alias_file)
+        return sorted(f for f in files if f.is_file())
+
+    found = matching("*") or matching("*/*")
     named = [file for file in found if split_of(file.stem)]
     return (named, [file for file in found if file not in named]) if named else (found, [])
 
@@ -147,7 +147,7 @@ class HubSource:
             self._loaded = datasets.load_dataset(name, self.subset, revision=revision)
         except PrepareError:
             raise
-        except Exception as error:  # of half a dozen libraries: network, hub, formats, scripts
+        except Exception as error:  # several libraries raise here: network, hub, formats, scripts
             reason = " ".join(str(error).split())[:300]
             raise PrepareError(
                 f"--source={name} cannot be loaded from the hub: {type(error).__name__}: {reason}"
@@ -171,11 +171,8 @@ class HubSource:
 
     def described(self) -> dict:
         read = self._read
-        downloads = {
-            url
-            for name in read
-            for url in (self._loaded[name].info.download_checksums or {})  # names the commit
-        }
+        # The address of a download contains the commit.
+        downloads = {url for name in read for url in (self._loaded[name].info.download_checksums or {})}
         return {
             "kind": "hub",
             "source": self.name,
@@ -194,7 +191,7 @@ def _choose_subset(there: list[str], wanted: str | None, data_set: DataSet, name
         if wanted not in there:
             raise PrepareError(f"--subset={wanted}: {name} has {', '.join(there)}")
         return wanted
-    liked = [subset for subset in (*data_set.subsets, *data_set.names) if subset in there]
-    if liked or len(there) == 1:
-        return (liked or there)[0]
+    known = [subset for subset in (*data_set.subsets, *data_set.names) if subset in there]
+    if known or len(there) == 1:
+        return (known or there)[0]
     raise PrepareError(f"{name} has several parts; choose one with --subset: {', '.join(there)}")

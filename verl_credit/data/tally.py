@@ -1,4 +1,4 @@
-"""What was read, dropped and written, for the table and report.json."""
+"""Counts of what was read, dropped and written, for the printed table and report.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXAMPLES = 5  # per reason, in report.json
 
 @dataclass
 class SplitTally:
-    """One split of the source. ``records`` = ``kept`` + everything in ``dropped``."""
+    """The counts of one split of the source: ``records`` = ``kept`` + the sum of ``dropped``."""
 
     records: int = 0
     kept: int = 0
@@ -26,15 +26,15 @@ class SplitTally:
 
 @dataclass
 class Tally:
-    """Of a whole run of `prepare`."""
+    """The counts of one `prepare`."""
 
     splits: dict[str, SplitTally] = field(default_factory=dict)
     left_out: Counter = field(default_factory=Counter)
-    """Gold answers that were not taken, by reason."""
+    """Gold answers that were left out, by reason."""
     other_answers: int = 0
-    """Rows kept whose question stands in the same split with other answers."""
+    """Kept rows whose question occurs in the same split with other answers."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What was written: file name to counts."""
+    """Counts of each written file."""
 
     def of(self, split: str) -> SplitTally:
         return self.splits.setdefault(split, SplitTally())
@@ -42,22 +42,14 @@ class Tally:
     def as_dict(self, data_set: str) -> dict:
         return {
             "data_set": data_set,
-            "read": {
-                name: {
-                    "records": split.records,
-                    "kept": split.kept,
-                    "dropped": dict(split.dropped),
-                    "examples": split.examples,
-                }
-                for name, split in self.splits.items()
-            },
+            "read": {name: vars(split) for name, split in self.splits.items()},
             "gold_answers_left_out": dict(self.left_out),
             "same_question_other_answers": self.other_answers,
             "written": self.files,
         }
 
     def table(self) -> str:
-        """As printed."""
+        """The printed table."""
         lines = [f"{'split':8}{'read':>9}{'kept':>9}{'dropped':>9}"]
         for name, split in self.splits.items():
             lines.append(f"{name:8}{split.records:9}{split.kept:9}{sum(split.dropped.values()):9}")
@@ -68,7 +60,7 @@ class Tally:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.left_out.most_common())
             lines.append(f"  gold answers left out: {counts}")
         if self.other_answers:
-            lines.append(f"  kept: {self.other_answers} questions that stand there with other answers too")
+            lines.append(f"  kept: {self.other_answers} questions that also occur with other answers")
         for name, counts in self.files.items():
             lines.append(
                 f"{name}: " + ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in counts.items())
