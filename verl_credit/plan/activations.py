@@ -1,8 +1,8 @@
-"""What a forward keeps for the backward, and what passes by: bytes of one micro-batch on one device.
+"""Bytes that a forward keeps for the backward, and temporary bytes, of one micro-batch on one device.
 
-Counted from the operations as transformers writes them for the qwen families. ``c`` is the bytes of a number in the
-forward (2 in bf16, 4 in fp32), ``h`` the hidden size, ``q`` and ``k`` the widths of queries and keys, ``f`` that of the MLP.
-In bf16 a norm works in fp32 and keeps that copy; in fp32 its input is the copy.
+Counted from transformers' operations for the qwen families. ``c`` is the bytes of a number in the forward (2 in bf16, 4
+in fp32), ``h`` the hidden size, ``q`` and ``k`` the widths of queries and keys, ``f`` that of the MLP. In bf16 a norm
+works in fp32 and keeps that copy; in fp32 its input is the copy.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def _attention(shape: ModelShape, c: int, attention: str) -> int:
     q, k = shape.q_width, shape.kv_width
     head_norms = 0
     if shape.family != "qwen2":
-        # Projection in fp32 and normalised; the norm's output is turned by RoPE, which keeps the turned one only.
+        # The projection in fp32 and normalised; RoPE keeps only its own output, not the norm's.
         head_norms = (4 + c) * (q + k)
     statistics = 4 * shape.heads
     if attention == "sdpa":
-        # The output of every piece, and all of it in token order.
+        # The output of every piece, and the whole output in token order.
         return head_norms + c * (q + 2 * k + 2 * q) + statistics
     return head_norms + c * (q + 2 * k + q) + statistics
 
 
 def _mlp(shape: ModelShape, c: int) -> int:
-    """Gate, activated gate, up, product. An expert layer keeps them per active expert, with its input and output."""
+    """Gate, activated gate, up, product. An expert layer keeps these per active expert, plus its input and output."""
     dense = 4 * c * shape.intermediate
     if not shape.expert_layers:
         return dense
@@ -51,31 +51,32 @@ def _mlp(shape: ModelShape, c: int) -> int:
 
 
 def passing(shape: ModelShape, c: int) -> int:
-    """Bytes per token in flight in a layer's backward: gradients of the product and both its factors, of the stream."""
+    """Temporary bytes per token in a layer's backward: gradients of the product, of its two factors, of the stream."""
     width = shape.active_experts * shape.expert_intermediate if shape.expert_layers else shape.intermediate
     return c * (3 * width + 2 * shape.hidden)
 
 
 def kept(shape: ModelShape, job: Job) -> int:
-    """What all layers keep until the backward reaches them."""
+    """Bytes that all layers keep until the backward reaches them."""
     c = job.compute_bytes
     per_layer = c * shape.hidden if job.checkpointing else layer(shape, c, job.attention)
-    # Behind the last layer: the final norm. RoPE's cosines and sines are shared by all layers.
+    # Plus the final norm, and RoPE's cosines and sines, which all layers share.
     return job.update_tokens * (shape.layers * per_layer + norm(shape.hidden, c) + 2 * c * shape.head_dim)
 
 
 def one_layer(shape: ModelShape, job: Job) -> int:
-    """The backward inside a layer: with checkpointing its activations are made anew."""
+    """Bytes of the backward inside a layer; with checkpointing these include its recomputed activations."""
     c = job.compute_bytes
-    anew = layer(shape, c, job.attention) if job.checkpointing else 0
-    return job.update_tokens * (anew + passing(shape, c))
+    recomputed = layer(shape, c, job.attention) if job.checkpointing else 0
+    return job.update_tokens * (recomputed + passing(shape, c))
 
 
 def loss(shape: ModelShape, job: Job) -> int:
-    """Logits of the micro-batch with what log-probs (and entropy) hold beside them, at the worst moment.
+    """Peak bytes of the micro-batch's logits and of the log-probs (and entropy) over them.
 
-    Ours and flash-attn's kernel write the gradient over the logits. verl's loop over rows keeps, in fp32, the logits, a
-    row's gradients and their stack; under autocast, the bf16 logits and a log-softmax (fp32 on CUDA, bf16 on a CPU).
+    Our path and flash-attn's kernel overwrite the logits with the gradient. verl's loop over rows keeps the logits, a
+    row's gradients and their stack in fp32; under autocast, the bf16 logits and a log-softmax (fp32 on CUDA, bf16 on a
+    CPU).
     """
     c, logits = job.compute_bytes, job.update_tokens * shape.vocabulary
     if job.log_prob_path == FUSED:
@@ -87,7 +88,7 @@ def loss(shape: ModelShape, job: Job) -> int:
         per_logit += job.softmax_bytes if c == 2 else 8
     held = 0
     if job.update_entropy:
-        # Its gradient stands beside that of the log-probs, which flash-attn's kernel then writes elsewhere.
+        # The entropy's gradient adds to that of the log-probs, for which flash-attn's kernel then needs new memory.
         per_logit += c if job.log_prob_path == FLASH else 0
         if job.entropy == "chunked":
             per_logit += c
@@ -100,7 +101,7 @@ def loss(shape: ModelShape, job: Job) -> int:
 
 
 def log_prob_loss(shape: ModelShape, job: Job, *, tokens: int, entropy: bool = True) -> int:
-    """The same without a backward: logits, and the entropy's softmax and product."""
+    """The same without a backward: logits, plus the entropy's softmax and product."""
     c = job.compute_bytes
     if job.log_prob_path == FUSED:
         return _fused(shape, tokens)
@@ -121,9 +122,9 @@ def _fused(shape: ModelShape, tokens: int) -> int:
 def _chunk(
     shape: ModelShape, job: Job, tokens: int, at_a_time: int | None = None, *, both: bool = False
 ) -> int:
-    """What ours holds beside the logits; of entropies alone `entropy_from_logits_chunk_size` says of how many tokens.
+    """Bytes of our path beside the logits, for ``at_a_time`` tokens (for entropies, `entropy_from_logits_chunk_size`).
 
-    A chunk of fp32 logits at temperature 1 needs no copy, unless the backward wants p and log p (``both``).
+    A chunk of fp32 logits at temperature 1 needs no copy, unless the backward needs p and log p (``both``).
     """
     at_a_time = at_a_time or chunk_tokens(shape.vocabulary, job.device_type)
     once = job.compute_bytes == 4 and job.unit_temperature and not both
@@ -131,9 +132,9 @@ def _chunk(
 
 
 def forward_only(shape: ModelShape, job: Job, *, tokens: int, answers: int = 0) -> int:
-    """Without a backward a layer's tensors pass by: the stream, a norm, gate, its activation, up and their product.
+    """Temporary bytes of one layer without a backward: the stream, a norm, gate, its activation, up and their product.
 
-    ``answers`` of the tokens are scored answers, whose attention holds more (`answers_attention`).
+    ``answers`` is how many tokens are scored answers, whose attention needs more (`answers_attention`).
     """
     c = job.compute_bytes
     width = shape.active_experts * shape.expert_intermediate if shape.expert_layers else shape.intermediate
@@ -143,8 +144,10 @@ def forward_only(shape: ModelShape, job: Job, *, tokens: int, answers: int = 0) 
 
 
 def answers_attention(shape: ModelShape, job: Job, *, answers: int) -> int:
-    """At most, beside what every token has: gathered keys and values; with SDPA those of a piece of the answers, and its
-    mask in the forward's dtype, twice where its rows are aligned. FlexAttention gathers nothing and counts as flash-attn.
+    """Upper bound of the additional bytes for scored answers: gathered keys and values.
+
+    With SDPA these are of a piece of the answers, plus its mask in the forward's dtype, twice when its rows are aligned.
+    FlexAttention gathers nothing, but counts as flash-attn.
     """
     c, row = job.compute_bytes, job.longest_row
     if not answers:
@@ -156,12 +159,12 @@ def answers_attention(shape: ModelShape, job: Job, *, answers: int) -> int:
 
 
 def answers_masks(job: Job, *, answers: int) -> int:
-    """SDPA: what the answers see, a byte a number, made once for all layers; each sees a row and its piece."""
+    """SDPA: the answers' boolean masks, made once for all layers; each answer attends to a row and its piece."""
     return answers * (job.longest_row + mask_piece(job, answers)) if job.attention == "sdpa" else 0
 
 
 def mask_piece(job: Job, answers: int) -> int:
-    """Tokens n of a row's answers that SDPA takes at a time: n (row + n) numbers are in their mask."""
+    """The number n of a row's answer tokens that SDPA takes at a time; their mask has n (row + n) numbers."""
     row = job.longest_row
     of_a_row = -(-answers * row // max(row, job.log_prob_tokens))
     return min(of_a_row, (isqrt(row * row + 4 * MASK_NUMBERS) - row) // 2)

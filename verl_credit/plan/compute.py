@@ -1,4 +1,4 @@
-"""Tokens, FLOPs, seconds and disk of a step and of a run. Predictions: the assumptions stand beside them."""
+"""Predicts tokens, FLOPs, seconds and disk of a step and of a run, under stated assumptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_credit.plan.model_shape import ModelShape
 
 @dataclass(frozen=True)
 class Step:
-    """Of one training step, over all devices."""
+    """One training step, over all devices."""
 
     tokens: dict[str, float]
     flops: dict[str, float]
@@ -24,13 +24,13 @@ class Step:
 
 
 def forward_flops(shape: ModelShape, length: float, *, head: bool = True) -> float:
-    """Of one row: 2 per weight and token, and 2 L² per layer and query number (scores and values, causal)."""
+    """FLOPs of one row: 2 per weight and token, plus 2 L² per layer and query number (scores and values, causal)."""
     weights = shape.matmul_per_token if head else shape.layer_matmul_per_token
     return 2.0 * weights * length + 2.0 * shape.layers * shape.q_width * length**2
 
 
 def update_flops(shape: ModelShape, job: Job, length: float) -> float:
-    """Of one row: forward, twice that backward (once with an adapter), and the layers again when recomputed."""
+    """FLOPs of one row: forward, backward (twice the forward; once with an adapter), and recomputed layers."""
     forward = forward_flops(shape, length)
     backward = forward * (1 if job.lora_rank else 2)
     again = forward_flops(shape, length, head=False) if job.checkpointing else 0.0
@@ -38,9 +38,9 @@ def update_flops(shape: ModelShape, job: Job, length: float) -> float:
 
 
 def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> Step:
-    """One step: rollouts, log-probs with their branches, the reference's, the update.
+    """One step: rollouts, log-probs with their branches, the reference's log-probs, the update.
 
-    Prefilling reads every token once (the prefix of a turn is cached); the rest is decoded against memory bandwidth.
+    Prefill reads every token once (a turn's prefix is cached); decoding is bound by memory bandwidth.
     """
     row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
     generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
@@ -78,10 +78,9 @@ def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner
 def rollout_seconds(
     shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
 ) -> dict[str, float]:
-    """prefill, decode, search of ``job.rows`` rows.
+    """Seconds of prefill, decode and search of ``job.rows`` rows.
 
-    Searching: queries x core-seconds of index and encoder / the cores of the node that has the index, and what each turn
-    waits beside that.
+    Search: queries x core-seconds of index and encoder / cores of the index's node, plus each turn's latency.
     """
     row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
     generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
@@ -107,18 +106,16 @@ def _speed(job: Job, hw: Hardware, assumed: Assumptions) -> float:
 
 
 def at_once(job: Job, assumed: Assumptions, runner: Engine) -> float:
-    """Rows that one engine generates at a time: as many as its cache holds, ``max_num_seqs`` at most."""
+    """Rows that one engine generates at a time: as many as its cache can hold, at most ``max_num_seqs``."""
     row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
     rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
     return max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
 
 
-def decode_seconds(
-    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
-) -> float:  # fmt: skip
-    """Decoding steps x the slower of reading (weights and every row's cache) and computing, plus a fixed cost each.
+def decode_seconds(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> float:
+    """Decoding steps x (the slower of reading weights and caches and of computing, plus a fixed cost).
 
-    As many rows at a time as the cache holds, ``max_num_seqs`` at most; a wave lasts as long as its longest row.
+    `at_once` rows form a wave, which lasts as long as its longest row.
     """
     row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
     rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
@@ -140,13 +137,13 @@ def run_steps(job: Job, assumed: Assumptions) -> int | None:
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> float:
-    """One checkpoint: all weights as stored, and both moments of what is trained."""
+    """One checkpoint: all weights in their stored dtype, and both moments of the trained ones."""
     adapters = trained(shape, job) if job.lora_rank else 0
     return (shape.parameters + adapters + 2 * trained(shape, job)) * job.weight_bytes
 
 
 def disk_bytes(shape: ModelShape, job: Job, steps: int | None) -> float | None:
-    """All checkpoints that lie there at a time: those kept, and the one being written. None when unknown."""
+    """Bytes of all checkpoints on disk at a time: the kept ones and the one being written. None when unknown."""
     if job.save_every <= 0:
         return 0.0
     if job.keep is None and steps is None:

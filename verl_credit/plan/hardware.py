@@ -1,15 +1,15 @@
-"""What a device has. A recipe may say which it means, in an optional top-level block:
+"""Known devices. A recipe may choose one in an optional top-level block:
 
     hardware:
       name: h100            # a row of the table below (aliases: spark, laptop)
-      devices: 8            # only checked against trainer.nnodes x trainer.n_gpus_per_node, which count
-      memory_gib: 79.2      # any figure of the row can be replaced: memory_gib, host_memory_gib,
+      devices: 8            # checked against trainer.nnodes x trainer.n_gpus_per_node
+      memory_gib: 79.2      # replaces a figure of the row: memory_gib, host_memory_gib,
       peak_tflops: 989      # peak_tflops, bandwidth_gb_s, mfu, flash_attn
       index_bytes: 64.6e9   # memory of the search index, or
       index: {rows: 21015324, dim: 768, kind: flat, place: host}   # place: host | device | elsewhere
 
-``verl-credit plan --hardware NAME`` replaces the name. Without a name, trainer.device=cpu means this machine and anything
-else the H100, which the plan then says.
+``verl-credit plan --hardware NAME`` replaces the name. Without a name, trainer.device=cpu means this machine, any other
+device the H100; the plan then has a note.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Hardware:
     """Assumed share of the peak that training reaches."""
     flash_attn: bool
     unified: bool = False
-    """Host and device share the memory: offloading saves nothing, the index counts."""
+    """Host and device share the memory: offloading saves nothing, and the index counts."""
     host_memory: float = 0.0
-    """Per node; assumed for the rows below. Of a unified device: the device's."""
+    """Per node; assumed for the rows below. A unified device has only its own memory."""
     cores: int = 64
-    """Of a node's processors; assumed for the GPU rows."""
+    """CPU cores per node; assumed for the GPU rows."""
     source: str = ""
 
 
@@ -57,7 +57,7 @@ def _gpu(name, gib, bandwidth_tb, bf16, fp32, mfu, source, **more):
     )  # fmt: skip
 
 
-# Memory is what torch sees. Peaks are dense (the data sheets' figures without sparsity); fp32 is without tensor cores.
+# Memory is as torch reports it. Peaks are dense (data sheets without sparsity); fp32 is without tensor cores.
 TABLE = {
     row.name: row
     for row in (
@@ -82,7 +82,10 @@ BYTES_PER_NUMBER = {
     "ivf": 4.0,
     "hnsw": 4.0,
 }
-BESIDE_A_VECTOR = {"ivf": 8, "hnsw": 280}  # bytes: its number in a list; the links of a graph with m = 32
+BYTES_PER_VECTOR = {
+    "ivf": 8,
+    "hnsw": 280,
+}  # additional: its number in a list; the links of a graph with m = 32
 _FACTORS = {
     "memory_gib": ("memory", GIB),
     "host_memory_gib": ("host_memory", GIB),
@@ -98,7 +101,7 @@ def names() -> list[str]:
 
 
 def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
-    """The row called ``name`` with the figures of a recipe's ``hardware`` block in place of its own."""
+    """The row called ``name``, with its figures replaced by those of a recipe's ``hardware`` block."""
     block = dict(block or {})
     unknown = [key for key in block if key not in KEYS]
     if unknown:
@@ -123,20 +126,16 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
 
 
 def this_cpu() -> Hardware:
-    """This machine's memory and the cores that this process may use. bf16 is no faster than fp32."""
+    """This machine's memory and the cores that this process may use, with bf16 as fast as fp32."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     peak = cores * CPU_FLOPS_PER_CORE
+    here = memory()
+    usable = float(here.total if here.limit is None else min(here.total, here.limit))
     return Hardware(
-        "cpu", "cpu", float(_memory_here()), CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=cores,
+        "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=cores,
         source=f"this machine: {cores} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
         f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
     )  # fmt: skip
-
-
-def _memory_here() -> int:
-    """Physical memory, or the tightest limit of this process's control groups where that is smaller."""
-    here = memory()
-    return here.total if here.limit is None else min(here.total, here.limit)
 
 
 def index_bytes(block: Mapping | None) -> float:
@@ -149,11 +148,11 @@ def index_bytes(block: Mapping | None) -> float:
         return 0.0
     kind = index_kind(block)
     rows, dim = (_positive(f"index.{key}", index.get(key)) for key in ("rows", "dim"))
-    return rows * (dim * BYTES_PER_NUMBER[kind] + BESIDE_A_VECTOR.get(kind, 0))
+    return rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0))
 
 
 def index_numbers(block: Mapping | None) -> float:
-    """rows x dim; of an index whose size alone is given, as if it were flat."""
+    """rows x dim; an index given only by its size counts as flat."""
     index = _index(block or {})
     if index_kind(block) is None:
         return index_bytes(block) / BYTES_PER_NUMBER["flat"]
@@ -161,7 +160,7 @@ def index_numbers(block: Mapping | None) -> float:
 
 
 def index_kind(block: Mapping | None) -> str | None:
-    """None when the block gives no index, or its size alone."""
+    """None when the block gives no index, or only its size."""
     index = _index(block or {})
     if not index or "index_bytes" in (block or {}):
         return None

@@ -1,4 +1,4 @@
-"""Memory per device, phase by phase of a colocated step, and of the host. Every part is a number of bytes."""
+"""Memory of a device in each phase of a colocated step, and of the host. Every part is a number of bytes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.model_shape import ModelShape
 
 RESERVING = ("vllm", "sglang", "trtllm")
-"""Engines that take their share of the device at the start, whatever they need of it."""
+"""Engines that reserve their share of the device at the start."""
 ENGINE_AWAKE = ("rollout", "weight sync")
 ASLEEP = "engine weights asleep"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One moment at which memory peaks: where ("device" or "host"), the parts, and what is there for them."""
+    """One moment at which memory peaks: where ("device" or "host"), its parts, and the capacity."""
 
     name: str
     where: str
@@ -41,7 +41,7 @@ class Engine:
     share: float
     weights: float
     kv: float
-    """Bytes left (or, for an engine that takes what it needs, used) for keys and values."""
+    """Bytes for keys and values: left of the share or, for an engine without a share, used."""
     kv_per_token: float
     problems: tuple[str, ...]
 
@@ -55,8 +55,10 @@ def trained(shape: ModelShape, job: Job) -> int:
 
 
 def state(shape: ModelShape, job: Job) -> dict[str, float]:
-    """Sharded state of one device. verl's FSDP steps on the weights as they are stored (model_dtype, fp32 by default):
-    there is no further master copy; both moments and the gradients have their dtype. An adapter takes its base's.
+    """Sharded state of one device.
+
+    verl's FSDP updates the stored weights (model_dtype, fp32 by default) without a master copy; both moments and the
+    gradients have the same dtype. An adapter has its base's dtype.
     """
     weights = shape.parameters + (trained(shape, job) if job.lora_rank else 0)
     own = trained(shape, job) * job.weight_bytes / job.shards
@@ -66,7 +68,7 @@ def state(shape: ModelShape, job: Job) -> dict[str, float]:
 def gathered(shape: ModelShape, job: Job) -> float:
     """Copies in the forward's dtype: embeddings and head for the whole pass, two layers at a time.
 
-    Nothing is gathered, and nothing copied, by a single device that computes in the dtype of its weights.
+    0 for a single device that computes in the dtype of its weights.
     """
     if job.shards == 1 and job.compute_bytes == job.weight_bytes:
         return 0.0
@@ -75,13 +77,13 @@ def gathered(shape: ModelShape, job: Job) -> float:
 
 
 def micro_batches(job: Job) -> int:
-    """Of a mini-batch on one device, at full length."""
+    """Micro-batches in a mini-batch on one device, with rows at full length."""
     rows = max(1, -(-job.mini_batch * job.rollouts // job.data_parallel))
     return max(1, -(-rows * job.longest_row // max(1, job.update_tokens * job.sequence_parallel)))
 
 
 def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
-    """The three moments at which an update can peak: at the loss, in the backward, in the optimiser's step."""
+    """The three moments at which an update can peak: the loss, the backward, the optimiser's step."""
     held, copies = state(shape, job), gathered(shape, job)
     resident = {"weights": held["weights"], "optimizer": held["optimizer"]}
     gradients = held["gradients"]
@@ -90,10 +92,10 @@ def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
         extra["unsharded gradients"] = trained(shape, job) * job.reduce_bytes
     elif copies and not job.lora_rank:
         extra["gradients of a layer"] = shape.largest_layer * job.reduce_bytes
-    # The first micro-batch meets no gradients at its loss: they are set to None between updates.
+    # The first micro-batch has no gradients at its loss: they are set to None between updates.
     accumulates = micro_batches(job) > 1
     kept = activations.kept(shape, job)
-    # In the only backward of an update a layer's gradients come as its activations go; the head's are the first.
+    # With one micro-batch, a layer's gradients replace its activations; the head's gradients come first.
     of_head = shape.vocabulary * shape.hidden * job.weight_bytes / job.shards
     head = 0 if job.lora_rank else min(gradients, of_head)
     matrix = 0 if job.lora_rank else max(shape.vocabulary * shape.hidden, shape.largest_layer // 3)
@@ -121,12 +123,12 @@ def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
 
 
 def actor_peak(shape: ModelShape, job: Job) -> float:
-    """Tensor peak of the actor's process in an update: what a measurement of live tensors should find."""
+    """Peak bytes of live tensors in the actor's process during an update, as a measurement would find."""
     return max(sum(parts.values()) for parts in update_parts(shape, job).values())
 
 
 def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> Engine:
-    """vLLM and its like take ``gpu_memory_utilization`` of the device; what is not weights or activations is cache.
+    """vLLM and similar engines reserve ``gpu_memory_utilization`` of the device for weights, activations and cache.
 
     ``hf`` takes weights, and a cache for the rows that are generated at a time.
     """
@@ -147,18 +149,18 @@ def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> E
     problems = _too_long(shape, job, length)
     if kv < need:
         least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
-        share_would_do = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
-        all_of_them = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
+        enough = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
+        source = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
         problems = (
             *problems,
             f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
-            f"{length} tokens{all_of_them} needs {need / GIB:.1f} GiB, hence {share_would_do}",
+            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}",
         )
     return Engine(share, weights, kv, per_token, problems)
 
 
 def _too_long(shape: ModelShape, job: Job, length: int) -> tuple[str, ...]:
-    """The engine starts for no more positions than the model has, and rows have to fit what it starts for."""
+    """Problems when rows exceed the engine's length, or this length exceeds the model's positions."""
     if job.longest_row > length:
         return (f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens",)
     if length > (shape.positions or length):
@@ -167,7 +169,7 @@ def _too_long(shape: ModelShape, job: Job, length: int) -> tuple[str, ...]:
 
 
 def branch_tokens(job: Job, assumed: Assumptions) -> int:
-    """Scored answers that ride on one log-prob micro-batch: one per turn and row, and the bare prompt once."""
+    """Tokens of the answers scored in one log-prob micro-batch: one answer per turn and row, and one for the prompt."""
     if not job.branches:
         return 0
     mean_row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
@@ -184,9 +186,8 @@ def phases(
     index: float = 0.0,
     place: str = "host",
 ) -> list[Phase]:
-    """Every phase of a step in order, then the host. On unified memory the host's parts join the device's."""
-    if hw.unified:
-        # There is nowhere else to put them.
+    """Every phase of a step in order, then the host. On unified memory the host's parts count on the device."""
+    if hw.unified:  # offloading has no other memory to use
         job = replace(job, offload_weights=False, offload_optimizer=False, stays_on_host=False)
     runner, held = engine(shape, job, hw, assumed), state(shape, job)
     weights, optimizer = held["weights"], held["optimizer"]
@@ -208,7 +209,7 @@ def phases(
         ours = sum(value for key, value in parts.items() if not key.startswith("engine"))
         every = {**parts, "fragmentation": assumed.fragmentation * ours, **fixed}
         if name in ENGINE_AWAKE:
-            every.pop(f"host: {ASLEEP}", None)  # given back when the engine wakes
+            every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
         return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
 
     found = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
@@ -222,17 +223,13 @@ def phases(
     passing = _no_grad(shape, job, job.log_prob_tokens + answers, answers=answers, entropy=True)
     found.append(device("log-prob", {**forward, **passing, **asleep}))
     if job.reference and not job.lora_rank:
-        # verl keeps it on the host and brings its layers over one by one.
+        # verl keeps the reference on the host and moves its layers to the device one by one.
         layers = (2 * shape.largest_layer + shape.embeddings) * job.compute_bytes
         passing = _no_grad(shape, job, job.log_prob_tokens, entropy=False)
         found.append(device("reference", {**resident, "gathered weights": layers, **passing, **asleep}))
     for moment, parts in update_parts(shape, job).items():
-        if on_host:
-            parts = {
-                k: v
-                for k, v in parts.items()
-                if k not in ("weights", "optimizer", "gradients", "temporaries")
-            }
+        off_device = ("weights", "optimizer", "gradients", "temporaries") if on_host else ()
+        parts = {k: v for k, v in parts.items() if k not in off_device}
         found.append(device(f"update: {moment}", {**parts, **asleep}))
     if not hw.unified:
         found.append(Phase("host", "host", host, hw.host_memory))
@@ -240,7 +237,7 @@ def phases(
 
 
 def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[str, float]:
-    """Weights go over in buckets, each tensor gathered in full; an adapter is collected from the module on the device."""
+    """Weights are sent in buckets of whole tensors; an adapter is collected from the module on the device."""
     parts = {"engine weights": runner.weights if job.sleeps else runner.share}
     if job.lora_rank and not job.stays_on_host:
         parts["weights"] = weights
@@ -252,7 +249,7 @@ def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[s
 def _no_grad(
     shape: ModelShape, job: Job, tokens: int, *, answers: int = 0, entropy: bool
 ) -> dict[str, float]:
-    """The larger of what passes through a layer and of the logits: the layers are done when the logits come."""
+    """The larger of a layer's activations and the logits, which do not exist at the same time."""
     parts = {
         "activations": activations.forward_only(shape, job, tokens=tokens, answers=answers),
         "logits": activations.log_prob_loss(shape, job, tokens=tokens, entropy=entropy),
@@ -270,7 +267,7 @@ def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> float:
 def host_parts(
     shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, *, index: float
 ) -> dict[str, float]:
-    """Per node. The index stands on one node; that one is counted. On unified memory all ranks share with the device."""
+    """Host memory of the node that has the index. On unified memory all ranks share it with the device."""
     per_node, held = job.per_node, state(shape, job)
     parts = {"processes": assumed.host_gib * GIB, "index": index}
     if job.offload_weights or job.stays_on_host:
@@ -282,9 +279,9 @@ def host_parts(
     if job.reference and not job.lora_rank:
         parts["reference model"] = shape.parameters * job.reference_bytes / job.shards * per_node
     if job.lora_rank and job.sleeps and job.engine in RESERVING:
-        # With an adapter the engine sleeps at level 1: its weights wait in the host's memory.
+        # With an adapter the engine sleeps at level 1, which keeps its weights in the host's memory.
         parts[ASLEEP] = shape.parameters * job.engine_bytes * per_node / job.tensor_parallel
     if not hw.unified:
-        # Tied weights are loaded by every rank of the node, others by the first; later this is free again.
+        # While loading, every rank of the node holds tied weights; untied weights only the first rank.
         parts["loading"] = shape.parameters * job.weight_bytes * (per_node if shape.tied else 1)
     return {name: value for name, value in parts.items() if value}

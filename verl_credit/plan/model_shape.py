@@ -1,4 +1,4 @@
-"""From a Hugging Face config to what a plan needs: sizes, exact parameter counts, bytes of the KV cache."""
+"""The shape of a model from its Hugging Face config: sizes, exact parameter counts, bytes of the KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the families above. Counts are of single numbers, not of bytes."""
+    """A decoder of the families above. Counts are numbers, not bytes."""
 
     name: str
     family: str
@@ -32,7 +32,7 @@ class ModelShape:
     expert_intermediate: int = 0
     expert_layers: int = 0
     positions: int | None = None
-    """max_position_embeddings: the longest row that the model was made for; None when the config does not say."""
+    """max_position_embeddings, the longest row; None when the config lacks it."""
 
     @property
     def q_width(self) -> int:
@@ -66,12 +66,12 @@ class ModelShape:
 
     @property
     def active_mlp(self) -> int:
-        """Weights that one token meets in an expert layer."""
+        """Weights that one token uses in an expert layer."""
         return self.active_experts * 3 * self.hidden * self.expert_intermediate + self.experts * self.hidden
 
     @property
     def largest_layer(self) -> int:
-        """Parameters of the largest decoder layer: what FSDP gathers at a time."""
+        """Parameters of the largest decoder layer; FSDP gathers one layer at a time."""
         mlp = max(self.expert_mlp if self.expert_layers else 0, self.dense_mlp if self.dense_layers else 0)
         return self._attention + mlp + 2 * self.hidden
 
@@ -93,7 +93,7 @@ class ModelShape:
 
     @property
     def matmul_per_token(self) -> int:
-        """Weights that a token is multiplied with: layers (active experts) and output head, no look-up."""
+        """Weights that a token is multiplied with: layers (active experts) and output head, not the embedding."""
         return self.layer_matmul_per_token + self.vocabulary * self.hidden
 
     @property
@@ -106,9 +106,9 @@ class ModelShape:
         return int(2 * self.layers * self.kv_width * bytes_per_number)
 
     def lora_parameters(self, rank: int) -> int:
-        """Adapters on every linear of the layers (``target_modules=all-linear``; experts and head excepted).
+        """Adapters on every linear module of the layers (``target_modules=all-linear``), without head and experts.
 
-        peft leaves the packed expert weights alone, which are parameters and no linear modules.
+        peft skips the packed expert weights, because they are parameters and not linear modules.
         """
         h, q, kv, f = self.hidden, self.q_width, self.kv_width, self.intermediate
         attention = (h + q) + 2 * (h + kv) + (q + h)
@@ -123,7 +123,7 @@ def _row(
     )
 
 
-# Published config.json of each; a plan then needs no network.
+# From each published config.json, so that a plan needs no network.
 PUBLISHED = {
     shape.name: shape
     for shape in (
@@ -138,7 +138,7 @@ PUBLISHED = {
         ),
     )
 }  # fmt: skip
-# Variants of these differ in their positions alone.
+# Variants of these models differ only in their positions.
 _SUFFIXES = {"-base": 32768, "-instruct": 32768, "-instruct-2507": 262144, "-thinking-2507": 262144}
 
 
@@ -179,7 +179,7 @@ def _read(config: Mapping, name: str, family: str) -> ModelShape:
     hidden, heads, layers = (
         config[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
-    # Absent from older files; what transformers then takes.
+    # transformers' default for older files without head_dim.
     default_dim = 128 if family == "qwen3" else hidden // heads
     experts = {}
     if family == "qwen3_moe":

@@ -1,4 +1,4 @@
-"""A configuration, hardware and assumptions put together."""
+"""Makes a plan from a configuration, hardware and assumptions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from verl_credit.plan.search import note as search_note
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `verl-credit plan` shows."""
+    """The contents of a plan, as `verl-credit plan` shows them."""
 
     recipe: str
     shape: ModelShape
@@ -58,7 +58,7 @@ class Plan:
 def make_plan(
     config: Mapping, *, recipe: str = "", hardware: str | None = None, devices: int | None = None
 ) -> Plan:
-    """Plan a composed configuration (plain dictionaries). ``hardware`` and ``devices`` go before the recipe's own.
+    """Plan a composed configuration (plain dictionaries). ``hardware`` and ``devices`` override the recipe's.
 
     Raises `PlanError` naming the key that is missing or wrong.
     """
@@ -69,7 +69,7 @@ def make_plan(
         name = "cpu" if (config.get("trainer") or {}).get("device") == "cpu" else "h100"
         if name == "h100":
             notes.append(
-                "no hardware is named: an H100 is assumed (--hardware NAME, or hardware.name in the recipe)"
+                "the recipe names no hardware; the plan is for an H100 (--hardware NAME, or hardware.name)"
             )
     hw = find_hardware(name, {k: v for k, v in block.items() if k != "name"})
     trainer = dict(config.get("trainer") or {})
@@ -88,12 +88,12 @@ def make_plan(
     assumed = assumptions(
         given, job, device=hw.device, mfu=hw.mfu, cores=hw.cores, search=searching, encoder=encoding
     )
-    if place == "elsewhere" or job.max_turns == 1:  # nothing is searched
+    if place == "elsewhere" or job.max_turns == 1:  # no search on these machines
         index = 0.0
-    if not index and job.max_turns > 1 and place != "elsewhere":
+    elif not index:
         notes.append(
-            "the search index is not counted, neither its memory nor its time: hardware.index or hardware.index_bytes "
-            "says how large it is"
+            "memory and time of the search index are not counted; give its size in hardware.index or "
+            "hardware.index_bytes"
         )
     notes += _notes(job, hw)
 
@@ -101,8 +101,8 @@ def make_plan(
         return phases(shape, changed, hw, assumed, index=bytes_of_index, place=place)
 
     runner = engine(shape, job, hw, assumed)
-    if said := search_note(job, assumed, place):
-        notes.append(said)
+    if message := search_note(job, assumed, place):
+        notes.append(message)
     steps, one = run_steps(job, assumed), step(shape, job, hw, assumed, runner)
     return Plan(
         recipe=recipe,
@@ -125,10 +125,10 @@ def make_plan(
 def _notes(job: Job, hw: Hardware) -> list[str]:
     found = []
     if hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host):
-        found.append(f"{hw.name} has one memory for host and device: offloading saves nothing there")
+        found.append(f"{hw.name}: host and device share their memory, so offloading saves nothing")
     if job.lora_rank and job.weight_bytes == 4:
         found.append(
-            "the frozen weights are kept in fp32 (actor.fsdp_config.model_dtype): bf16 halves them under LoRA"
+            "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
         )
     return found
 

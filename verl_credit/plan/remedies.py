@@ -1,4 +1,4 @@
-"""What to change when a plan does not fit, in order of what it costs the run."""
+"""Overrides that make a plan fit, the cheapest for the run first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Measure = Callable[[Job, float], list[Phase]]
 
 @dataclass(frozen=True)
 class Remedy:
-    """Overrides that help, and what is then missing (bytes over what is there; 0 or less: it fits)."""
+    """Overrides that help, and the bytes that are still missing with them (0 or less: the plan fits)."""
 
     what: str
     overrides: tuple[str, ...]
@@ -43,9 +43,9 @@ def remedies(
     measure: Measure,
     kind: str | None = None,
 ) -> list[Remedy]:
-    """Taken one after the other, each on top of those before, until everything fits; those without effect are left out.
+    """The remedies, each on top of those before, until the plan fits; those without effect are left out.
 
-    ``kind`` of the index, None when only its size is known. Every remedy is one that `validate` accepts.
+    ``kind``: the index's, None when only its size is known. `validate` accepts the overrides of every remedy.
     """
     chosen: list[Remedy] = []
     short = missing(measure(job, index))
@@ -67,7 +67,7 @@ Candidate = tuple[str, tuple[str, ...], Job, float]
 
 @dataclass(frozen=True)
 class Case:
-    """What a remedy is proposed for: the plan with the remedies before it."""
+    """The plan with the remedies so far, for which the next one is proposed."""
 
     shape: ModelShape
     job: Job
@@ -78,7 +78,7 @@ class Case:
 
 
 def _shorter_sequences(case: Case) -> Iterator[Candidate]:
-    """The engine keeps cache for one sequence of max_model_len, which need be no longer than the longest row."""
+    """The engine reserves cache for one sequence of max_model_len; the longest row is enough."""
     least = engine_tokens(case.job.longest_row, case.job.served_answers)
     length = case.job.model_len or case.shape.positions or least
     if case.job.engine in RESERVING and length > least:
@@ -87,7 +87,7 @@ def _shorter_sequences(case: Case) -> Iterator[Candidate]:
 
 
 def _larger_share(case: Case) -> Iterator[Candidate]:
-    """The engine cannot hold its weights and one row."""
+    """For an engine whose share cannot hold its weights and one row."""
     share = case.job.utilization
     while _too_small(case, share) and share < 0.94:
         share = round(share + 0.05, 2)
@@ -108,7 +108,7 @@ def _chunked_entropy(case: Case) -> Iterator[Candidate]:
 
 
 def _micro_batch(case: Case) -> Iterator[Candidate]:
-    """Halved down to the longest row, which has to fit, with its scored answers where log-probs are computed."""
+    """Halve the tokens down to the longest row; for log-probs, with its scored answers."""
     job = case.job
     if not job.dynamic:
         yield from _fewer_rows(case)
@@ -118,42 +118,33 @@ def _micro_batch(case: Case) -> Iterator[Candidate]:
     while update > least[0] or log_prob > least[1]:
         half = max(update, log_prob) // 2
         update, log_prob = min(update, max(least[0], half)), min(log_prob, max(least[1], half))
-        yield (
-            "a smaller micro-batch",
-            (
-                f"{ACTOR}.ppo_max_token_len_per_gpu={max(update, least[0])}",
-                f"{ROLLOUT}.log_prob_max_token_len_per_gpu={max(log_prob, least[1])}",
-            ),
-            replace(job, update_tokens=update, log_prob_tokens=log_prob),
-            case.index,
+        overrides = (
+            f"{ACTOR}.ppo_max_token_len_per_gpu={max(update, least[0])}",
+            f"{ROLLOUT}.log_prob_max_token_len_per_gpu={max(log_prob, least[1])}",
         )
+        changed = replace(job, update_tokens=update, log_prob_tokens=log_prob)
+        yield "a smaller micro-batch", overrides, changed, case.index
 
 
 def _fewer_rows(case: Case) -> Iterator[Candidate]:
-    """The same where micro-batches are counted in rows."""
+    """Halve the rows, for micro-batches counted in rows."""
     job = case.job
     per_row = max(1, job.longest_row // job.sequence_parallel)
     rows = max(job.update_tokens, job.log_prob_tokens) // per_row
     while rows > 1:
         rows //= 2
         tokens = rows * per_row
-        yield (
-            "a smaller micro-batch",
-            (
-                f"{ACTOR}.ppo_micro_batch_size_per_gpu={rows}",
-                f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={rows}",
-            ),
-            replace(
-                job,
-                update_tokens=min(tokens, job.update_tokens),
-                log_prob_tokens=min(tokens, job.log_prob_tokens),
-            ),
-            case.index,
+        overrides = (
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu={rows}",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={rows}",
         )
+        update, log_prob = min(tokens, job.update_tokens), min(tokens, job.log_prob_tokens)
+        changed = replace(job, update_tokens=update, log_prob_tokens=log_prob)
+        yield "a smaller micro-batch", overrides, changed, case.index
 
 
 def _lora(case: Case) -> Iterator[Candidate]:
-    if not case.job.lora_rank and case.job.engine in RESERVING:  # ours takes whole weights
+    if not case.job.lora_rank and case.job.engine in RESERVING:  # the hf engine takes whole weights only
         overrides = (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", f"{ROLLOUT}.load_format=safetensors")
         yield "LoRA", overrides, replace(case.job, lora_rank=LORA_RANK), case.index
 
@@ -165,7 +156,7 @@ def _frozen_in_bf16(case: Case) -> Iterator[Candidate]:
 
 
 def _offload_optimizer(case: Case) -> Iterator[Candidate]:
-    if not case.hw.unified and not case.job.offload_optimizer:  # unified: the host's memory is the device's
+    if not case.hw.unified and not case.job.offload_optimizer:
         job = replace(case.job, offload_optimizer=True)
         yield "optimizer offload", (f"{FSDP}.optimizer_offload=true",), job, case.index
 
@@ -186,7 +177,7 @@ def _smaller_share(case: Case) -> Iterator[Candidate]:
 
 
 def _quantised_index(case: Case) -> Iterator[Candidate]:
-    """From the kinds that keep whole vectors; a size without a kind cannot be judged."""
+    """For kinds with larger vectors than sq8; an index given only by its size is left alone."""
     if case.index and case.kind in BYTES_PER_NUMBER and BYTES_PER_NUMBER[case.kind] > BYTES_PER_NUMBER[SMALL]:
         ratio = BYTES_PER_NUMBER[SMALL] / BYTES_PER_NUMBER[case.kind]
         yield "an 8-bit index", (f"hardware.index.kind={SMALL}",), case.job, case.index * ratio

@@ -1,4 +1,4 @@
-"""Seconds of a whole run: its steps, its evaluations, its checkpoints."""
+"""Seconds of a whole run: steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_credit.plan.model_shape import ModelShape
 
 @dataclass(frozen=True)
 class RunTime:
-    """Of ``steps`` steps. ``evaluation`` is None when the number of held-out questions is not known: it is left out."""
+    """The seconds of ``steps`` steps. ``evaluation`` is None, and not counted, without a number of held-out questions."""
 
     steps: int
     training: float
@@ -36,7 +36,7 @@ def run_time(
     steps: int,
     step_seconds: float,
 ) -> RunTime:
-    """An evaluation generates once per question, mode and sample; verl makes one and a checkpoint at the last step too."""
+    """An evaluation generates once per question, mode and sample. verl also evaluates and saves at the last step."""
     questions = job.val_rows or int(assumed.val_rows)
     evaluation = None
     if questions:
