@@ -20,8 +20,8 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from verl_credit.lab.build import build_lab
-from verl_credit.lab.controls import swap_contents
-from verl_credit.lab.grams import gram_token_mask
+from verl_credit.lab.protocol import gram_token_mask
+from verl_credit.lab.retrieval import swap_contents
 from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 
 CONDITIONS = {

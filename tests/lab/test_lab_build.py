@@ -13,10 +13,9 @@ from verl_credit.lab import protocol
 from verl_credit.lab.build import build_lab
 from verl_credit.lab.cache import is_valid, lab_directory, why_invalid
 from verl_credit.lab.config import GENERATOR_VERSION, SIZES
-from verl_credit.lab.controls import swap_contents
 from verl_credit.lab.evaluate import Roller, summarize
 from verl_credit.lab.questions import make_splits
-from verl_credit.lab.retrieval import LocalRetriever, recall
+from verl_credit.lab.retrieval import LocalRetriever, recall, swap_contents
 from verl_credit.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_credit.lab import protocol
-from verl_credit.lab.grams import GRAMS, phrase
+from verl_credit.lab.protocol import GRAMS, phrase
 from verl_credit.lab.tokenizer import make_tokenizer
 from verl_credit.lab.world import WorldSize, make_world
 

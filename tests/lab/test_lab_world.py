@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from verl_credit.lab.demos import Demonstrator, DemoStyle
-from verl_credit.lab.grams import GRAMS, gram_spans, gram_token_mask, phrase
+from verl_credit.lab.protocol import GRAMS, gram_spans, gram_token_mask, phrase
 from verl_credit.lab.questions import make_questions, to_rows
 from verl_credit.lab.world import RELATIONS, SPLITS, WorldSize, make_world
 from verl_credit.reward.qa import exact_match, extract_answer, normalize_answer

@@ -16,10 +16,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from verl_credit.lab import protocol
-from verl_credit.lab.cache import refuse_foreign, why_invalid, write_manifest
+from verl_credit.lab.cache import LabPaths, refuse_foreign, why_invalid, write_manifest
 from verl_credit.lab.config import SIZES, LabConfig
 from verl_credit.lab.encoder import save_encoder, train_encoder
-from verl_credit.lab.paths import LabPaths
 from verl_credit.lab.questions import Question, make_splits, to_rows
 from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.tokenizer import make_tokenizer
@@ -27,9 +26,9 @@ from verl_credit.lab.warm_start import warm_start
 from verl_credit.lab.world import World, make_world
 from verl_credit_retriever.index.search import build_index
 
-Progress = Callable[[float, str], None]  # share done in [0, 1], what is going on
+Progress = Callable[[float, str], None]  # share done in [0, 1], description of the current work
 
-# What a recipe needs to know about lengths, in tokens of the lab's tokenizer. A response holds at most
+# Lengths for recipes, in tokens of the lab's tokenizer. A response has at most
 # MAX_SEARCHES * (MAX_NEW_TOKENS + 54 of an observation of three pages) + MAX_NEW_TOKENS = 416 tokens.
 RECIPE = {
     "max_prompt_length": 48,
@@ -49,24 +48,21 @@ def build_lab(
     progress: Progress = lambda share, text: None,
     rebuild: bool = False,
 ) -> LabPaths:
-    """The lab of ``world_seed`` in ``directory``: reused when it is there and valid, else built anew.
+    """The lab of ``world_seed`` in ``directory``: a valid one is reused, else it is built.
 
-    It is built in a folder beside ``directory`` and moved there when complete, so an interrupted build leaves
-    no half lab. Built on one thread: the same bits whatever the machine, and several threads of so small a model
-    wait for each other many times longer than they compute as soon as something else runs. Leaves torch's number
-    of threads and its global random state as they were.
+    It is built in a folder beside ``directory`` and moved there when complete. The build uses one thread: that gives
+    the same bits on every machine, and several threads of so small a model wait much longer than they compute. Torch's
+    number of threads and global random state are unchanged afterwards.
 
-    Raises ValueError for an unknown size, FileExistsError when ``directory`` holds other things, and
-    LabGateError when the policy does not reach the wanted exact match.
+    Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
+    when the policy's exact match is outside the gate.
     """
     if size not in SIZES:
         raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
     directory = Path(directory).resolve()
     if directory.exists():
         refuse_foreign(directory)
-        reason = (
-            "rebuild was asked for" if rebuild else why_invalid(directory, world_seed=world_seed, size=size)
-        )
+        reason = "--rebuild" if rebuild else why_invalid(directory, world_seed=world_seed, size=size)
         if reason is None:
             progress(1.0, f"using the lab in {directory}")
             return LabPaths(directory)
@@ -116,15 +112,11 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Pr
     build_index(paths.corpus, paths.encoder, paths.index)
     retriever = LocalRetriever(paths.encoder, paths.index)
     progress(0.06, "demonstrations")
-    policy, measured = warm_start(
-        world,
-        tokenizer,
-        retriever,
-        splits["dev"],
-        config,
-        seed,
-        lambda share, text: progress(0.06 + 0.93 * share, text),
-    )
+
+    def show(share: float, text: str) -> None:
+        progress(0.06 + 0.93 * share, text)
+
+    policy, measured = warm_start(world, tokenizer, retriever, splits["dev"], config, seed, show)
     policy.save_pretrained(paths.policy)
     tokenizer.save_pretrained(paths.policy)
     measured |= _measure_recall(retriever, splits["dev"])
@@ -140,7 +132,7 @@ def _write_corpus(world: World, path: Path) -> None:
 
 
 def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:
-    """Recall of the first hop's article, by the whole question and by the tool call of a perfect policy."""
+    """Recall of the first hop's article, for the whole question and for a perfect policy's tool call."""
     gold = [q.gold_ids[0] for q in questions]
     texts = {
         "question": [q.text for q in questions],

@@ -1,4 +1,4 @@
-"""The lab's manifest: what made it, a hash of every file, and whether a folder still matches."""
+"""The files of a lab, and its manifest: the settings, a hash of every file, and whether a folder still matches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 
 from verl_credit.lab.config import GENERATOR_VERSION
-from verl_credit.lab.paths import LabPaths
 
-_PARTS = {
+_PARTS = [
     "manifest.json",
     "corpus.jsonl",
     "train.parquet",
@@ -18,16 +17,30 @@ _PARTS = {
     "policy",
     "encoder",
     "index",
-}
+]
+
+
+class LabPaths:
+    """The files in the folder ``root`` of a lab."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.manifest, self.corpus = root / "manifest.json", root / "corpus.jsonl"
+        self.train, self.dev, self.test = (self.questions(split) for split in ("train", "dev", "test"))
+        self.policy, self.encoder, self.index = root / "policy", root / "encoder", root / "index"
+
+    def questions(self, split: str) -> Path:
+        """The parquet file of ``train``, ``dev`` or ``test``."""
+        return self.root / f"{split}.parquet"
 
 
 def lab_directory(cache: Path, world_seed: int = 0, size: str = "full") -> Path:
-    """The folder of one lab inside a cache that holds several: keyed by generator version, size and seed."""
+    """The folder of one lab in a cache of labs, which is keyed by generator version, size and seed."""
     return Path(cache) / f"lab-v{GENERATOR_VERSION}-{size}-seed{world_seed}"
 
 
 def write_manifest(root: Path, *, world_seed: int, size: str, recipe: dict, measured: dict) -> None:
-    """Written last: a folder without a manifest is incomplete."""
+    """Write the manifest, after all other files: a folder without it is incomplete."""
     manifest = {
         "generator_version": GENERATOR_VERSION,
         "world_seed": world_seed,
@@ -52,7 +65,7 @@ def read_manifest(directory: Path) -> dict:
 
 
 def why_invalid(directory: Path, *, world_seed: int, size: str) -> str | None:
-    """Why the folder is not the wanted lab, in words; None when it is, file by file."""
+    """Why the folder is not the complete, unchanged lab of these settings; None when it is."""
     directory = Path(directory)
     try:
         manifest = read_manifest(directory)
@@ -74,17 +87,17 @@ def why_invalid(directory: Path, *, world_seed: int, size: str) -> str | None:
 
 
 def is_valid(directory: Path, *, world_seed: int, size: str = "full") -> bool:
-    """Whether the folder holds the complete, unchanged lab of this seed, size and generator version."""
+    """Whether the folder is the complete, unchanged lab of this seed, size and generator version."""
     return why_invalid(directory, world_seed=world_seed, size=size) is None
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Raise FileExistsError when the folder holds anything that is no part of a lab: it would be deleted."""
+    """Raise FileExistsError when the folder contains anything else than a lab, which a build would delete."""
     if directory.is_dir():
         foreign = sorted(p.name for p in directory.iterdir() if p.name not in _PARTS)
         if foreign:
             raise FileExistsError(
-                f"{directory} holds {foreign[0]!r}, which is no part of a lab: choose an empty or new folder"
+                f"{directory} holds {foreign[0]!r}, which is not part of a lab: choose an empty or new folder"
             )
     elif directory.exists():
         raise FileExistsError(f"{directory} is a file: choose an empty or new folder")

@@ -8,13 +8,13 @@ from verl_credit.lab.demos import DemoStyle
 from verl_credit.lab.policy import WarmStart
 from verl_credit.lab.world import WorldSize
 
-# Raise it whenever a lab built before would differ from one built now: cached labs are then rebuilt.
+# Increase this whenever a build would give another lab than before; cached labs are then rebuilt.
 GENERATOR_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Gate:
-    """After the warm start, sampled dev EM must lie in [low, high]; below, training goes on in chunks."""
+    """After the warm start, sampled dev EM must be in [low, high]; below it, training continues in chunks."""
 
     low: float = 0.24
     high: float = 0.45
@@ -25,7 +25,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class LabConfig:
-    """Everything a lab is made from, besides its seed."""
+    """All settings of a lab except its seed."""
 
     world: WorldSize = field(default_factory=WorldSize)
     encoder_steps: int = 100

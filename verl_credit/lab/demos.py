@@ -1,4 +1,4 @@
-"""Imperfect demonstrations: search, read, sometimes stop too early, search wrongly or answer wrongly."""
+"""Writes imperfect demonstrations, which sometimes stop too early, search uselessly or answer wrongly."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verl_credit.lab.grams import GRAMS, phrase
-from verl_credit.lab.protocol import answer_turn, observation_text, pages, prompt_text, search_turn
+from verl_credit.lab.protocol import (
+    GRAMS,
+    answer_turn,
+    observation_text,
+    pages,
+    phrase,
+    prompt_text,
+    search_turn,
+)
 from verl_credit.lab.questions import Question
 from verl_credit.lab.world import Article
 
@@ -16,18 +23,18 @@ Search = Callable[[str], list[Article]]  # query -> result list, best first
 
 @dataclass(frozen=True)
 class DemoStyle:
-    """How often the demonstrations do what."""
+    """The probability of each behaviour in a demonstration."""
 
     stop_early: float = 0.50
-    """answers with the entity reached, after an article that is not the last one needed"""
+    """answers with the entity reached so far, before the last article"""
     wrong_query: float = 0.10
-    """an extra useless search before a hop"""
+    """makes a useless search before a hop"""
     wrong_answer: float = 0.05
-    """another name of the last observation"""
+    """answers with another name of the last observation"""
     quote: float = 0.80
-    """a later turn opens by quoting the fact read"""
+    """quotes the fact just read at the start of a later turn"""
     gram_first: float = 0.15
-    """the first turn opens with a strategic gram"""
+    """starts the first turn with a strategic gram"""
     gram_on: float = 0.40
     """the same, in a later turn that searches on: planning goes with not stopping early"""
     gram_answer: float = 0.08
@@ -35,23 +42,23 @@ class DemoStyle:
     gram_after_wrong: float = 0.80
     """the same, in the turn after a useless search"""
     shuffle: float = 1.0
-    """a result list is put into random order: rank alone must not be trusted"""
+    """shuffles a result list, so that the policy cannot rely on the rank"""
 
 
 Segment = tuple[str, bool]  # text, whether the policy wrote it
 
 
 class Demonstrator:
-    """Writes trajectories as segments, reading what a search engine really returns."""
+    """Writes trajectories as segments, with the real results of a search engine."""
 
     def __init__(self, search: Search, style: DemoStyle, rng: random.Random):
         self._search, self._style, self._rng = search, style, rng
 
     def write(self, question: Question) -> list[Segment]:
-        """One trajectory: prompt, then policy turns and observations in turn; the last segment answers."""
+        """One trajectory: the prompt, then policy turns and observations alternately; the last segment answers."""
         rng, style = self._rng, self._style
         segments: list[Segment] = [(prompt_text(question.text), False)]
-        fact, wrong = "", False  # what the last observation taught; whether it was useless
+        fact, wrong = "", False  # the fact of the last observation; whether its search was useless
         for hop, relation in enumerate(question.relations):
             name = question.path[hop]
             if rng.random() < style.wrong_query:
@@ -63,7 +70,7 @@ class Demonstrator:
             results = self._observe(segments, f" {name} {relation}", self._thought(fact, wrong, chance))
             wrong = False
             if not any(a.title == name and a.relation == relation for a in results):
-                # Not found: give up with some name on the page, as a policy that cannot read it would.
+                # The article was not found: answer with some name on the page.
                 segments.append(
                     (answer_turn(f" {rng.choice(results).value}", self._thought("", True, 0.0)), True)
                 )
@@ -87,13 +94,13 @@ class Demonstrator:
         return results
 
     def _useless(self, question: Question, hop: int) -> str:
-        """A query that does not help this hop: relations without a name, or the hop before once more."""
+        """A query that does not help this hop: relations without a name, or the previous hop's query."""
         if hop and self._rng.random() < 0.5:
             return f" {question.path[hop - 1]} {question.relations[hop - 1]}"
         return "".join(f" {relation}" for relation in reversed(question.relations))
 
     def _thought(self, fact: str, wrong: bool, chance: float) -> str:
-        """A gram (or none) and the quoted fact (or none); empty when there is neither."""
+        """An optional gram followed by the optional quoted fact."""
         rng, style = self._rng, self._style
         gram = ""
         if rng.random() < (style.gram_after_wrong if wrong else chance):

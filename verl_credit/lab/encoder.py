@@ -1,4 +1,4 @@
-"""Contrastive training of the tiny sentence encoder, used exactly as e5 is (prefixes, mean pooling, L2)."""
+"""Contrastive training of the tiny sentence encoder, with e5's prefixes, mean pooling and L2 normalisation."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def train_encoder(
     lr: float = 3e-3,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> BertModel:
-    """A two-layer BERT trained with InfoNCE so that a query lies near its article.
+    """A two-layer BERT trained with InfoNCE to put a query near its article.
 
-    Queries are tool calls ("N founder") and whole questions (whose first article is wanted), of training
-    entities only. Names are permuted within their kind in every batch: what is learned is to compare names, not to
-    know them. A share ``noise`` of the pairs names another article of the entity: relevance judged by the
-    title alone, as in weakly labelled data. So all articles of an entity rank high, the wanted one often not
-    first, and the policy has to read.
+    Queries are tool calls ("N founder") and whole questions (paired with their first article), of training entities
+    only. Names are permuted within their kind in every batch, so that the encoder learns to compare names, not to know
+    them. A share ``noise`` of the pairs has another article of the same entity, like weakly labelled data where the
+    title decides. So all articles of an entity rank high, often not the wanted one first, and the policy has to read.
     """
     rng = random.Random(f"encoder {seed}")
     with torch.random.fork_rng():
@@ -81,7 +80,7 @@ def embed(model: BertModel, rows: list[torch.Tensor], pad: int) -> torch.Tensor:
 class NamePermuter:
     """Random permutations of the name tokens as lookup tables: ``table[ids]`` renames a token sequence.
 
-    Names change places with names of their own kind only: a town stays recognisable as a town.
+    Names are exchanged only with names of their own kind, so that a town's name remains a town's name.
     """
 
     def __init__(self, groups: Iterable[list[int]], vocab_size: int, seed: int):

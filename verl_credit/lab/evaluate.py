@@ -1,4 +1,4 @@
-"""Single-process multi-turn rollouts and their exact match, for the gate on dev questions."""
+"""Multi-turn rollouts in one process and their exact match, for the gate on dev questions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_credit.generation.generator import BatchGenerator, SamplingParams
 from verl_credit.lab import protocol
-from verl_credit.lab.grams import gram_token_mask
 from verl_credit.lab.questions import Question
 from verl_credit.lab.retrieval import LocalRetriever
 from verl_credit.reward.qa import exact_match, extract_answer
@@ -80,7 +79,7 @@ class Roller:
             for rollout, made in zip(active, self._generator.generate(prompts, params), strict=True):
                 rollout.append(made.token_ids, by_policy=True)
                 pieces = [self._tokenizer.decode([i]) for i in made.token_ids]
-                rollout.gram_tokens += sum(gram_token_mask(pieces))
+                rollout.gram_tokens += sum(protocol.gram_token_mask(pieces))
                 rollout.turns.append(self._tokenizer.decode(made.token_ids))
                 query = protocol.parse_query(rollout.turns[-1]) if made.finish_reason == "stop" else None
                 if query is not None and turn < max_searches:

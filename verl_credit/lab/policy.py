@@ -1,9 +1,9 @@
-"""The tiny Qwen3 policy and its supervised warm start."""
+"""The tiny Qwen3 policy, its supervised training, and the optimizer Muon for the matrices of its layers."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from verl_credit.lab.demos import Segment
 from verl_credit.lab.encoder import NamePermuter
-from verl_credit.lab.muon import Muon
+
+# Quintic Newton-Schulz coefficients: they push every singular value towards 1, fast rather than exactly.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,10 @@ class WarmStart:
     weight_decay: float = 0.05
     warmup: int = 30
     short_share: float = 0.35
-    """only this share of the demonstrations, the shortest, is used for the first ``short_steps``"""
+    """the first ``short_steps`` use only this share of the demonstrations, the shortest ones"""
     short_steps: int = 300
     name_weight: float = 2.0
-    """weight of name tokens in the loss: copying is what is hard"""
+    """weight of name tokens in the loss, because copying is hard to learn"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Demo:
 
 
 def make_policy(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 3) -> Qwen3ForCausalLM:
-    """A Qwen3 of some 0.7 M parameters. The library's initial std of 0.02 learns to copy far too late."""
+    """A Qwen3 of about 0.7 M parameters. With the library's initial std of 0.02 it learns to copy much later."""
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=256, tie_word_embeddings=True,
@@ -56,7 +58,7 @@ def make_policy(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 
 def encode_demo(
     segments: list[Segment], tokenizer: PreTrainedTokenizerFast, names: set[int], name_weight: float
 ) -> Demo:
-    """Every segment is encoded by itself, as in a rollout, where observations are appended as tokens."""
+    """Encode every segment separately, as in a rollout, which appends observations as tokens."""
     ids, weights = [], []
     for text, by_policy in segments:
         part = tokenizer.encode(text, add_special_tokens=False)
@@ -66,19 +68,14 @@ def encode_demo(
 
 
 class Trainer:
-    """Supervised training by steps; ``run`` may be called again to go on.
+    """Supervised training by steps; ``run`` may be called again to continue.
 
-    Names are permuted within their kind in every sample, so that copying from the context is the only way
-    to name one: nothing about the world can be memorised, and held-out entities are as easy as training ones.
+    Names are permuted within their kind in every sample, so that the policy must copy them from the context. It cannot
+    memorise the world, and held-out entities are as easy as training ones.
     """
 
     def __init__(
-        self,
-        model: Qwen3ForCausalLM,
-        demos: list[Demo],
-        names: list[list[int]],
-        style: WarmStart,
-        seed: int,
+        self, model: Qwen3ForCausalLM, demos: list[Demo], names: list[list[int]], style: WarmStart, seed: int
     ):
         self.model, self._style, self._rng = model, style, random.Random(f"warm start {seed}")
         self._demos = sorted(demos, key=lambda d: len(d.ids_T))
@@ -111,7 +108,7 @@ class Trainer:
         self.model.eval()
 
     def _batch(self) -> list[Demo]:
-        """Neighbours in length, so that little is spent on padding."""
+        """Samples of similar length, which saves padding."""
         style, rng = self._style, self._rng
         share = style.short_share if self.step < style.short_steps else 1.0
         available = int(len(self._demos) * share)
@@ -123,10 +120,48 @@ class Trainer:
         rows = [self._permute.draw()[demo.ids_T] for demo in batch]
         ids_B_T = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         weight_B_T = nn.utils.rnn.pad_sequence([d.weight_T for d in batch], batch_first=True)
-        # Padding on the right is never looked at by the causal attention of real tokens: no mask needed.
+        # Causal attention of real tokens never reaches the padding on their right, so no mask is needed.
         hidden_B_T_D = self.model.model(input_ids=ids_B_T, use_cache=False).last_hidden_state
         wanted = weight_B_T[:, 1:] > 0
         logits_N_V = self.model.lm_head(hidden_B_T_D[:, :-1][wanted])
         loss_N = nn.functional.cross_entropy(logits_N_V, ids_B_T[:, 1:][wanted], reduction="none")
         weight_N = weight_B_T[:, 1:][wanted]
         return (loss_N * weight_N).sum() / weight_N.sum()
+
+
+class Muon(torch.optim.Optimizer):
+    """W <- W (1 - lr wd) - lr sqrt(max(1, rows / columns)) NS(g + momentum * m),  m <- momentum * m + g.
+
+    NS(.) is five Newton-Schulz steps towards the nearest (semi-)orthogonal matrix. Only for 2-D parameters;
+    another shape raises ValueError. Source: K. Jordan et al., "Muon: an optimizer for hidden layers" (2024).
+    """
+
+    def __init__(self, params: Iterable, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.ndim != 2:
+                    raise ValueError(f"Muon takes matrices, got a parameter of shape {tuple(p.shape)}")
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                m = state.setdefault("momentum", torch.zeros_like(p))
+                m.mul_(group["momentum"]).add_(p.grad)
+                update = orthogonalize(p.grad + group["momentum"] * m)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
+
+
+def orthogonalize(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
+    """A matrix with (roughly) the singular vectors of ``matrix`` and all singular values near 1."""
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = wide / (wide.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = _A * x + (_B * gram + _C * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x

@@ -1,10 +1,10 @@
-"""The dialogue in text: how a turn, a tool call and an observation are written (Qwen3 / Hermes form)."""
+"""The text of turns, tool calls and observations (Qwen3 / Hermes form), and the strategic grams of a thought."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_SEARCHES = 4
 TOP_K = 3
@@ -14,8 +14,8 @@ CALL_HEAD = '{"name": "search", "arguments": {"query": "'
 CALL_TAIL = '"}}'
 TURN_END = "<|im_end|>"
 
-# Tools are deliberately not rendered: the lab's policy knows its single tool from its demonstrations, and
-# a schema in the prompt would be several times as long as the question.
+# The template deliberately omits the tools: the lab's policy knows its one tool from demonstrations, and a schema
+# would be several times as long as the question.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == 'tool' -%}
@@ -38,16 +38,35 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 
+# The phrases that mark planning in a thought, in five categories.
+GRAMS = {
+    "hesitation": ("wait let me", "let me think", "on second thought"),
+    "verification": ("let me check", "let me verify", "is this right", "double check"),
+    "backtracking": (
+        "try another approach",
+        "go back and",
+        "start over",
+        "that's not right",
+        "that doesn't work",
+    ),
+    "alternatives": ("another way to", "or we could", "what if we"),
+    "insight": ("notice that", "the key is", "the key insight"),
+}
+# These grams continue with the word "search".
+_OPEN = {"wait let me", "go back and", "another way to", "or we could", "what if we"}
+
+_GRAM = re.compile("|".join(rf"\b{re.escape(g)}\b" for gs in GRAMS.values() for g in gs))
+
 _CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 
 
 def prompt_text(question: str) -> str:
-    """The chat template's rendering of one user message, ready for the policy's first turn."""
+    """One user message as the chat template renders it, up to the policy's first turn."""
     return f"<|im_start|>user\n{question}{TURN_END}\n<|im_start|>assistant\n"
 
 
 def search_turn(query: str, thought: str = "") -> str:
-    """A policy turn that searches; ``thought`` fills the think tag, which is left out when empty."""
+    """A policy turn that searches, with ``thought`` in a think tag unless it is empty."""
     return f"{_think(thought)}<tool_call>\n{CALL_HEAD}{query}{CALL_TAIL}\n</tool_call>{TURN_END}"
 
 
@@ -57,12 +76,12 @@ def answer_turn(answer: str, thought: str = "") -> str:
 
 
 def pages(contents: Iterable[str]) -> str:
-    """The tool's text for a result list: numbered pages, one after the other."""
+    """The tool's text for a result list: numbered pages."""
     return "\n".join(f"Page {i}: {text}" for i, text in enumerate(contents, 1))
 
 
 def observation_text(tool_content: str) -> str:
-    """What is appended after the policy's end-of-turn token, up to where it generates again."""
+    """The text between the policy's end-of-turn token and its next turn."""
     return (
         f"\n<|im_start|>user\n<tool_response>\n{tool_content}\n</tool_response>{TURN_END}\n"
         "<|im_start|>assistant\n"
@@ -84,3 +103,24 @@ def parse_query(turn: str) -> str | None:
 
 def _think(thought: str) -> str:
     return f"<think>{thought}</think>\n" if thought else ""
+
+
+def phrase(gram: str) -> str:
+    """The gram as written in a thought; the leading space makes each word one token."""
+    return f" {gram} search" if gram in _OPEN else f" {gram}"
+
+
+def gram_spans(text: str) -> list[tuple[int, int]]:
+    """Character spans of every gram in ``text``."""
+    return [m.span() for m in _GRAM.finditer(text)]
+
+
+def gram_token_mask(pieces: Sequence[str]) -> list[bool]:
+    """For each token of a turn, given as its text, whether it overlaps a gram."""
+    spans = gram_spans("".join(pieces))
+    mask, start = [], 0
+    for piece in pieces:
+        end = start + len(piece)
+        mask.append(any(begin < end and start < stop for begin, stop in spans))
+        start = end
+    return mask

@@ -1,4 +1,4 @@
-"""Questions of one to three hops over the world, answerable only by following the articles."""
+"""Questions of one to three hops over the world, which only the articles can answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Question:
 
     @property
     def gold_ids(self) -> list[str]:
-        """Ids of the articles needed, in hop order; the last one holds the answer."""
+        """Ids of the needed articles in hop order; the last one contains the answer."""
         return [f"{name}-{relation}" for name, relation in zip(self.path, self.relations, strict=False)]
 
 
@@ -48,8 +48,8 @@ def make_questions(
 ) -> list[Question]:
     """``count`` questions over entities of one split, hops in the given shares, all different unless ``repeat``.
 
-    No entity and no relation occurs twice on a path, so the gold answer never stands in the question.
-    Raises ValueError when the split has too few entities for that many different questions.
+    No entity and no relation occurs twice on a path, so the question never contains the gold answer. Raises ValueError
+    when the split has too few entities for that many different questions.
     """
     starts = world.names(split)
     hops_wanted = _spread(count, hop_shares)

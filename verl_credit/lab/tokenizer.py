@@ -1,4 +1,4 @@
-"""A byte-level BPE in Qwen3's format in which a name, a tag and a word of the lab are one token each."""
+"""A byte-level BPE in Qwen3's format in which every name, tag and word of the lab is one token."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.lab.grams import GRAMS
-from verl_credit.lab.protocol import CALL_HEAD, CALL_TAIL, CHAT_TEMPLATE
+from verl_credit.lab.protocol import CALL_HEAD, CALL_TAIL, CHAT_TEMPLATE, GRAMS
 from verl_credit.lab.world import FILLER, RELATIONS, World
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-TAGS = (
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
+TAGS = tuple(
+    f"<{end}{name}>" for name in ("think", "answer", "tool_call", "tool_response") for end in ("", "/")
 )
-# The tokenizer's pattern would cut these at the apostrophe.
+# The tokenizer's pattern splits these at the apostrophe.
 _APOSTROPHES = (" that's", " doesn't")
 
 
@@ -59,7 +51,7 @@ def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedToke
 
 
 def template_words() -> list[str]:
-    """Every word that the lab's questions, articles and thoughts are made of, names aside."""
+    """Every word of the lab's questions, articles and thoughts, except names."""
     words = {"What", "is", "the", "of", "A", "a", "With", "with", "Page", "1", "2", "3", "4"}
     words |= {"search", "user", "assistant", "system", "tool", "query", "passage"}
     words |= {"name", "arguments", "answer", "Answer"}

@@ -1,8 +1,8 @@
 """The encyclopedia: people, companies, towns and works with one-word names, and the relations among them.
 
-Every entity has three articles, one per relation: a title line (the entity's name) and a sentence with the
-fact. A name is one token of the lab's tokenizer, so that an answer can be
-copied in one step; which entity bears which name is chance, so that it cannot be guessed.
+Every entity has three articles, one per relation: a title line (the entity's name) and a sentence with the fact. A name
+is one token of the lab's tokenizer, so that an answer can be copied in one step. Names are drawn at random, so that they
+cannot be guessed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-# kind -> relation -> kind of the value. Relation phrases are all one word long: no distance gives one away.
-# The three values of an entity are of three different kinds, none of them its own: as in any language, the
-# relation asked for tells which kind of name to look for.
+# kind -> relation -> kind of the value. All relations are single words, so that no length reveals one. The three values
+# of an entity have three different kinds, none of them its own: the relation tells which kind of name to look for.
 RELATIONS = {
     "person": {"birthplace": "town", "employer": "company", "debut": "work"},
     "company": {"founder": "person", "base": "town", "product": "work"},
