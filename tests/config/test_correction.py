@@ -3,7 +3,7 @@
 import pytest
 
 from verl_credit.config.compose import load_config
-from verl_credit.config.correction import correction_without_effect
+from verl_credit.config.rules.correction import correction_without_effect
 from verl_credit.config.unread import idle_lines
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.correction import check_correction

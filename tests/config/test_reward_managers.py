@@ -8,8 +8,8 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, credited, lost_row, turn_batch
 from verl_credit.config.compose import load_config
-from verl_credit.config.reward_rules import HAND_ON, MANAGER
 from verl_credit.config.rules import validate
+from verl_credit.config.rules.reward import HAND_ON, MANAGER
 from verl_credit.config.unread import without_effect
 from verl_credit.config.warnings import doubts
 from verl_credit.errors import ConfigError, IntegrityError

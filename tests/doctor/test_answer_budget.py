@@ -9,8 +9,8 @@ from kit.preflight import GOOD
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
 from verl_credit.config.compose import load_config
-from verl_credit.config.row_room import engine_tokens
 from verl_credit.config.rules import validate
+from verl_credit.config.rules.row_room import engine_tokens
 from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, check_answers, worst_row
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn

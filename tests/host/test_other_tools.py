@@ -7,8 +7,8 @@ import pytest
 from kit.byte_world import make_tokenizer
 from kit.trajectories import REQUIRED, policy_text, record, run
 from verl_credit.config.compose import load_config
-from verl_credit.config.other_tools import MULTI_TURN
 from verl_credit.config.rules import validate
+from verl_credit.config.rules.other_tools import MULTI_TURN
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.other_tools import check_other_tools
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn

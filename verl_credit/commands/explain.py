@@ -13,7 +13,7 @@ from verl_credit.config.defaults import ABSENT, changed_values, show_value
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.required import DATA, MODEL, told, without_value
 from verl_credit.config.rules import validate
-from verl_credit.config.scorer_rules import STRATEGIES
+from verl_credit.config.rules.scorer import STRATEGIES
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.unread import idle_lines
 from verl_credit.credit.registry import REGISTRY

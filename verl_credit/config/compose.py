@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, defaults_tree
-from verl_credit.config.row_room import engine_tokens
+from verl_credit.config.rules.row_room import engine_tokens
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR

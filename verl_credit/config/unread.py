@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.correction import correction_without_effect
 from verl_credit.config.keys import Algorithm, PolicyLoss, Search, keys_of, read_section, reads
-from verl_credit.config.reward_rules import overlong_unread
-from verl_credit.config.sepa_effect import sepa_without_effect
+from verl_credit.config.rules.correction import correction_without_effect
+from verl_credit.config.rules.reward import overlong_unread
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.warnings import doubts
+from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 
 # What model=qwen3_* say of their models, no choice of the run's author.
@@ -83,6 +85,25 @@ def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str
     if reads.transform(credit).uses_sepa_controller:
         found += sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, said)
     return found
+
+
+def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
+    """SEPA's part of it: lambda that stays 0, and schedule=auto that is the linear ramp."""
+    auto = sepa["schedule"] == "auto"
+    ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
+    first = min(ramp, fall)
+    if first == math.inf:
+        return [f"algorithm.sepa.steps={sepa['steps']}, schedule={sepa['schedule']}: lambda is 0 for ever"]
+    if first > steps:
+        return [f"algorithm.sepa: lambda is 0 until step {first}, and {said}"]
+    if auto and not auto_can_lead(sepa, steps):
+        when = "never" if fall == math.inf else f"from step {fall} on at the earliest"
+        return [
+            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {said}; with warmup="
+            f"{sepa['warmup']}, ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the "
+            f"variance can act {when}, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
+        ]
+    return []
 
 
 def idle_lines(config: DictConfig) -> list[str]:

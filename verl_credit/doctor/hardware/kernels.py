@@ -7,7 +7,7 @@ from collections.abc import Callable
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import AUTO, named
-from verl_credit.config.scorer_rules import ATTENTION
+from verl_credit.config.rules.scorer import ATTENTION
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.inputs.hub import cached_config
 from verl_credit.doctor.inputs.recipe import MODEL

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.other_tools import tools_given
+from verl_credit.config.rules.other_tools import tools_given
 from verl_credit.doctor.inputs.model import model_values
 from verl_credit.errors import PreflightError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from omegaconf import DictConfig
 
-from verl_credit.config.correction import DEFAULTS, KEY
+from verl_credit.config.rules.correction import DEFAULTS, KEY
 from verl_credit.errors import ConfigError
 
 

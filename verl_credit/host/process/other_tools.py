@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_credit.config.other_tools import KEYS, tools_given
+from verl_credit.config.rules.other_tools import KEYS, tools_given
 from verl_credit.errors import PreflightError
 
 

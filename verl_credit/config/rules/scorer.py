@@ -5,7 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import NAMES
-from verl_credit.config.budget import ULYSSES
+from verl_credit.config.rules.budget import ULYSSES
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.config.budget import validate_budgets
 from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
-from verl_credit.config.pipeline_rules import validate_pipeline
-from verl_credit.config.rollout_rules import validate_rollout
-from verl_credit.config.scorer_rules import validate_scorer
+from verl_credit.config.rules.budget import validate_budgets
+from verl_credit.config.rules.pipeline import validate_pipeline
+from verl_credit.config.rules.rollout import validate_rollout
+from verl_credit.config.rules.scorer import validate_scorer
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
