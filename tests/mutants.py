@@ -1,0 +1,136 @@
+"""Breaks the code in one place at a time and asks the tests that should notice: `python tests/mutants.py [FILE ...]`.
+
+Works in a temporary copy. A text that has moved to another file is found there, if it stands in one place only. FILE: part
+of a name. Exits 1 when a mutant survives or its text is not found.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {
+    "verl_credit": "verl_credit",
+    "retriever": "verl_credit_retriever",
+    "recipes": "verl_credit_recipes",
+}
+
+# file below verl_credit/ or the root, text, mutated text, tests without "test_"
+MUTANTS = [
+    ("credit/groups.py", "/ (count_G - ddof)", "/ count_G", "credit_groups"),
+    ("credit/turn/modes.py", "(sigma_out / sigma_gain)", "(sigma_gain / sigma_out)", "credit_golden"),
+    ("credit/turn/modes.py", "n_B_K.clamp(min=1).sqrt()", "n_B_K.clamp(min=1)", "credit_golden"),
+    ("credit/turn/modes.py", "tables.gain_scale * z_B_K", "z_B_K", "turn_credit"),
+    ("credit/turn/unbiased.py", "* stats.count_N / (stats.count_N - 1)", "/ (stats.count_N - 1)", "credit_unbiased"),
+    ("credit/turn/info_gain.py", "finite_B_K1[:, 1:] & finite_B_K1[:, :-1]", "finite_B_K1[:, 1:]", "credit_info_gain"),
+    ("credit/turn/adaptive_clip.py", "(2 * z.sigmoid() - 1)", "(z.sigmoid() - 0.5)", "primitives"),
+    ("credit/token/gtpo.py", "/ (mean_B_1 + EPS) - 1)).clamp(min=0)", "/ (mean_B_1 + EPS) - 1))", "token_gtpo"),
+    ("credit/token/sepa.py", "lam * mean_B_1 + (1 - lam) * h_B_T", "(1 - lam) * mean_B_1 + lam * h_B_T", "token_credit"),
+    ("credit/token/sepa_controller.py", ">= self.correct_rate_gate:", "> self.correct_rate_gate:", "sepa_controller"),
+    ("credit/token/hicra.py", "alpha * advantage_B_T.abs()", "alpha * advantage_B_T", "token_credit"),
+    ("credit/token/entropy_mask.py", "count_G.double() * rho", "count_G.float() * rho", "token_entropy_mask"),
+    ("credit/token/polarity.py", "(rewarded_G < members_G)", "(rewarded_G <= members_G)", "canonical"),
+    ("credit/outcome/maxrl.py", "stats.mean_N > eps", "stats.mean_N >= 0", "outcome_operators"),
+    ("credit/outcome/reinforce_pp.py", "(weight_B * spread_B**2)", "(spread_B**2)", "outcome_operators"),
+    ("credit/outcome/outcome.py", "(size_G > 1) & (low_G", "(low_G", "credit_groups turn_credit step_metrics"),
+    ("credit/loss/policy_loss.py", "1 - low * scale_B_T", "1 - low", "credit_loss"),
+    ("credit/loss/policy_loss.py", "torch.maximum(free_B_T, bounded_B_T)", "bounded_B_T", "credit_loss"),
+    ("credit/loss/aggregate.py", "loss_B_T.sum() / count * dp_size", "loss_B_T.sum() / count", "credit_loss loss_ranks"),
+    ("credit/planning/planning.py", "self.last_M - self.first_M + 1", "self.last_M - self.first_M", "planning"),
+    ("credit/planning/anchors.py", "execution_n + threshold", "execution_n", "planning_anchors"),
+    ("log_probs/chunks.py", ".mul_(scaled).nansum(-1)", ".mul_(scaled).sum(-1)", "log_probs"),
+    ("attention/pack.py", "(key < self.end_N[query])", "(key <= self.end_N[query])", "attention_kernels"),
+    ("attention/pack.py", "trunk_N = torch.maximum(trunk_N,", "torch.maximum(trunk_N,", "attention_kernels"),
+    ("attention/varlen.py", "(window - 1, 0)", "(window, 0)", "attention_kernels"),
+    ("turns/book.py", "self.n_turns if m else -1", "self.n_turns", "turn_book"),
+    ("turns/branches.py", ".token_ids) <= room", ".token_ids) < room", "gain_step turn_batch gain_rows"),
+    ("turns/branches.py", "i, g=grown: -g[i].base", "i, g=grown: g[i].base", "gain_step turn_batch gain_rows"),
+    ("host/step/estimator.py", ' if step.scored else "none"', "", "credit_step gain_step"),
+    ("host/step/gain_pass.py", "gain.turn_mask_B_K | gain.failed_B_K", "gain.turn_mask_B_K", "gain_step"),
+    ("host/step/metrics.py", "until = max(until, end)", "until = end", "step_metrics gain_server"),
+    ("host/step/trajectories.py", "(-int(turns.n_turns_B[row]), row)", "(int(turns.n_turns_B[row]), row)", "trajectories"),
+    ("host/step/token_stage.py", "token_ids_B_T, written_B_T)", "token_ids_B_T, mask_B_T)", "token_stage token_estimator"),
+    ("host/scorers/server.py", "len(prompt) - 1 - n_gold", "len(prompt) - n_gold", "gain_server"),
+    ("host/scorers/rows.py", "% (dp_size * micro_batch)", "% dp_size", "gain_rows"),
+    ("host/engine/branch_engine.py", "torch.arange(base, base + n)", "torch.arange(n)", "branch_engine"),
+    ("host/engine/branch_engine.py", "row.start + row.length] = 1.0", "row.start + row.length] *= 1.0", "branch_engine"),
+    ("search/circuit_breaker.py", "if ticket != self._counted:", "if False:", "circuit_breaker"),
+    ("search/servers.py", "max(ready.get(server.url, now), now)", "0", "search_failover"),
+    ("search/retry_pause.py", "return seconds * jitter", "return jitter", "search_client search_failover"),
+    ("search/pages.py", "page.text[:max_page_chars]", "page.text", "search_client lab_protocol"),
+    ("retriever/index/exact.py", "np.lexsort((rows, -scores))", "np.lexsort((-rows, -scores))", "retriever_exact"),
+    ("retriever/index/search.py", ".max() >= len(self)", ".max() > len(self)", "retriever_index retriever_faults"),
+    ("retriever/index/search.py", "_D[short_N], k)", "_D[~short_N], k)", "retriever_index retriever_exact"),
+    ("retriever/http/cache.py", "self._kept.move_to_end(key)", "pass", "retriever_server_batching"),
+    ("retriever/http/pace.py", "now - max(began, self._last)", "now - began", "retriever_server_batching"),
+    ("retriever/http/waiting.py", "wider * more >", "wider * len(texts) >", "retriever_server_batching"),
+    ("run/files.py", 'if row["step"] > last_step', 'if row["step"] >= last_step', "run_files"),
+    ("run/state.py", "MOVED.get(value, value)", "value", "run_files"),
+    ("reward/qa.py", "found[-1].strip()", "found[0].strip()", "reward"),
+    ("reward/boxed.py", "at += 1  # an escaped brace", "pass  # an escaped brace", "math_reward"),
+    ("data/clean.py", "answer in kept or answer in before", "answer in kept", "prepare"),
+    ("plan/run_time.py", "-(-steps // every)", "steps // every", "plan_memory plan_command"),
+    ("plan/memory.py", '"optimizer": 2 * own', '"optimizer": own', "plan_memory"),
+    ("config/row_room.py", "row + contexts * SHORT_ANSWER", "row", "config"),
+    ("config/pipeline_rules.py", "if penalty > 0:", "if penalty > 1:", "pipeline_validation"),
+    ("config/unread.py", "key.read is None or key.read(settings) or ", "key.read is None or ", "explain"),
+    ("config/keys/section.py", "if section.closed and (unknown", "if False and (unknown", "config search_settings"),
+    ("doctor/hardware/room.py", "if state > phase.capacity", "if phase.total > phase.capacity", "doctor*"),
+    ("doctor/inputs/answer_budget.py", "answer.gold_end + (answer.gold_start == 0)", "answer.gold_end", "answer_budget"),
+]  # fmt: skip
+
+
+def place(tree: Path, file: str, text: str) -> Path | None:
+    """The named file, or the only one in the packages, that holds the text once."""
+    named = [p for p in (tree / "verl_credit" / file, tree / file) if p.is_file() and text in p.read_text()]
+    found = named or [p for top in PACKAGES for p in (tree / top).rglob("*.py") if text in p.read_text()]
+    return found[0] if len(found) == 1 and found[0].read_text().count(text) == 1 else None
+
+
+def verdict(tree: Path, file: str, text: str, mutated: str, tests: str) -> str:
+    if (target := place(tree, file, text)) is None:
+        return "NOT FOUND"
+    original = target.read_text()
+    target.write_text(original.replace(text, mutated))
+    try:
+        chosen = [str(p) for name in tests.split() for p in tree.glob(f"tests/**/test_{name}.py")]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *chosen],
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "killed by the time limit"
+    finally:
+        target.write_text(original)
+    killer = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.M)
+    if killer:
+        return f"killed by {killer[1]}"
+    return "SURVIVED" if done.returncode == 0 else f"ERROR {done.returncode}: {done.stdout[-300:]}"
+
+
+def main(words: list[str]) -> int:
+    chosen = [row for row in MUTANTS if not words or any(word in row[0] for word in words)]
+    results = []
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(
+            ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", "shared")
+        )
+        for name, package in PACKAGES.items():
+            if name != package:  # what pyproject.toml maps for an installation
+                (tree / package).symlink_to(name)
+        for file, text, mutated, tests in chosen:
+            results.append(verdict(tree, file, text, mutated, tests))
+            print(f"{file:45} {text[:45]:45} -> {mutated[:45]:45} {results[-1]}", flush=True)
+    killed = sum(result.startswith("killed") for result in results)
+    print(f"{killed} of {len(results)} mutants killed")
+    return killed != len(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
