@@ -1,10 +1,11 @@
 """The `verl-credit` command."""
 
+import builtins
 import importlib
-import importlib.util
 import json
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -33,20 +34,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _TorchAtFirstUse(ModuleType):
-    """In the place of torch until it is used: `explain`, `plan` and `diff` read what operators declare and run none."""
-
     def __getattr__(self, name: str):
-        if sys.modules["torch"] is self:
-            del sys.modules["torch"]
-            importlib.import_module("torch")
-        return getattr(sys.modules["torch"], name)
+        return getattr(importlib.import_module("torch"), name)
 
 
-def _without_torch() -> None:
-    spec = importlib.util.find_spec("torch")
-    if "torch" not in sys.modules:
-        sys.modules["torch"] = _TorchAtFirstUse("torch")
-        sys.modules["torch"].__spec__, sys.modules["torch"].__file__ = spec, spec.origin
+@contextmanager
+def _lazy_torch():
+    """`import torch` waits for torch's first use: `explain`, `plan` and `diff` read what operators declare, and run none."""
+    real, lazy = builtins.__import__, _TorchAtFirstUse("torch")
+
+    def import_(name, globals=None, locals=None, fromlist=(), level=0):
+        waits = name == "torch" and not fromlist and name not in sys.modules
+        return lazy if waits else real(name, globals, locals, fromlist, level)
+
+    builtins.__import__ = import_
+    try:
+        yield
+    finally:
+        builtins.__import__ = real
 
 
 def _json_object(text: str) -> dict:
@@ -143,10 +148,10 @@ def explain(
     values: bool = Option(False, "--values", help="list every value that is not the default"),
     overrides: list[str] = OVERRIDES,
 ):
-    _without_torch()
-    from verl_credit.commands.explain import explain
+    with _lazy_torch():
+        from verl_credit.commands.explain import explain
 
-    return explain(config_name, overrides, config_dir, values)
+        return explain(config_name, overrides, config_dir, values)
 
 
 @app.command(help="check this machine, and what a recipe asks of it")
@@ -168,10 +173,10 @@ def diff(
     config_dir: str | None = CONFIG_DIR,
     as_json: bool = JSON,
 ):
-    _without_torch()
-    from verl_credit.commands.diff import diff
+    with _lazy_torch():
+        from verl_credit.commands.diff import diff
 
-    return diff(a, b, config_dir, as_json)
+        return diff(a, b, config_dir, as_json)
 
 
 @app.command(help="predict memory, time and disk of a recipe; says whether it fits")
@@ -184,10 +189,10 @@ def plan(
     as_json: bool = JSON,
     overrides: list[str] = Argument((), help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE"),
 ):
-    _without_torch()
-    from verl_credit.plan.command import plan_command
+    with _lazy_torch():
+        from verl_credit.plan.command import plan_command
 
-    return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)
+        return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)
 
 
 @app.command(help="run the laws on an operator of yours, or on all of ours")
@@ -205,14 +210,16 @@ def check(
 
 @app.command(help="print docs/modes.md")
 def modes():
-    from verl_credit.commands.modes_page import modes_page
+    with _lazy_torch():
+        from verl_credit.commands.modes_page import modes_page
 
     print(modes_page(), end="")
 
 
 @app.command(help="print docs/keys.md")
 def keys():
-    from verl_credit.commands.keys_page import keys_page
+    with _lazy_torch():
+        from verl_credit.commands.keys_page import keys_page
 
     print(keys_page(), end="")
 
