@@ -1,13 +1,9 @@
 """The `verl-credit` command."""
 
-import builtins
-import importlib
 import json
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 from typer import Argument, Option, Typer
@@ -31,27 +27,6 @@ def main(argv: list[str] | None = None) -> int:
         app(argv, prog_name="verl-credit")
     except SystemExit as end:
         return end.code or 0
-
-
-class _TorchAtFirstUse(ModuleType):
-    def __getattr__(self, name: str):
-        return getattr(importlib.import_module("torch"), name)
-
-
-@contextmanager
-def _lazy_torch():
-    """`import torch` waits for torch's first use: `explain`, `plan` and `diff` read what operators declare, and run none."""
-    real, lazy = builtins.__import__, _TorchAtFirstUse("torch")
-
-    def import_(name, globals=None, locals=None, fromlist=(), level=0):
-        waits = name == "torch" and not fromlist and name not in sys.modules
-        return lazy if waits else real(name, globals, locals, fromlist, level)
-
-    builtins.__import__ = import_
-    try:
-        yield
-    finally:
-        builtins.__import__ = real
 
 
 def _json_object(text: str) -> dict:
@@ -148,10 +123,9 @@ def explain(
     values: bool = Option(False, "--values", help="list every value that is not the default"),
     overrides: list[str] = OVERRIDES,
 ):
-    with _lazy_torch():
-        from verl_credit.commands.explain import explain
+    from verl_credit.commands.explain import explain
 
-        return explain(config_name, overrides, config_dir, values)
+    return explain(config_name, overrides, config_dir, values)
 
 
 @app.command(help="check this machine, and what a recipe asks of it")
@@ -173,10 +147,9 @@ def diff(
     config_dir: str | None = CONFIG_DIR,
     as_json: bool = JSON,
 ):
-    with _lazy_torch():
-        from verl_credit.commands.diff import diff
+    from verl_credit.commands.diff import diff
 
-        return diff(a, b, config_dir, as_json)
+    return diff(a, b, config_dir, as_json)
 
 
 @app.command(help="predict memory, time and disk of a recipe; says whether it fits")
@@ -189,10 +162,9 @@ def plan(
     as_json: bool = JSON,
     overrides: list[str] = Argument((), help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE"),
 ):
-    with _lazy_torch():
-        from verl_credit.plan.command import plan_command
+    from verl_credit.plan.command import plan_command
 
-        return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)
+    return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)
 
 
 @app.command(help="run the laws on an operator of yours, or on all of ours")
@@ -210,16 +182,14 @@ def check(
 
 @app.command(help="print docs/modes.md")
 def modes():
-    with _lazy_torch():
-        from verl_credit.commands.modes_page import modes_page
+    from verl_credit.commands.modes_page import modes_page
 
     print(modes_page(), end="")
 
 
 @app.command(help="print docs/keys.md")
 def keys():
-    with _lazy_torch():
-        from verl_credit.commands.keys_page import keys_page
+    from verl_credit.commands.keys_page import keys_page
 
     print(keys_page(), end="")
 

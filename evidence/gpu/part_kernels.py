@@ -62,9 +62,7 @@ def _predicted(found: dict, dtype, met_before: bool, tokens: int) -> dict:
 
     On a CPU nothing is compiled for good, and no peak is found.
     """
-    predicted = {
-        "error": at_most(max(TOLERANCE[str(dtype).removeprefix("torch.")], 3 * found["eager_error"]))
-    }
+    predicted = {"error": at_most(max(TOLERANCE[dtype], 3 * found["eager_error"]))}
     if "peak_gib" in found:
         predicted["compilations"] = at_most(0 if met_before else GRAPHS)
     if "peak_gib" in found and tokens > 1000:

@@ -158,7 +158,7 @@ def choose(
             text = str(failure).splitlines()[0] if str(failure) else ""
             passed_over.append(f"{name}: {type(failure).__name__}: {text[:160]}")
             continue
-        if error <= TOLERANCE[str(dtype).removeprefix("torch.")]:
+        if error <= TOLERANCE[dtype]:
             return Choice(name, error, tuple(passed_over))
         passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
     raise RuntimeError(f"no attention kernel works for {wanted!r}: {'; '.join(passed_over)}")

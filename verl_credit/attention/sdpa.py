@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from math import isqrt
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from verl_credit.attention.pack import Pack, PackedRow
 from verl_credit.attention.room import MASK_NUMBERS
 
 LEAST_QUERIES = 512
 """Under a window, though it be shorter: fewer make many small calls."""
+
+# On a GPU. Not cuDNN's, which plans anew for every new length, of which every row has one (half a second each on a B200:
+# FunASR#3704); not the one that makes all scores: what no fused backend takes is an error.
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,11 @@ def sdpa(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
     q, k, v = query[0].unflatten(0, (heads, groups)), key[0], value[0]
     fused = query.is_cuda and query.dtype != torch.float64
     parts = []
-    with _on_gpu() if fused else nullcontext():
+    with sdpa_kernel(FUSED) if fused else nullcontext():
         for piece, own, *seen in _split(pieces, q, k, v):
             if softcap is None:
                 seen = [x[:, None].expand(-1, groups, -1, -1) for x in seen]
-                part = torch.nn.functional.scaled_dot_product_attention(
+                part = scaled_dot_product_attention(
                     own, *seen, piece.mask, dropout, is_causal=piece.mask is None, scale=scaling
                 )
             else:
@@ -119,21 +126,11 @@ def _mask(pack: Pack, first: int, last: int, keys: tuple[slice, ...], window, de
     return pack.reach(window, device).sees(torch.arange(first, last, device=device)[:, None], key_K[None])
 
 
-def _on_gpu():
-    """Not cuDNN's backend, which plans anew for every new length, of which every row has one (half a second each on a
-    B200: FunASR#3704); not the one that makes all scores: what no fused backend takes is an error."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
-
-
 def _softcapped(q, k, v, mask, scaling, softcap, dropout) -> torch.Tensor:
     """SDPA knows no softcap: the scores are made in plain sight, some queries at a time, and anew in the backward.
 
     Query [key heads, groups, n, D], key and value [key heads, m, D].
     """
-    from torch.utils.checkpoint import checkpoint
-
     step = max(1, MASK_NUMBERS // (q.shape[0] * q.shape[1] * k.shape[1]))
     parts = []
     for first in range(0, q.shape[2], step):

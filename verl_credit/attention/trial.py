@@ -11,7 +11,7 @@ from verl_credit.attention.flex import trying
 from verl_credit.attention.kernels import row_by_row
 from verl_credit.attention.pack import Pack, pack_rows
 
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 0.15}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """Measured on a CPU, with 4 heads of queries, 2 of keys of 8 and of 64, and with 32 and 8 of 128: right kernels at most
 2.8e-5 (float32), 0.009 and 0.079; one branch that sees a token too many 0.39, one too few 0.99, a window off by one 1.2."""
 

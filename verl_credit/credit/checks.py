@@ -1,7 +1,5 @@
 """Argument checks that name the argument, the row and what would be right."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ Everything that is compared within a group (outcomes of one prompt, gains of one
 batch) goes through `group_stats`, in float64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

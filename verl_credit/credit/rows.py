@@ -1,7 +1,5 @@
 """Statistics over each row's own tokens, in float64."""
 
-from __future__ import annotations
-
 import torch
 
 

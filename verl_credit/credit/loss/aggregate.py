@@ -1,7 +1,5 @@
 """Aggregation of a loss matrix to the scalar that is differentiated, with verl's modes and scalings."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import check_name

@@ -1,7 +1,5 @@
 """Clipped policy loss with the importance ratio of a token, of a turn, or of the whole trajectory."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import check_name, check_shape, output_dtype
@@ -110,6 +108,7 @@ def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_
     return 1 - low * scale_B_T, 1 + high * scale_B_T
 
 
+@torch.no_grad()
 def _scale_metrics(
     scale_B_T: torch.Tensor, mask_B_T: torch.Tensor, n_tokens: torch.Tensor
 ) -> dict[str, torch.Tensor]:

@@ -1,7 +1,5 @@
 """Importance ratios shared by the tokens of a turn or of a trajectory."""
 
-from __future__ import annotations
-
 import torch
 
 RATIO_LEVELS = ("token", "turn", "sequence")

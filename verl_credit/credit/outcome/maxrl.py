@@ -1,7 +1,5 @@
 """MaxRL: the centred outcome divided by the prompt's mean outcome."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import first_row, output_dtype

@@ -1,7 +1,5 @@
 """Outcome operators: one advantage per trajectory from the outcomes of its prompt's group."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype

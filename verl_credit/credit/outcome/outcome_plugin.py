@@ -11,7 +11,8 @@ import torch
 from verl_credit.credit.checks import as_group_ids, output_dtype
 from verl_credit.credit.outcome.outcome import valid_rows
 
-Operator = Callable[..., "torch.Tensor"]
+Operator = Callable[..., torch.Tensor]
+LARGEST = torch.finfo(torch.float32).max
 
 
 def outcome_operator(function: Callable[..., Any], name: str, params: dict | None = None) -> Operator:
@@ -82,8 +83,7 @@ def _checked(values: Any, rewards: list[float], name: str) -> list[float]:
         raise ValueError(
             f"advantage_mode={name!r} returned {len(values)} values for a group of {len(rewards)}"
         )
-    largest = torch.finfo(torch.float32).max
-    bad = next((value for value in values if not abs(value) <= largest), None)
+    bad = next((value for value in values if not abs(value) <= LARGEST), None)
     if bad is not None:
         raise ValueError(
             f"advantage_mode={name!r} returned {bad} for rewards {rewards}; expected finite numbers"

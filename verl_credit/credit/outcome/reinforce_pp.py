@@ -1,7 +1,5 @@
 """REINFORCE++ with the prompt's mean as baseline: centred per prompt, normalised over the batch."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import check_shape, first_row, output_dtype

@@ -1,7 +1,5 @@
 """The planning mask: which of the policy's tokens belong to a strategic gram ("let me check", "what if we")."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

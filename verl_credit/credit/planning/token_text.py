@@ -1,7 +1,5 @@
 """From token ids to text and back: the policy's tokens as one string, spans of characters as runs of tokens."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Credit for the most uncertain tokens of a prompt only."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Statistics of execution and planning tokens over a whole batch."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import as_bool, check_shape

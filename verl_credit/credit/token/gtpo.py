@@ -1,7 +1,5 @@
 """GTPO weights: tokens of which the policy was unsure carry more of their trajectory's credit."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """HICRA: planning tokens gain more from a good outcome and lose less by a bad one."""
 
-from __future__ import annotations
-
 import math
 
 import torch

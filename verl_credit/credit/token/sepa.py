@@ -1,7 +1,5 @@
 """SEPA: the uncertainties of execution tokens drawn towards their mean, and the variants that push them apart."""
 
-from __future__ import annotations
-
 import math
 
 import torch

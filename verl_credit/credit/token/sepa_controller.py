@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 
@@ -23,8 +22,9 @@ SETTINGS = (
 )
 STATE = ("var_ema", "var_0", "warmup_seen", "gate_open", "gate_step", "last_step")
 EPS = 1e-8
-# The square of anything larger is inf, and so would be the mean.
-LARGEST = math.sqrt(sys.float_info.max)
+LARGEST = math.sqrt(
+    torch.finfo(torch.float64).max
+)  # the square of anything larger is inf, and so would be the mean
 
 
 class SepaController:

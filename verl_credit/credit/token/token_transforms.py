@@ -11,7 +11,7 @@ from verl_credit.credit.token.entropy_mask import entropy_mask
 from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
 
-Pool = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", float], "torch.Tensor"]
+Pool = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 @dataclass(frozen=True)

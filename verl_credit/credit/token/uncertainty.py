@@ -1,7 +1,5 @@
 """How unsure the policy was of each token, from log-probs or from entropies."""
 
-from __future__ import annotations
-
 import math
 
 import torch

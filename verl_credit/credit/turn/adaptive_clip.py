@@ -1,7 +1,5 @@
 """The clip range of a turn, by how its gain compares with the gains of the same turn."""
 
-from __future__ import annotations
-
 import torch
 
 

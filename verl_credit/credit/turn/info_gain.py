@@ -1,7 +1,5 @@
 """Information gain: how much more likely the gold answer became through a turn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

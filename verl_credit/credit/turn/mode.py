@@ -8,8 +8,6 @@ belongs to the segment of the row's next gain: it reads that turn's advantage an
 and 1 after the last gain (so do columns past a row's turns). `Tables.backward` does exactly this.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +15,7 @@ import torch
 from verl_credit.credit.groups import VARIANCE_FLOOR
 from verl_credit.credit.operator import Operator, WithoutGains
 
-ModeOutput = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
+ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """The method's three parts as objects, for loops that are not verl's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

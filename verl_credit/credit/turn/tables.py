@@ -1,7 +1,5 @@
 """What every turn mode reads: checked float64 tables, the constants, and the two moves that modes share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

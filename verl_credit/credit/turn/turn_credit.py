@@ -1,7 +1,5 @@
 """`turn_credit`: one advantage per turn from outcomes, information gains and explicit turn masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

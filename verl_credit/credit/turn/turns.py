@@ -4,8 +4,6 @@ A row's policy tokens carry the ids 0, 1, ..., n in order: n tool turns and then
 the number of tool turns. Ids are read where the response mask is 1 and nowhere else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

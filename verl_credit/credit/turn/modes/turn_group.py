@@ -1,7 +1,5 @@
 """turn-group: gains scaled to the outcomes' spread, accumulated with the outcome, compared per prompt and turn."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.groups import group_stats

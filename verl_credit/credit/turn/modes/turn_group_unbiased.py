@@ -1,7 +1,5 @@
 """turn-group-unbiased: a baseline per prompt and turn that the trajectory itself does not enter."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.groups import group_stats
