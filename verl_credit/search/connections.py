@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 
 import httpx
 
@@ -34,9 +35,17 @@ class Connections:
         async with self._free:
             client = self._idle[url].pop() if self._idle[url] else self._open()
             try:
-                return await client.post(url, content=body, headers=headers)
-            finally:
-                self._idle[url].append(client)  # also after a fault or cancellation: httpx then reconnects
+                answer = await client.post(url, content=body, headers=headers)
+            except asyncio.CancelledError:  # httpx's pool can lose its connection, and the next post waits for ever
+                with suppress(ValueError):  # aclose() came first
+                    self._clients.remove(client)
+                await client.aclose()
+                raise
+            except httpx.HTTPError:
+                self._idle[url].append(client)  # httpx reconnects
+                raise
+            self._idle[url].append(client)
+            return answer
 
     async def aclose(self) -> None:
         """Close all connections, busy ones included."""
