@@ -80,6 +80,15 @@ def test_every_policy_token_has_its_turns_credit_and_no_other_token_has_any(toke
             assert (advantages[row, token], step.clip_scale_B_T[row, token]) == (credit, scale)
 
 
+@each_mode
+def test_a_step_that_scores_no_gains_is_plain_grpo(tokenizer, mode):
+    turns, nothing = turn_batch(BATCH, tokenizer), [[]] * ROWS
+    step = turn_step(turns, nothing, info_gain_norm_mode=mode)
+    step.scored = False
+    grpo, _ = run(tokenizer, gains=nothing, info_gain_norm_mode="none")
+    assert torch.equal(estimate(step, turns, OUTCOMES, GROUPS), grpo)
+
+
 SETTINGS = [
     ({"gamma": 0.5}, {"gamma": 0.5}),
     ({"adv_rescale_alpha": 0.7}, {"alpha": 0.7}),

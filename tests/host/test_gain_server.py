@@ -131,8 +131,8 @@ def test_scores_are_found_by_context_and_alias():
 
 
 def test_what_scoring_by_the_server_cost_is_shown():
-    """Three trajectories, scored in 7 of 10 seconds; a padding row copies the record of the row it is made of."""
-    spans = [(100.0, 104.0), (101.0, 103.0), (107.0, 110.0), ()]
+    """Four trajectories, scored in 7 of 10 seconds; a padding row copies the record of the row it is made of."""
+    spans = [(100.0, 104.0), (101.0, 102.0), (103.0, 105.0), (108.0, 110.0), ()]
     records = [RowRecord("answer", score_span=list(span)) for span in spans]
     rows = [Row(("call", "page", "answer"), record=one) for one in records]
     turns = turn_batch([*rows, padding_row(rows[0])], make_tokenizer())

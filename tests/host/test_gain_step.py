@@ -285,6 +285,7 @@ def test_answers_that_do_not_fit_their_row_stop_the_run_or_count_as_failed(token
         riding(tokenizer, longest - 1)
     gain, mask, metrics, kept = riding(tokenizer, longest - 1, info_gain_on_error="zero")
     assert max(kept) <= longest - 1 and kept[1:] == lengths[1:]
+    assert riding(tokenizer, max(kept), info_gain_on_error="zero")[3] == kept  # filled to the last token
     assert gain[0].tolist() == [all_gains[0, 0].item(), 0] and torch.equal(gain[1:], all_gains[1:])
     assert mask[0].tolist() == [True, True] and metrics["credit/gain/failed_rows"] == 1
     assert metrics["credit/gain/contexts_scored"] == 4

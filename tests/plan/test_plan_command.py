@@ -179,7 +179,7 @@ def test_a_wave_of_queries_that_ends_too_late_is_warned_of():
 
 def test_a_run_is_its_steps_evaluations_and_checkpoints():
     config = indexed()
-    config["trainer"] |= {"test_freq": 20, "val_before_train": True}
+    config["trainer"] |= {"test_freq": 21, "val_before_train": True}
     unknown = make_plan(config)
     assert unknown.run.evaluations == 6 and unknown.run.evaluation is None
     config["data"]["val_max_samples"], config["evaluation"] = 1024, {"modes": ["greedy", "sampled"]}
