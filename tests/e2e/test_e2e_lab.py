@@ -1,42 +1,55 @@
-"""The demo's recipe on the tiny lab: build, train on loopback, save, Ctrl-C, report, resume."""
+"""The demo's recipe on the tiny lab: build, train on loopback, save, Ctrl-C, report, resume; two ranks and two nodes.
+
+One update a step, so that no row's mini-batch depends on how rows are shared out.
+"""
 
 import os
+import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from ipaddress import ip_address
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from kit.train_run import TrainRun, train
 from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.run.network import RAY
 
 pytestmark = pytest.mark.e2e
 
-TIMEOUT_S = 420
-CREDIT = [
+SETTINGS = [
+    "--config-name",
+    "lab",
+    "lab.size=tiny",
+    "data.val_max_samples=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
     "algorithm.transform_mode=gtpo_sepa_hicra",
     "algorithm.sepa.delay_steps=0",
     "algorithm.sepa.steps=10",
     "algorithm.sepa.correct_rate_gate=0",
     "algorithm.info_gain_warmup_steps=1",
 ]
-
-
-def start(lab, run_dir, *overrides):
-    command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", "--config-name", "lab"]
-    settings = ["lab.size=tiny", f"lab.dir={lab}", f"run_dir={run_dir}", "data.val_max_samples=8", *CREDIT]
-    return subprocess.Popen(
-        [*command, *settings, *overrides],
-        cwd=lab.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        # A suite that runs in the background may have been told to ignore Ctrl-C; what it starts must not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+STRAIGHT = [
+    "trainer.total_training_steps=3",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+]
+SAME = (
+    "actor/pg_loss",
+    "actor/grad_norm",
+    "actor/entropy",
+    "credit/outcome/em",
+    "credit/advantage/token_std",
+    "response_length/mean",
+)
 
 
 def listening(processes):
@@ -51,51 +64,144 @@ def listening(processes):
     return found
 
 
-def test_build_train_save_interrupt_report_and_resume(tmp_path):
-    lab, run_dir = tmp_path / "lab", tmp_path / "run"
-    process = start(
-        lab, run_dir, "trainer.total_training_steps=50", "trainer.save_freq=2", "trainer.test_freq=2"
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """A run that builds its lab, is interrupted after step 2, and goes on to step 3."""
+    root = tmp_path_factory.mktemp("lab")
+    found = SimpleNamespace(lab=root / "tiny", run_dir=root / "one")
+    settings = [*SETTINGS, f"lab.dir={found.lab}", f"run_dir={found.run_dir}"]
+    run = TrainRun(
+        root / "first.log",
+        *settings,
+        "trainer.total_training_steps=50",
+        "trainer.save_freq=2",
+        "trainer.test_freq=2",
     )
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if "held-out EM after step 2: lab-greedy" in line:
-            break
-    children = psutil.Process(process.pid).children(recursive=True)
-    sockets = listening([psutil.Process(process.pid), *children])
-    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches the whole group
-    rest, _ = process.communicate(timeout=TIMEOUT_S)
-    first = "".join(said) + rest
-    assert process.returncode == 130, first
+    run.wait_for("held-out EM after step 2: lab-greedy")
+    processes = [psutil.Process(run.process.pid)]
+    processes += processes[0].children(recursive=True)
+    found.sockets = listening(processes)
+    run.interrupt()
+    found.first = run.wait(), run.output
+    found.alive = psutil.wait_procs(processes[1:], timeout=30)[1]
+    found.files = {path.name for path in found.run_dir.iterdir()}
+    found.second = train(
+        root / "second.log", *settings, "trainer.total_training_steps=3", "trainer.test_freq=-1"
+    )
+    found.rows = read_json_lines(found.run_dir / METRICS)
+    return found
+
+
+def test_build_train_save_interrupt_and_report(one_rank):
+    code, output = one_rank.first
+    assert code == 130, output
     for name in ("gcs_server", "raylet", "verl_credit_retriever", "TransferQueueController", "WorkerDict"):
-        assert any(name in who for who, _ in sockets), (name, sockets)
-    assert [(who, str(address)) for who, address in sockets if not address.is_loopback] == []
-    assert "goes on from the last checkpoint" in first
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not alive
-    assert "lab   0%" in first
-    assert "advantage=turn-group-v1d | outcome=grpo | tokens=gtpo_sepa_hicra" in first
-    rows = read_json_lines(run_dir / METRICS)[:2]
-    assert [row["step"] for row in rows] == [1, 2]
+        assert any(name in who for who, _ in one_rank.sockets), (name, one_rank.sockets)
+    assert [(who, str(address)) for who, address in one_rank.sockets if not address.is_loopback] == []
+    assert "goes on from the last checkpoint" in output and not one_rank.alive
+    assert "lab   0%" in output
+    assert "advantage=turn-group-v1d | outcome=grpo | tokens=gtpo_sepa_hicra" in output
+    rows = one_rank.rows[:2]
     for row in rows:
         assert isinstance(row["actor/pg_loss"], float)
         assert row["credit/planning/token_share"] > 0 and row["credit/token_weight/std"] > 0
         assert row["training/rollout_probs_diff_max"] < 1e-4
     # the first step is plain GRPO, which learns nothing from groups that all fail
-    assert [row["credit/gain/scored"] for row in rows] == [0, 1] and rows[1][
-        "credit/sync/weights_changed"
-    ] == 1.0
+    assert [row["credit/gain/scored"] for row in rows] == [0, 1]
+    assert rows[1]["credit/sync/weights_changed"] == 1.0
     assert rows[1]["credit/gain/turns"] > 0 and rows[1]["credit/clip_scale/std"] > 0
-    assert [row["step"] for row in read_json_lines(run_dir / VALIDATION)][:2] == [0, 2]
-    assert (run_dir / "report.html").exists() and (run_dir / "curves.png").exists()
+    assert {"report.html", "curves.png"} <= one_rank.files
 
-    process = start(lab, run_dir, "trainer.total_training_steps=3", "trainer.test_freq=-1")
-    second, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, second
-    assert [row["credit/sepa_lambda"] for row in read_json_lines(run_dir / METRICS)] == [0.1, 0.2, 0.3]
-    assert "using the lab in" in second and "resume: exact, from step 2" in second
-    assert [row["step"] for row in read_json_lines(run_dir / METRICS)] == [1, 2, 3]
+
+def test_resume(one_rank):
+    code, output = one_rank.second
+    assert code == 0, output
+    assert "using the lab in" in output and "resume: exact, from step 2" in output
+    assert [row["step"] for row in one_rank.rows] == [1, 2, 3]
+    assert [row["credit/sepa_lambda"] for row in one_rank.rows] == [0.1, 0.2, 0.3]
     # step 2 was evaluated before the resume and is not evaluated again
-    assert [row["step"] for row in read_json_lines(run_dir / VALIDATION)] == [0, 2]
-    kinds = [row["kind"] for row in read_json_lines(run_dir / EVENTS)]
-    assert kinds == ["banner", "attention", "log_probs", "resume", "banner", "attention", "log_probs"]
+    assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
+    events, start = read_json_lines(one_rank.run_dir / EVENTS), ["banner", "attention", "log_probs"]
+    assert [row["kind"] for row in events] == ["idle", *start, "idle", "resume", *start]
+    assert "the clip can never act" in events[0]["text"]
+
+
+# Ray asks everyone who joins or uses a cluster for its token.
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def assert_same_losses(one_rank, name, *overrides, environment=None):
+    run_dir = one_rank.run_dir.with_name(name)
+    code, output = train(
+        run_dir.with_suffix(".log"), *SETTINGS, *STRAIGHT, f"lab.dir={one_rank.lab}", f"run_dir={run_dir}", *overrides,
+        environment=environment,
+    )  # fmt: skip
+    assert code == 0, output
+    rows = read_json_lines(run_dir / METRICS)
+    assert [row["step"] for row in rows] == [1, 2, 3] and any(row["actor/grad_norm"] > 0 for row in rows)
+    for ours, expected in zip(rows, one_rank.rows, strict=True):
+        gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
+        for key in (*SAME, *gain):
+            assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)
+    return read_json_lines(run_dir / EVENTS)
+
+
+def test_two_ranks_have_the_losses_of_one(one_rank):
+    assert_same_losses(one_rank, "two", "trainer.n_gpus_per_node=2")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Two raylets on this machine that believe to be two; each says that it has a GPU (verl asks for one per rank)."""
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=8", "--num-gpus=1"]
+    ray += ["--object-store-memory=150000000", "--disable-usage-stats"]
+    port, folder = free_port(), tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
+    head = [*ray, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    environment, nodes = {**os.environ, **TOKEN, "RAY_worker_niceness": "0"}, []
+    environment.pop(RAY, None)  # with it nobody may join
+
+    def start(command):
+        with open(tmp_path / "nodes.log", "a") as log:
+            nodes.append(
+                subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            )
+
+    try:
+        start(head)
+        wait_for(port, nodes[0])
+        start([*ray, f"--address=127.0.0.1:{port}"])
+        yield f"127.0.0.1:{port}"
+    finally:
+        for node in reversed(nodes):
+            os.killpg(node.pid, signal.SIGTERM)
+        for node in nodes:
+            node.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(port, node):
+    for _ in range(600):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        with suppress(subprocess.TimeoutExpired):
+            node.wait(timeout=0.1)
+            raise RuntimeError(f"Ray ended with code {node.returncode}")
+    raise TimeoutError(f"no Ray on port {port}")
+
+
+def test_two_nodes_have_the_losses_of_one_rank(one_rank, cluster):
+    events = assert_same_losses(
+        one_rank, "nodes", "trainer.nnodes=2", f"+ray_kwargs.ray_init.address='{cluster}'",
+        "ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null",
+        "ray_kwargs.ray_init.object_store_memory=null", "ray_kwargs.ray_init.include_dashboard=null",
+        environment=TOKEN,
+    )  # fmt: skip
+    (network,) = [row["text"] for row in events if row["kind"] == "network"]
+    assert f"others can reach the nodes of the Ray cluster at {cluster}" in network

@@ -5,14 +5,15 @@ a user starts it.
 """
 
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 from kit.byte_world import N_QUESTIONS, build_byte_world
+from kit.train_run import TrainRun, train
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+from verl_credit.run.finished import TRACKER
 from verl_credit_retriever.launch import start_server
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +26,6 @@ SETTINGS = [
     "trainer.val_before_train=false",
     "sample_trajectories=8",
 ]
-TIMEOUT_S = 420
 
 
 @pytest.fixture(scope="module")
@@ -46,32 +46,16 @@ def retriever(world):
         yield server
 
 
-def start(world, url, run_dir, *overrides):
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "verl_credit.cli",
-        "train",
+def settings(world, url, run_dir, *overrides):
+    return [
         "--config-name",
         "search_cpu",
+        *world.overrides,
+        f"search.url={url}",
+        f"run_dir={run_dir}",
+        *SETTINGS,
+        *overrides,
     ]
-    arguments = [*world.overrides, f"search.url={url}", f"run_dir={run_dir}", *SETTINGS, *overrides]
-    return subprocess.Popen(
-        [*command, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=run_dir.parent,
-    )
-
-
-def train(world, url, run_dir, *overrides):
-    """(exit code, everything printed)."""
-    process = start(world, url, run_dir, *overrides)
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, output
 
 
 def metrics(run_dir):
@@ -79,15 +63,23 @@ def metrics(run_dir):
 
 
 @pytest.fixture(scope="module")
-def two_steps(world, retriever, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("runs") / "two_steps"
-    code, output = train(world, retriever.url, run_dir, "trainer.total_training_steps=2")
-    assert code == 0, output
-    return run_dir
+def straight(world, tmp_path_factory):
+    """(run, folder) of a run whose retriever dies after three steps."""
+    root = tmp_path_factory.mktemp("runs")
+    with start_server(
+        world.root / "index", world.root / "encoder", log_path=root / "retriever.log"
+    ) as server:
+        arguments = settings(world, server.url, root / "straight", "trainer.total_training_steps=50")
+        run = TrainRun(root / "straight.log", *arguments, "trainer.max_actor_ckpt_to_keep=9")
+        run.wait_for("step   3/50")
+        server.stop()
+        run.wait()
+    run.url = server.url
+    return run, root / "straight"
 
 
-def test_two_steps_on_real_text(two_steps):
-    first, second = metrics(two_steps)
+def test_two_steps_on_real_text(straight):
+    first, second = metrics(straight[1])[:2]
     assert (first["step"], second["step"]) == (1, 2)
     for row in (first, second):
         assert row["credit/rows_trained"] == N_QUESTIONS * GROUP and row["credit/rollouts_failed"] == 0
@@ -99,8 +91,8 @@ def test_two_steps_on_real_text(two_steps):
         assert row["training/rollout_probs_diff_max"] < 1e-4
 
 
-def test_most_questions_see_a_successful_search(two_steps):
-    rows = [row for row in read_json_lines(two_steps / TRAJECTORIES) if row["step"] == 1]
+def test_most_questions_see_a_successful_search(straight):
+    rows = [row for row in read_json_lines(straight[1] / TRAJECTORIES) if row["step"] == 1]
     assert len(rows) == N_QUESTIONS  # one trajectory of each question's group, the one with most turns
     searched = [row for row in rows if "<tool_response>\nPage 1:" in row["turns"][0]["observation"]]
     assert len(searched) >= N_QUESTIONS // 2
@@ -108,33 +100,32 @@ def test_most_questions_see_a_successful_search(two_steps):
         assert row["turns"][0]["info_gain"] is not None and row["turns"][-1]["info_gain"] is None
 
 
-def test_report_and_banner(two_steps):
-    assert "advantage=turn-group-v1d" in read_json_lines(two_steps / EVENTS)[0]["text"]
-    assert (two_steps / "report.html").stat().st_size > 10_000
+def test_report_and_banner(straight):
+    assert "advantage=turn-group-v1d" in read_json_lines(straight[1] / EVENTS)[0]["text"]
+    assert (straight[1] / "report.html").stat().st_size > 10_000
 
 
-def test_lost_retriever_stops_a_run_and_resume_repeats_its_steps(world, retriever, two_steps, tmp_path):
-    """A straight run of three steps, whose retriever then dies, beside a run of two that was resumed for the third."""
-    straight = tmp_path / "straight"
-    with start_server(
-        world.root / "index", world.root / "encoder", log_path=tmp_path / "retriever.log"
-    ) as server:
-        process = start(world, server.url, straight, "trainer.total_training_steps=50", "search.timeout_s=2")
-        for line in process.stdout:
-            if "step   3/50" in line:
-                break
-        server.stop()
-        rest = process.stdout.read()  # communicate() would lose what was buffered with the last line
-        process.wait(TIMEOUT_S)
-    assert process.returncode == 5, rest
-    assert f"lost to faults of the search server at {server.url}" in rest
+def test_a_lost_retriever_stops_the_run(straight):
+    run, _ = straight
+    assert run.wait() == 5, run.output
+    assert f"lost to faults of the search server at {run.url}" in run.output
 
-    code, output = train(world, retriever.url, two_steps, "trainer.total_training_steps=3")
+
+def test_a_resume_repeats_the_steps(world, retriever, straight, tmp_path):
+    """A copy of the run as it was after its second checkpoint, had it been killed in the third step."""
+    _, folder = straight
+    resumed = Path(shutil.copytree(folder, tmp_path / "resumed"))
+    for checkpoint in resumed.glob("checkpoints/global_step_*"):
+        if int(checkpoint.name.rpartition("_")[2]) > 2:
+            shutil.rmtree(checkpoint)
+    (resumed / "checkpoints" / TRACKER).write_text("2")
+    code, output = train(
+        tmp_path / "log", *settings(world, retriever.url, resumed, "trainer.total_training_steps=3")
+    )
     assert code == 0, output
     assert "resume: exact, from step 2" in output
-    resumed = metrics(two_steps)
-    assert [row["step"] for row in resumed] == [1, 2, 3]
-    expected = metrics(straight)[2]
+    assert [row["step"] for row in metrics(resumed)] == [1, 2, 3]
+    expected, found = metrics(folder)[2], metrics(resumed)[2]
     for name in (
         "actor/pg_loss",
         "actor/grad_norm",
@@ -142,7 +133,7 @@ def test_lost_retriever_stops_a_run_and_resume_repeats_its_steps(world, retrieve
         "credit/gain/mean",
         "response_length/mean",
     ):
-        assert resumed[2][name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+        assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
 
 
 FAILING = 3
@@ -169,7 +160,7 @@ def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(w
     """
     reward = tmp_path / "reward.py"
     reward.write_text(FAILS_SOMETIMES)
-    code, output = train(
+    arguments = settings(
         world,
         retriever.url,
         tmp_path / "run",
@@ -184,6 +175,7 @@ def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(w
         "algorithm.transform_mode=gtpo",
         "algorithm.uncertainty_kind=shannon_entropy",
     )
+    code, output = train(tmp_path / "log", *arguments)
     assert code == 5, output
     assert "rollouts raised" in output and "scored too late" in output
     (row,) = metrics(tmp_path / "run")
