@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
+from kit.gram_oracle import APOSTROPHES, oracle
 from verl_credit.credit.planning.planning import (
     STRATEGIC_GRAMS,
     coverage,
-    parse_grams,
     planning_mask,
     planning_matches,
 )
@@ -67,6 +67,13 @@ def marks(*rows, observed=(), **options):
     return ["".join(str(int(bit)) for bit in planning[row, : len(pieces)]) for row, pieces in enumerate(rows)]
 
 
+def matched(rows, **options):
+    """(matches, mask)"""
+    vocabulary = Vocabulary()
+    ids, mask = vocabulary.batch(rows)
+    return planning_matches(ids, mask, vocabulary.decode, **options), mask
+
+
 def found(text, **options):
     """Whether a text, cut into single characters, has a gram."""
     return "1" in marks(list(text), **options)[0]
@@ -85,9 +92,7 @@ def test_nine_of_the_ten_published_rows_are_defects():
 def test_the_list_is_complete_and_every_gram_is_found():
     assert len(STRATEGIC_GRAMS) == 18
     assert (STRATEGIC_GRAMS[0], STRATEGIC_GRAMS[-1]) == ("wait let me", "the key insight")
-    vocabulary = Vocabulary()
-    ids, mask = vocabulary.batch([re.findall(r" ?[^ ]+", f"So {gram} now") for gram in STRATEGIC_GRAMS])
-    matches = planning_matches(ids, mask, vocabulary.decode)
+    matches, _ = matched([re.findall(r" ?[^ ]+", f"So {gram} now") for gram in STRATEGIC_GRAMS])
     assert matches.gram_counts == dict.fromkeys(STRATEGIC_GRAMS, 1)
     assert matches.first_M.tolist() == [1] * 18
     assert (matches.last_M - matches.first_M + 1).tolist() == [len(g.split()) for g in STRATEGIC_GRAMS]
@@ -119,13 +124,17 @@ def test_not_the_same_gram(text):
     assert not found(text)
 
 
+def test_a_users_own_grams():
+    assert found("Wait let me see", grams='["wait, let me"]')
+    assert found("r\u00c9FL\u00c9CHISSONS un peu", grams="r\u00e9fl\u00e9chissons un")
+    assert found("so \u8ba9\u6211 \u60f3\u60f3 .", grams=["\u8ba9\u6211 \u60f3\u60f3"])
+
+
 def test_overlapping_grams():
     assert marks(["So", " wait", " let", " me", " think", " it"]) == ["011110"]
     assert marks([" the", " key", " is", " double", " check", "!"]) == ["111110"]
     grams = ["let me", "let me think", "me think hard", "think"]
-    vocabulary = Vocabulary()
-    ids, mask = vocabulary.batch([["let", " me", " think", " hard"]])
-    matches = planning_matches(ids, mask, vocabulary.decode, grams=grams)
+    matches, _ = matched([["let", " me", " think", " hard"]], grams=grams)
     assert matches.gram_counts == dict.fromkeys(grams, 1)
     assert list(zip(matches.first_M.tolist(), matches.last_M.tolist(), strict=True)) == [
         (0, 1), (0, 2), (1, 3), (2, 2),
@@ -150,50 +159,7 @@ def test_an_observation_parts_two_turns():
     assert marks(["so", " let", " me"], [" think", " now", "."]) == ["000", "000"]
 
 
-# --- an oracle that walks the text character by character -------------------------------------------------
-
-APOSTROPHES = "'\u2019\u02bc`"
 GRAMS = (*STRATEGIC_GRAMS, "let me", "re-check", "a")
-
-
-def is_word(c):
-    return c.isalnum() and c not in APOSTROPHES
-
-
-def walk(text, at, gram):
-    """Where `gram`, begun at text[at], ends; None if it is not there."""
-    for n, c in enumerate(gram):
-        if is_word(c):
-            if at == len(text) or not is_word(text[at]) or text[at].lower() != c.lower():
-                return None
-            at += 1
-            continue
-        optional = c in APOSTROPHES and is_word(gram[n - 1]) and is_word(gram[n + 1])
-        if not optional and (at == len(text) or is_word(text[at])):
-            return None
-        while at < len(text) and not is_word(text[at]):
-            at += 1
-    return at if at == len(text) or not is_word(text[at]) else None
-
-
-def oracle_spans(text, grams):
-    starts = [s for s in range(len(text)) if is_word(text[s]) and (s == 0 or not is_word(text[s - 1]))]
-    return [(s, end) for s in starts for gram in grams if (end := walk(text, s, gram)) is not None]
-
-
-def oracle(pieces, mask, grams):
-    """One row by the definition."""
-    planning, run = [False] * len(pieces), []
-    for column in range(len(pieces) + 1):
-        if column < len(pieces) and mask[column]:
-            run.append(column)
-            continue
-        owner = [t for t in run for _ in pieces[t]]
-        for begin, end in oracle_spans("".join(pieces[t] for t in run), grams):
-            for t in range(owner[begin], owner[end - 1] + 1):
-                planning[t] = True
-        run = []
-    return planning
 
 
 def random_text(rng, words=14):
@@ -342,21 +308,16 @@ def test_nothing_to_look_at():
         assert matches.planning_B_T.shape == shape and not matches.planning_B_T.any()
         assert matches.metrics()["planning/tokens_per_match"] == 0
         assert matches.metrics()["planning/semantic_entropy"] == 0
-        assert coverage(matches.planning_B_T, torch.zeros(shape)) == {
-            "planning/token_share": 0,
-            "planning/rows_with": 0,
-        }
+        assert set(coverage(matches.planning_B_T, torch.zeros(shape)).values()) == {0}
 
 
 def test_metrics():
-    vocabulary = Vocabulary()
     rows = [
         ["let", " me", " think", ".", " That", "'s", " not", " right", "."],
         ["so", " let", " me", " think"],
         ["x"],
     ]
-    ids, mask = vocabulary.batch(rows)
-    matches = planning_matches(ids, mask, vocabulary.decode)
+    matches, mask = matched(rows)
     got = matches.metrics()
     assert got["planning/matches"] == 3
     assert got["planning/tokens_per_match"] == pytest.approx((3 + 4 + 3) / 3)
@@ -377,72 +338,37 @@ def test_coverage_reads_policy_tokens_only():
     assert coverage(planning, mask) == {"planning/token_share": 2 / 5, "planning/rows_with": 1 / 2}
     nan = torch.where(mask.bool(), planning.float(), float("nan"))
     assert coverage(nan, mask) == coverage(planning, mask)
+    with pytest.raises(ValueError, match="planning_B_T has shape"):
+        coverage(planning[:1], mask)
+
+
+IDS = torch.tensor([[0, 1], [2, 3]])
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("wrong", "error", "message"),
     [
-        '["let me think", "that\'s it"]', " let me think , that's it",
-        ["let me think", "that's it "], ("let me think", "that's it"),
+        ({"mask_B_T": torch.ones(1, 2)}, ValueError, "mask_B_T has shape"),
+        ({"mask_B_T": torch.tensor([[1, 0], [2, 0]])}, ValueError, "mask_B_T is not a mask: row 1"),
+        ({"token_ids_B_T": IDS[0], "mask_B_T": IDS[0] < 9}, ValueError, "expected rows x response tokens"),
+        ({"token_ids_B_T": IDS.float()}, TypeError, "token_ids_B_T has dtype torch.float32"),
+        (
+            {"token_ids_B_T": torch.tensor([[0, 1], [2, -4]])}, ValueError,
+            "row 1, policy token at position 1: id -4; expected 0 or more",
+        ),
+        ({"decode": lambda ids: ["a"]}, ValueError, "decode returned 1 pieces for 4 ids"),
+        ({"decode": lambda ids: [None] * 4}, TypeError, "decode returned None for id 0; expected a str"),
+        (
+            {"decode": lambda ids: ["a", "Ġlet", "b", "c"]}, ValueError,
+            "decode returned 'Ġlet' and no piece with a space; expected text",
+        ),
+        ({"grams": "a,a"}, ValueError, "algorithm.strategic_grams"),
     ],
 )  # fmt: skip
-def test_parse_grams(given):
-    assert parse_grams(given) == ("let me think", "that's it")
-
-
-def test_parse_grams_keeps_commas_of_json():
-    assert parse_grams('["wait, let me"]') == ("wait, let me",)
-    assert found("Wait let me see", grams='["wait, let me"]')
-    assert parse_grams(STRATEGIC_GRAMS) == STRATEGIC_GRAMS
-    assert found("r\u00c9FL\u00c9CHISSONS un peu", grams="r\u00e9fl\u00e9chissons un")
-    assert found("so \u8ba9\u6211 \u60f3\u60f3 .", grams=["\u8ba9\u6211 \u60f3\u60f3"])
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ("", ValueError, "algorithm.strategic_grams='': entry 0 is ''"),
-        ("let me think,", ValueError, "entry 1 is ''"),
-        ("let me, ,think", ValueError, "entry 1 is ' '"),
-        ('["let me", "..."]', ValueError, r"entry 1 is '\.\.\.'; expected a phrase of words"),
-        ("[]", ValueError, r"algorithm.strategic_grams='\[\]' holds no gram"),
-        ([], ValueError, r"algorithm.strategic_grams=\[\] holds no gram"),
-        ('["let me"', ValueError, "algorithm.strategic_grams='.*' is no JSON list"),
-        ('["let me", 3]', TypeError, "entry 1 is 3; expected a string"),
-        ([["let me"]], TypeError, r"entry 0 is \['let me'\]"),
-        (7, TypeError, "algorithm.strategic_grams=7; expected a JSON list"),
-        ("double check,Double-Check", ValueError, "entry 1, 'Double-Check', repeats 'double check'"),
-        (["that's it", "thats it"], ValueError, "entry 1, 'thats it', repeats \"that's it\""),
-    ],
-)
-def test_grams_that_are_refused(given, error, message):
+def test_bad_arguments_are_named(wrong, error, message):
+    right = {"token_ids_B_T": IDS, "mask_B_T": torch.ones(2, 2), "decode": lambda ids: ["a", " b", "c", " d"]}
     with pytest.raises(error, match=message):
-        parse_grams(given)
-
-
-def test_bad_arguments_are_named():
-    vocabulary = Vocabulary()
-    ids, mask = vocabulary.batch([["a", " b"], ["c", " d"]])
-    with pytest.raises(ValueError, match="mask_B_T has shape"):
-        planning_mask(ids, mask[:1], vocabulary.decode)
-    with pytest.raises(ValueError, match="mask_B_T is not a mask: row 1"):
-        planning_mask(ids, torch.tensor([[1, 0], [2, 0]]), vocabulary.decode)
-    with pytest.raises(ValueError, match="expected rows x response tokens"):
-        planning_mask(ids[0], mask[0], vocabulary.decode)
-    with pytest.raises(TypeError, match="token_ids_B_T has dtype torch.float32"):
-        planning_mask(ids.float(), mask, vocabulary.decode)
-    with pytest.raises(ValueError, match="row 1, policy token at position 1: id -4; expected 0 or more"):
-        planning_mask(torch.tensor([[0, 1], [2, -4]]), mask, vocabulary.decode)
-    with pytest.raises(ValueError, match="decode returned 1 pieces for 4 ids"):
-        planning_mask(ids, mask, lambda ids: ["a"])
-    with pytest.raises(TypeError, match="decode returned None for id 0; expected a str"):
-        planning_mask(ids, mask, lambda ids: [None for _ in ids])
-    with pytest.raises(ValueError, match="decode returned 'Ġlet' and no piece with a space; expected text"):
-        planning_mask(ids, mask, lambda ids: ["a", "Ġlet", "b", "c"])
-    with pytest.raises(ValueError, match="algorithm.strategic_grams"):
-        planning_mask(ids, mask, vocabulary.decode, grams="a,a")
-    with pytest.raises(ValueError, match="planning_B_T has shape"):
-        coverage(mask[:1], mask)
+        planning_mask(**right | wrong)
 
 
 def test_a_space_may_be_long():

@@ -6,6 +6,8 @@ import threading
 import httpx
 import numpy as np
 
+from verl_credit_retriever.http.server import create_app
+
 ROWS = 20
 
 
@@ -71,6 +73,14 @@ class FakeIndex:
             for v in vectors_N_D
         ]
         return self.damage(found) if self.damage else found
+
+
+def app_of(gate=None, damage=None, **options):
+    """(the app of a fake index, its encoder)"""
+    encoder = FakeEncoder(gate=gate)
+    index = FakeIndex(encoder)
+    index.damage = damage
+    return create_app(index, encoder, **options), encoder
 
 
 def client_of(app, **options) -> httpx.AsyncClient:

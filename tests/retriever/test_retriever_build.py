@@ -1,4 +1,4 @@
-"""Building: interrupted and taken up, alone at its output, with parameters by rule, atomic."""
+"""Building: interrupted and taken up, alone at its output, atomic."""
 
 import hashlib
 import json
@@ -20,7 +20,6 @@ from verl_credit_retriever.index import search as index_module
 from verl_credit_retriever.index.build import Progress
 from verl_credit_retriever.index.corpus import CorpusError
 from verl_credit_retriever.index.faiss_fill import fill
-from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.index.shards import BuildRefused
@@ -313,41 +312,6 @@ def test_vectors_that_their_type_cannot_hold_are_refused_with_their_row(corpus, 
     with np.errstate(over="ignore"), pytest.raises(ValueError, match="row 40: .* not finite in float16"):
         build_index(corpus, TableEncoder(table), tmp_path / "out", dtype="fp16", shard_rows=64)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "kind, rows, given, parameters, search",
-    [
-        ("flat", 50, {}, {}, {}),
-        ("ivf", 10, {}, {"nlist": 1, "train_rows": 10, "seed": 0}, {"nprobe": 1}),
-        ("ivf", 390, {}, {"nlist": 10, "train_rows": 390, "seed": 0}, {"nprobe": 8}),
-        ("ivf", 21_015_324, {}, {"nlist": 18337, "train_rows": 1_173_568, "seed": 0}, {"nprobe": 136}),
-        ("ivf", 10, {"nlist": 10, "nprobe": 2}, {"nlist": 10, "train_rows": 10, "seed": 0}, {"nprobe": 2}),
-        ("hnsw", 50, {"m": 8}, {"m": 8, "ef_construction": 200, "seed": 0}, {"ef_search": 128}),
-    ],
-)
-def test_parameters_follow_the_stated_rule(kind, rows, given, parameters, search):
-    assert resolve(kind, rows, given) == (parameters, search)
-
-
-@pytest.mark.parametrize(
-    "kind, given, message",
-    [
-        ("ivf", {"nlist": 101}, "nlist=101; expected an integer from 1 to 100"),
-        ("ivf", {"nlist": 10, "nprobe": 11}, "nprobe=11; expected an integer from 1 to 10"),
-        ("ivf", {"nlist": 10, "train_rows": 9}, "train_rows=9; expected an integer from 10 to 100"),
-        ("hnsw", {"m": 1}, "m=1; expected an integer from 2 to 512"),
-        ("hnsw", {"nlist": 4}, "nlist=4 has no effect on kind='hnsw'"),
-        ("flat", {"seed": 1}, "seed=1 has no effect on kind='flat'; it takes no parameter"),
-        ("ivf", {"lists": 4}, "lists=4 has no effect"),
-    ],
-)
-def test_wrong_parameters_are_refused_before_anything_is_encoded(
-    corpus, encoder, tmp_path, kind, given, message
-):
-    with pytest.raises(ValueError, match=message):
-        build_index(corpus, encoder, tmp_path / "out", kind=kind, **given)
-    assert encoder.calls == 0 and os.listdir(tmp_path) == ["corpus.jsonl"]
 
 
 def test_a_full_disk_is_found_before_anything_is_encoded(corpus, encoder, tmp_path, monkeypatch):

@@ -2,33 +2,15 @@
 
 import asyncio
 import json
-import logging
 import math
-import socket
 import threading
 
 import httpx
 import pytest
-import uvicorn
-from omegaconf import OmegaConf
 
-from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex, client_of, metric, until
-from verl_credit.config.keys import Search
-from verl_credit.doctor.inputs.recipe import check_retriever
-from verl_credit.doctor.result import Status
+from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex, app_of, client_of, metric, until
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.server import create_app
-from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
-from verl_credit_retriever.serving.sockets import check_host
-
-TOKEN = "a-token-of-some-length"
-
-
-def _app(gate=None, damage=None, **options):
-    encoder = FakeEncoder(gate=gate)
-    index = FakeIndex(encoder)
-    index.damage = damage
-    return create_app(index, encoder, **options), encoder
 
 
 def _post(app, body, path="/v1/search", **headers):
@@ -66,7 +48,7 @@ def _post(app, body, path="/v1/search", **headers):
     ],
 )
 def test_the_strict_route_refuses_and_names_the_field(body, named):
-    app, encoder = _app()
+    app, encoder = app_of()
     answer = _post(app, body)
     assert answer.status_code == 422
     assert answer.json()["error"].startswith(named) and len(answer.content) < 1000
@@ -74,7 +56,7 @@ def test_the_strict_route_refuses_and_names_the_field(body, named):
 
 
 def test_k_above_the_rows_gives_all_rows():
-    app, _ = _app()
+    app, _ = app_of()
     for path, k in (("/v1/search", "k"), ("/retrieve", "topk")):
         answer = _post(app, {"queries": ["a"], k: ROWS + 5}, path).json()
         (hits,) = answer["results" if path == "/v1/search" else "result"]
@@ -83,7 +65,7 @@ def test_k_above_the_rows_gives_all_rows():
 
 @pytest.mark.parametrize("with_length", [True, False])
 def test_a_body_over_the_limit_is_413(with_length):
-    app, encoder = _app(limits=Limits(max_body_bytes=1000))
+    app, encoder = app_of(limits=Limits(max_body_bytes=1000))
     body = json.dumps({"queries": ["x" * 2000], "k": 1}).encode()
 
     async def pieces():
@@ -123,7 +105,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_answer_never_leaves_the_server(damage):
-    app, _ = _app(damage=damage)
+    app, _ = app_of(damage=damage)
     for path, k in (("/v1/search", "k"), ("/retrieve", "topk")):
         answer = _post(app, {"queries": ["a", "b"], k: 3}, path)
         assert answer.status_code == 500
@@ -148,7 +130,7 @@ def test_vectors_that_are_none_are_a_500(spoil):
 
 
 def test_a_fault_passes_and_leaves_nothing_in_the_cache():
-    app, encoder = _app()
+    app, encoder = app_of()
     encoder.broken["a"] = MemoryError("no memory")
     assert _post(app, {"queries": ["a"], "k": 1}).status_code == 500
     del encoder.broken["a"]
@@ -158,7 +140,7 @@ def test_a_fault_passes_and_leaves_nothing_in_the_cache():
 def _busy(**options):
     """An app whose encoder is at work until `gate` is set."""
     gate = threading.Event()
-    return *_app(gate, **options), gate
+    return *app_of(gate, **options), gate
 
 
 async def _occupy(client, encoder):
@@ -228,7 +210,7 @@ def test_a_deadline_that_passes_is_504_and_its_work_is_dropped():
 
 @pytest.mark.parametrize("value", ["-1", "soon", "1e3", "nan", str(2**40)])
 def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(value):
-    app, _ = _app()
+    app, _ = app_of()
     answer = _post(app, {"queries": ["a"], "k": 1}, **{"X-Deadline-Ms": value})
     assert answer.status_code == 422 and answer.json()["error"].startswith("x-deadline-ms")
 
@@ -315,7 +297,7 @@ def test_a_probe_of_a_busy_server_waits_for_no_batch_but_the_one_that_runs():
 
 
 def test_readyz_tells_whether_a_query_can_be_answered():
-    app, encoder = _app()
+    app, encoder = app_of()
 
     async def run():
         async with client_of(app) as client:
@@ -329,103 +311,8 @@ def test_readyz_tells_whether_a_query_can_be_answered():
     assert ready.json() == {"status": "not ready", "error": "RuntimeError: out of memory"}
 
 
-ROUTES = [("GET", path) for path in ("/readyz", "/metrics", "/info", "/openapi.json", "/nothing")]
-
-
-@pytest.mark.parametrize("method, path", [*ROUTES, ("POST", "/retrieve"), ("POST", "/v1/search")])
-def test_without_the_token_only_livez_answers(method, path, caplog):
-    caplog.set_level(logging.DEBUG)
-    app, encoder = _app(token=TOKEN)
-    body = {"queries": ["a"], **({"k": 1} if path == "/v1/search" else {})}
-    wrong = [
-        None,
-        "",
-        TOKEN,
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-        f"Basic {TOKEN}",
-        "Bearer ",
-        "Bearer ü",
-    ]
-
-    async def run():
-        async with client_of(app) as client:
-            for value in wrong:
-                headers = {} if value is None else {"Authorization": value.encode()}
-                answer = await client.request(method, path, json=body, headers=headers)
-                assert answer.status_code == 401 and answer.headers["WWW-Authenticate"] == "Bearer"
-                assert TOKEN not in answer.text
-            assert (await client.get("/livez")).status_code == 200
-            assert encoder.encoded == []
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            return await client.request(method, path, json=body, headers=headers)
-
-    assert asyncio.run(run()).status_code == (404 if path == "/nothing" else 200)
-    assert TOKEN not in caplog.text
-
-
-def test_the_doctor_asks_a_protected_server_with_the_token(monkeypatch):
-    """It used to ask /info once more without it, and to report a server that has none."""
-    section = {
-        **dict.fromkeys(Search.model_fields), "topk": 3, "max_searches": 2, "max_page_chars": 500,
-        "timeout_s": 30.0, "max_retries": 0, "breaker_failures": 3, "breaker_pause_s": 1.0, "token_env": "SEARCH_TOKEN",
-    }  # fmt: skip
-    app, _ = _app(token=TOKEN)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = OmegaConf.create({"search": {**section, "url": url}})
-        thread.start()
-        try:
-            monkeypatch.setenv("SEARCH_TOKEN", TOKEN)
-            right = check_retriever(None, config)
-            monkeypatch.setenv("SEARCH_TOKEN", "another")
-            wrong = check_retriever(None, config)
-        finally:
-            server.should_exit = True
-            thread.join()
-    assert (right.status, right.found) == (Status.PASS, f"index: {url} {FakeIndex.fingerprint}")
-    assert wrong.status is Status.FAIL and "401" in wrong.found and "another" not in wrong.found
-
-
-def test_where_a_token_comes_from(tmp_path):
-    file = tmp_path / "token"
-    file.write_text(f"{TOKEN}\n")
-    assert read_token(file, {}) == read_token(None, {TOKEN_VARIABLE: TOKEN}) == TOKEN
-    assert read_token(None, {}) is None
-    with pytest.raises(ValueError, match="both given"):
-        read_token(file, {TOKEN_VARIABLE: TOKEN})
-    for bad in ("", " \n", "two words", "a\nb", "schlüssel"):
-        file.write_text(bad, encoding="utf-8")
-        for source in ((file, {}), (None, {TOKEN_VARIABLE: bad})):
-            with pytest.raises(ValueError, match="expected one line of printable ASCII") as caught:
-                read_token(*source)
-            assert not bad.strip() or bad.strip() not in str(caught.value)
-
-
-def test_settings_travel_and_hide_the_token(tmp_path):
-    options = {"port_file": tmp_path / "port", "limits": Limits(max_topk=7), "token": TOKEN, "workers": 2}
-    settings = ServeSettings(tmp_path / "index", tmp_path / "encoder", **options)
-    assert ServeSettings.from_json(settings.to_json()) == settings
-    assert TOKEN not in repr(settings)
-    for wrong in ({"workers": 0}, {"threads": 0}, {"port": -1}, {"port": 65536}):
-        ((name, value),) = wrong.items()
-        with pytest.raises(ValueError, match=f"--{name}={value}"):
-            ServeSettings(tmp_path, tmp_path, **wrong)
-
-
-def test_other_hosts_need_a_flag_and_get_a_warning():
-    for host in ("127.0.0.1", "::1", "localhost"):
-        assert check_host(host, allow_remote=False, token=False) is None
-    with pytest.raises(ValueError, match="--host=0.0.0.0: not loopback; add --allow-remote"):
-        check_host("0.0.0.0", allow_remote=False, token=True)
-    assert "there is no token" in check_host("0.0.0.0", allow_remote=True, token=False)
-    assert "unencrypted" in check_host("::", allow_remote=True, token=True)
-
-
 def test_other_paths_and_methods_are_json_errors():
-    app, _ = _app()
+    app, _ = app_of()
 
     async def run():
         async with client_of(app) as client:

@@ -1,0 +1,305 @@
+"""The rollout engine `hf` without Ray: weights that arrive, sampling parameters as verl sends them, batches of requests."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from verl_credit.generation.generator import Generation, SamplingParams
+from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
+from verl_credit.host.hf_rollout.options import EngineOptions
+from verl_credit.host.hf_rollout.request import sampling_params
+from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource
+
+# --- weights ---
+
+
+class Tied(torch.nn.Module):
+    """An embedding, a head that shares its weight, a layer and a persistent buffer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = torch.nn.Embedding(5, 4)
+        self.layer = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.rand(3))
+
+
+def send(weights, model, *, bucket_bytes=40, dtype=torch.float32, damage=lambda bucket: bucket):
+    source, sink = WeightSource(dtype=dtype, bucket_bytes=bucket_bytes), WeightSink(model)
+    for bucket in source.buckets(weights):
+        sink.load(damage(bucket))
+    return source.checksum(), sink.finish()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
+def test_weights_arrive_in_any_order_and_bucket_size(bucket_bytes):
+    old, new = Tied(0), Tied(1)
+    sent, loaded = send(reversed(new.state_dict().items()), old, bucket_bytes=bucket_bytes)
+    assert sent == loaded
+    assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True))
+    assert old.head.weight is old.embed.weight
+
+
+def test_the_checksum_depends_on_names_and_values_not_on_order():
+    state = dict(Tied(1).state_dict())
+    first, _ = send(state.items(), Tied(0))
+    assert send(reversed(state.items()), Tied(0), bucket_bytes=1)[0] == first
+    bumped = {**state, "scale": torch.nextafter(state["scale"], torch.ones(3))}
+    assert send(bumped.items(), Tied(0))[0] != first
+    assert send(Tied(0).state_dict().items(), Tied(0))[0] != first
+
+
+def test_a_corrupted_tensor_is_caught():
+    def flip_the_last_bit(bucket):
+        return bucket[:-1] + bytes([bucket[-1] ^ 1])
+
+    sent, loaded = send(Tied(1).state_dict().items(), Tied(0), damage=flip_the_last_bit)
+    assert sent != loaded
+
+
+def test_an_untied_head_is_caught():
+    weights = {**Tied(1).state_dict(), "head.weight": torch.zeros(5, 4)}
+    sent, loaded = send(weights.items(), Tied(0))
+    assert sent != loaded
+
+
+def test_either_name_of_a_tied_tensor_suffices():
+    for name in ("head.weight", "embed.weight"):
+        weights = Tied(1).state_dict()
+        del weights[name]
+        model = Tied(0)
+        sent, loaded = send(weights.items(), model)
+        assert sent == loaded
+        assert torch.equal(model.embed.weight, Tied(1).embed.weight)
+
+
+def test_weights_are_cast_before_they_are_summed():
+    model = Tied(0).bfloat16()
+    sent, loaded = send(Tied(1).state_dict().items(), model, dtype=torch.bfloat16)
+    assert sent == loaded
+    assert torch.equal(model.layer.weight, Tied(1).layer.weight.bfloat16())
+
+
+def test_names_shapes_and_types_are_strict():
+    state = Tied(1).state_dict()
+    with pytest.raises(WeightError, match="unexpected weight 'other'"):
+        send({**state, "other": torch.ones(1)}.items(), Tied(0))
+    with pytest.raises(WeightError, match="did not arrive.*layer.bias"):
+        send([item for item in state.items() if item[0] != "layer.bias"], Tied(0))
+    with pytest.raises(WeightError, match=r"'layer.bias'.*\(1,\).*needs.*\(4,\)"):
+        send({**state, "layer.bias": torch.ones(1)}.items(), Tied(0))
+    with pytest.raises(WeightError, match="bfloat16.*needs.*float32"):
+        send(state.items(), Tied(0), dtype=torch.bfloat16)
+    with pytest.raises(WeightError, match="'scale' was sent twice"):
+        send([*state.items(), ("scale", state["scale"])], Tied(0))
+
+
+def test_the_sender_raises_on_a_difference():
+    from verl_credit.host.hf_rollout.sync import compare
+
+    compare(sent="a", loaded="a")
+    with pytest.raises(WeightError, match="sent checksum a, the rollout server holds b"):
+        compare(sent="a", loaded="b")
+
+
+# --- sampling parameters as verl sends them ---
+
+LIMITS = dict(prompt_length=20, response_length=10, max_model_len=32, eos_token_ids=(2, 3))
+VERL = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.0, "logprobs": True}
+
+
+def test_verls_parameters_are_read():
+    params = sampling_params({**VERL, "seed": 5, "stop_token_ids": [9]}, prompt_tokens=15, **LIMITS)
+    assert params == SamplingParams(10, 0.5, 0.9, 7, seed=5, stop_token_ids=(2, 3, 9))
+    assert sampling_params({"ignore_eos": True}, prompt_tokens=1, **LIMITS).stop_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt_tokens", "expected"),
+    [
+        ({}, 15, 10),  # the response budget
+        ({}, 26, 4),  # what prompt and response budget leave
+        ({}, 31, 1),  # at least one, as verl's vLLM server does
+        ({"max_tokens": 5}, 15, 5),
+        ({"max_new_tokens": 6}, 15, 6),
+        ({"max_tokens": 100}, 30, 2),  # the model's context
+    ],
+)
+def test_token_budget(given, prompt_tokens, expected):
+    assert sampling_params(given, prompt_tokens=prompt_tokens, **LIMITS).max_new_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beam_width": 2}, "'beam_width' is not known: accepted are temperature"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1: only 1.0"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"max_tokens": 0}, "max_new_tokens=0"),
+        ({"max_tokens": "5"}, "max_new_tokens='5'"),
+        ({"seed": 1.5}, "seed=1.5"),
+    ],
+)
+def test_a_bad_parameter_names_itself(given, message):
+    with pytest.raises(ValueError, match=message):
+        sampling_params(given, prompt_tokens=4, **LIMITS)
+
+
+def test_a_prompt_without_room_is_refused():
+    with pytest.raises(ValueError, match="32 tokens: rollout.max_model_len=32"):
+        sampling_params({}, prompt_tokens=32, **LIMITS)
+
+
+def test_engine_options():
+    assert EngineOptions.read({}) == EngineOptions()
+    assert EngineOptions.read({"hf": {"num_threads": 2, "quiet_ms": None}}) == EngineOptions(num_threads=2)
+    with pytest.raises(
+        ValueError, match="engine_kwargs.hf.threads is not known: accepted are num_threads, quiet_ms"
+    ):
+        EngineOptions.read({"hf": {"threads": 2}})
+    with pytest.raises(ValueError, match="engine_kwargs.hf.num_threads=0"):
+        EngineOptions.read({"hf": {"num_threads": 0}})
+
+
+# --- batching ---
+
+ONE = SamplingParams(1)
+
+
+class Recorder:
+    """Stands in for the model: answers every prompt with itself and records the batches."""
+
+    def __init__(self, *, hold=False):
+        self.batches, self.hold, self.release = [], hold, threading.Event()
+
+    def __call__(self, prompts, params):
+        self.batches.append([list(prompt) for prompt in prompts])
+        if self.hold:
+            assert self.release.wait(10)
+        if any(prompt == [666] for prompt in prompts):
+            raise FloatingPointError("engine broke")
+        return [Generation(list(prompt), [0.0], "length") for prompt in prompts]
+
+
+def batcher_of(recorder, max_batch_size=100):
+    return RequestBatcher(recorder, max_batch_size=max_batch_size, quiet_seconds=0.001)
+
+
+def test_concurrent_requests_share_a_batch_and_keep_their_answers():
+    recorder = Recorder()
+
+    async def scenario():
+        batcher = batcher_of(recorder)
+        return await asyncio.gather(*[batcher.submit([i], ONE) for i in range(20)])
+
+    outputs = asyncio.run(scenario())
+    assert [output.token_ids for output in outputs] == [[i] for i in range(20)]
+    assert len(recorder.batches) == 1
+
+
+def test_batches_are_bounded():
+    recorder = Recorder()
+
+    async def scenario():
+        batcher = batcher_of(recorder, max_batch_size=8)
+        await asyncio.gather(*[batcher.submit([i], ONE) for i in range(20)])
+        return batcher.batches, batcher.rows
+
+    assert asyncio.run(scenario()) == (3, 20)
+    assert [len(batch) for batch in recorder.batches] == [8, 8, 4]
+
+
+def test_an_engine_error_reaches_its_callers_and_the_next_batch_runs():
+    async def scenario():
+        batcher = batcher_of(Recorder())
+        failed = await asyncio.gather(*[batcher.submit([i], ONE) for i in (1, 666)], return_exceptions=True)
+        return failed, await batcher.submit([2], ONE)
+
+    failed, after = asyncio.run(scenario())
+    assert all(isinstance(error, FloatingPointError) for error in failed)
+    assert after.token_ids == [2]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_a_generator_that_loses_a_row_is_an_error_and_not_a_hang():
+    async def scenario():
+        batcher = batcher_of(lambda prompts, params: [])
+        return await asyncio.wait_for(batcher.submit([1], ONE), timeout=5)
+
+    with pytest.raises(ValueError, match="zip"):
+        asyncio.run(scenario())
+
+
+def test_requests_during_a_batch_form_the_next_and_exclusive_jobs_wait():
+    recorder = Recorder(hold=True)
+
+    async def scenario():
+        batcher = batcher_of(recorder)
+        first = asyncio.create_task(batcher.submit([1], ONE))
+        await until(lambda: recorder.batches)
+        later = [asyncio.create_task(batcher.submit([i], ONE)) for i in (2, 3)]
+        job = asyncio.create_task(batcher.exclusive(lambda: len(recorder.batches)))
+        await asyncio.sleep(0.01)
+        assert not job.done() and len(recorder.batches) == 1
+        recorder.release.set()
+        await asyncio.gather(first, job, *later)
+        await batcher.drain()
+
+    asyncio.run(scenario())
+    assert recorder.batches[0] == [[1]] and sorted(recorder.batches[1]) == [[2], [3]]
+
+
+def test_pause_keeps_requests_until_resume():
+    recorder = Recorder()
+
+    async def scenario():
+        batcher = batcher_of(recorder)
+        await batcher.pause(reject=False)
+        kept = asyncio.create_task(batcher.submit([1], ONE))
+        await asyncio.sleep(0.01)
+        assert not kept.done() and not recorder.batches
+        batcher.resume()
+        return await kept
+
+    assert asyncio.run(scenario()).token_ids == [1]
+
+
+def test_pause_with_reject_fails_waiting_and_new_requests():
+    async def scenario():
+        batcher = batcher_of(Recorder())
+        await batcher.pause(reject=False)
+        waiting = asyncio.create_task(batcher.submit([1], ONE))
+        await asyncio.sleep(0)
+        await batcher.pause(reject=True)
+        for request in (waiting, batcher.submit([2], ONE)):
+            with pytest.raises(RequestRejected):
+                await request
+        batcher.resume()
+        return await batcher.submit([3], ONE)
+
+    assert asyncio.run(scenario()).token_ids == [3]
+
+
+def test_a_cancelled_request_does_not_disturb_the_others():
+    recorder = Recorder()
+
+    async def scenario():
+        batcher = batcher_of(recorder)
+        gone = asyncio.create_task(batcher.submit([1], ONE))
+        kept = asyncio.create_task(batcher.submit([2], ONE))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await kept
+
+    assert asyncio.run(scenario()).token_ids == [2]
+    assert recorder.batches == [[[2]]]

@@ -1,0 +1,43 @@
+"""Parameters of the kinds of index: by a stated rule, and refused where they make no sense."""
+
+import os
+
+import pytest
+
+from kit.retriever_vectors import TableEncoder, clustered, write_rows
+from verl_credit_retriever.index.kinds import resolve
+from verl_credit_retriever.index.search import build_index
+
+
+@pytest.mark.parametrize(
+    "kind, rows, given, parameters, search",
+    [
+        ("flat", 50, {}, {}, {}),
+        ("ivf", 10, {}, {"nlist": 1, "train_rows": 10, "seed": 0}, {"nprobe": 1}),
+        ("ivf", 390, {}, {"nlist": 10, "train_rows": 390, "seed": 0}, {"nprobe": 8}),
+        ("ivf", 21_015_324, {}, {"nlist": 18337, "train_rows": 1_173_568, "seed": 0}, {"nprobe": 136}),
+        ("ivf", 10, {"nlist": 10, "nprobe": 2}, {"nlist": 10, "train_rows": 10, "seed": 0}, {"nprobe": 2}),
+        ("hnsw", 50, {"m": 8}, {"m": 8, "ef_construction": 200, "seed": 0}, {"ef_search": 128}),
+    ],
+)
+def test_parameters_follow_the_stated_rule(kind, rows, given, parameters, search):
+    assert resolve(kind, rows, given) == (parameters, search)
+
+
+@pytest.mark.parametrize(
+    "kind, given, message",
+    [
+        ("ivf", {"nlist": 101}, "nlist=101; expected an integer from 1 to 100"),
+        ("ivf", {"nlist": 10, "nprobe": 11}, "nprobe=11; expected an integer from 1 to 10"),
+        ("ivf", {"nlist": 10, "train_rows": 9}, "train_rows=9; expected an integer from 10 to 100"),
+        ("hnsw", {"m": 1}, "m=1; expected an integer from 2 to 512"),
+        ("hnsw", {"nlist": 4}, "nlist=4 has no effect on kind='hnsw'"),
+        ("flat", {"seed": 1}, "seed=1 has no effect on kind='flat'; it takes no parameter"),
+        ("ivf", {"lists": 4}, "lists=4 has no effect"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_is_encoded(tmp_path, kind, given, message):
+    corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 100), TableEncoder(clustered(100, 8, seed=1))
+    with pytest.raises(ValueError, match=message):
+        build_index(corpus, encoder, tmp_path / "out", kind=kind, **given)
+    assert encoder.calls == 0 and os.listdir(tmp_path) == ["corpus.jsonl"]
