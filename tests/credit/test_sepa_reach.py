@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.config.unread import without_effect
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from kit.lab_run import run
 from kit.machine import FAIL, LAPTOP, PASS, says
+from kit.recipes import load_config
 from verl_credit.commands import train as train_module
 from verl_credit.config import compose
-from verl_credit.config.compose import load_config
 from verl_credit.doctor import ray_checks
 from verl_credit.errors import PreflightError
 from verl_credit.host.process import launch as module

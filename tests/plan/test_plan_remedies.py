@@ -2,9 +2,9 @@
 
 import pytest
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.config.rules import validate
-from verl_credit.plan.command import OURS, _load, _values
+from verl_credit.plan.command import OURS, _values
 from verl_credit.plan.plan import make_plan
 from verl_credit.plan.remedies import missing
 
@@ -45,25 +45,32 @@ CASES = [
 ]
 
 
+def composed(name, overrides):
+    """(the configuration that `train` would get, the plan of it with what is the planner's own)"""
+    ours = [override for override in overrides if override.startswith(OURS)]
+    config = load_config(name, [override for override in overrides if override not in ours])
+    return config, make_plan(_values(config, ours))
+
+
 @pytest.mark.parametrize(
     "name, overrides", CASES, ids=lambda value: value if isinstance(value, str) else "+".join(value)
 )
 def test_every_remedy_is_accepted_and_does_what_it_says(name, overrides):
     given = [*GIVEN, *overrides]
-    plan = make_plan(_load(name, given))
+    _, plan = composed(name, given)
     assert not plan.fits and plan.remedies
     left = missing(plan.phases)
     for remedy in plan.remedies:
         given += remedy.overrides
-        config = load_config(name, [o for o in given if not o.startswith(OURS)])
+        config, then = composed(name, given)
         validate(config)
-        now = missing(make_plan(_values(config, [o for o in given if o.startswith(OURS)])).phases)
+        now = missing(then.phases)
         assert now == pytest.approx(remedy.missing, rel=0.01, abs=2**20) and now < left, remedy
         left = now
 
 
 def test_a_micro_batch_keeps_room_for_the_answers_behind_a_row():
-    plan = make_plan(_load("multihop_qwen3_4b", [*GIVEN, *CASES[0][1]]))
+    _, plan = composed("multihop_qwen3_4b", [*GIVEN, *CASES[0][1]])
     budgets = [o for remedy in plan.remedies for o in remedy.overrides if "log_prob_max_token_len" in o]
     assert budgets and all(int(o.partition("=")[2]) >= 8192 + 7 * 8 for o in budgets)
 
@@ -71,5 +78,5 @@ def test_a_micro_batch_keeps_room_for_the_answers_behind_a_row():
 def test_an_8_bit_index_is_not_made_smaller_by_being_8_bit():
     for name, overrides in CASES:
         if "hardware.index.kind=flat" not in overrides and "hardware=spark" in overrides:
-            found = make_plan(_load(name, [*GIVEN, *overrides])).remedies
-            assert not [r for r in found if "index" in r.what]
+            _, plan = composed(name, [*GIVEN, *overrides])
+            assert not [r for r in plan.remedies if "index" in r.what]
