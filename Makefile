@@ -11,7 +11,7 @@ RUN_DIR ?= runs/demo
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-e2e test-vllm gpu-evidence lint install clean
+.PHONY: demo test test-fast test-slow test-e2e test-vllm gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -25,13 +25,16 @@ demo: install
 	# 3: the run in $(RUN_DIR) is finished; its report is there
 	$(BIN)/verl-credit train --config-name lab run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
 
-test: lint test-fast test-e2e
+test: lint test-fast test-slow test-e2e
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not e2e" -n logical --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "not e2e and not slow" -n logical --maxprocesses 8 --dist worksteal
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 8 --dist loadfile
 
 test-e2e: install
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e -n 2 --dist loadfile
 
 test-vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py

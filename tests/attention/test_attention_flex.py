@@ -53,6 +53,7 @@ def read(model, trunks, branches=None, gradients=False):
             logits.pow(2).mean().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_compiles_a_few_times_and_then_no_more(family, compiled):
     """The order of a run: the proof's forwards with the trials of the kernel, then old_log_probs and update, twice.
@@ -85,6 +86,7 @@ def draw(n, gradients=False):
     return [torch.randn(1, heads, n, 16, generator=random).requires_grad_(gradients) for heads in (4, 2, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, 1.5)])
 def test_compiled_it_is_the_definition(window, softcap, compiled):
     for trunks, branches in ROLLOUTS:
@@ -102,6 +104,7 @@ def test_compiled_it_is_the_definition(window, softcap, compiled):
     assert len(compiled) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", [False, True])
 def test_running_out_of_compilations_is_an_error(gradients, compiled, monkeypatch):
     """And not the form that holds all scores. What is compiled already runs on."""
@@ -116,6 +119,7 @@ def test_running_out_of_compilations_is_an_error(gradients, compiled, monkeypatc
         flex.flex(*draw(400, gradients), pack_rows([400]), scaling=0.3)
 
 
+@pytest.mark.slow
 def test_what_one_purpose_has_used_up_another_does_not_lack(compiled, monkeypatch):
     monkeypatch.setattr(flex, "LIMIT", 2)
     for gradients in (False, True):
@@ -127,6 +131,7 @@ def test_what_one_purpose_has_used_up_another_does_not_lack(compiled, monkeypatc
     assert len(compiled) == 5
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_uncompiled_where_it_is_to_be_compiled_is_an_error(compiled):
     flex.flex(*draw(300), pack_rows([300]), scaling=0.3)

@@ -213,6 +213,7 @@ def test_wrong_shapes_are_named(logits, labels, temperature, said):
         log_probs_from_logits(logits, labels.long(), temperature)
 
 
+@pytest.mark.slow
 def test_they_need_torch_alone():
     """A GPU machine without verl can import them."""
     code = "import sys, verl_credit.log_probs.chunks\n"

@@ -108,12 +108,14 @@ def said(tmp_path_factory):
     return on_ranks(1, rank_main, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_right_model_passes(case, said):
     assert said[case, "right"].startswith("attention: sdpa (within")
     assert "alone as with eager attention within" in said[case, "right"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "wrong"), [(case, wrong.__name__) for case in CASES for wrong in wrongs(case)]
 )
@@ -125,6 +127,7 @@ def test_a_wrong_mask_does_not(case, wrong, said):
     )
 
 
+@pytest.mark.slow
 def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
     assert said["fp32", "misplaced"].startswith("RuntimeError: attention: sdpa (within")
 
@@ -161,6 +164,7 @@ def test_how_many_layers_slide(family, changes, count, key):
     assert sliding_layers(tiny_config(family, **changes)) == (count, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "text"),
     [
@@ -174,5 +178,6 @@ def test_a_window_that_no_layer_asks_for_is_refused(case, text, said):
     assert re.search(text, said[case, "right"])
 
 
+@pytest.mark.slow
 def test_such_a_model_passes_without_its_window(said):
     assert said["qwen2_moe, no window", "right"].startswith("attention: sdpa (within")

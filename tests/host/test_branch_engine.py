@@ -126,6 +126,7 @@ def measured(tmp_path_factory):
     return {key: value for ranks in (1, 2) for key, value in on_ranks(ranks, rank_main, folder).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "rank"), [*((case, 0) for case in CASES), ("two ranks", 0), ("two ranks", 1)]
 )

@@ -6,6 +6,8 @@ import torch
 from kit.tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, on_ranks
 from kit.tiny_models import VOCABULARY, in_float64, log_probs, tiny_model
 
+pytestmark = pytest.mark.slow
+
 MODES = {
     "plain": {"enable_gradient_checkpointing": False},
     "checkpointed": {"enable_gradient_checkpointing": True},

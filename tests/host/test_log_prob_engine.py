@@ -163,6 +163,7 @@ def measured(tmp_path_factory):
     return on_ranks(1, rank_main, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_engine_gives_is_what_verl_gives(case, measured):
     ours, theirs = measured[case]["ours"], measured[case]["verl's"]
@@ -178,12 +179,14 @@ def test_what_the_engine_gives_is_what_verl_gives(case, measured):
     assert any(not torch.equal(g, theirs["without"][name]) for name, g in theirs["with entropy"].items())
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_any_number_of_tokens(measured):
     """And verl's entropy in chunks is, for every one: the control, without which the count could be of nothing."""
     assert measured["compiled"]["engine"] == 0
     assert measured["compiled"]["verl's"] >= 3
 
 
+@pytest.mark.slow
 def test_beside_flash_attns_loss(measured):
     found = measured["flash"]
     assert found["called"] > 0 and found["graphs"] == 0 and found["apart"] < 1e-6
@@ -191,6 +194,7 @@ def test_beside_flash_attns_loss(measured):
     assert found["said"].endswith("entropies: the project's own, 2048 tokens at a time")
 
 
+@pytest.mark.slow
 def test_the_start_says_which_and_what_it_holds(measured):
     plain, distilled = measured["said"]
     assert plain.startswith("log-probs and entropies: the project's own (device cpu), 17189 tokens at a time")

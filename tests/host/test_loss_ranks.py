@@ -61,6 +61,7 @@ def one_rank(rank, store, results):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_gloo_ranks_are_one(tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()

@@ -23,6 +23,7 @@ def python(code, **env):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_importing_verl_alone_registers_estimator_and_loss():
     code = (
         "import verl\n"
@@ -32,6 +33,7 @@ def test_importing_verl_alone_registers_estimator_and_loss():
     assert python(code, VERL_PLATFORM="cpu") == "info_gain_advantage turn_ppo"
 
 
+@pytest.mark.slow
 def test_registering_after_a_first_import_of_ours_completes_it():
     code = (
         "import verl_credit.host.actor.loss\n"

@@ -61,6 +61,7 @@ for name in names:
 """
 
 
+@pytest.mark.slow
 def test_the_first_parts_run_with_torch_and_transformers_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BLOCKED, ",".join(TORCH_ONLY), str(tmp_path)],
@@ -266,7 +267,7 @@ def test_the_committed_page_is_what_its_json_says(tmp_path):
 @pytest.mark.parametrize("recipe", runs.GPU_RECIPES[:3])  # the fourth differs in its name
 def test_the_overrides_of_the_training_parts_are_accepted(recipe, tmp_path):
     """Nobody can start them here: that they compose and pass validation is what can be known."""
-    from verl_credit.config.compose import load_config
+    from kit.recipes import load_config
     from verl_credit.config.rules import validate
 
     overrides = World(tmp_path, "http://127.0.0.1:1", False).overrides(recipe, "Qwen/Qwen3-4B")

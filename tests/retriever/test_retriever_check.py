@@ -6,15 +6,15 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from kit.retriever_world import make_corpus, make_encoder
+from kit.retriever_world import make_corpus
 from verl_credit_retriever.check.load import Load
 from verl_credit_retriever.check.recall import (
     MalformedAnswer,
@@ -32,7 +32,6 @@ from verl_credit_retriever.encoder.encoder import SentenceEncoder
 from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.search import SearchIndex, build_index
-from verl_credit_retriever.launch import start_server
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "evidence" / "retriever" / "search_r1_client.py"
@@ -40,20 +39,12 @@ QUERIES = [f"who is the mayor of town {number}" for number in range(20)]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("checked")
-    make_encoder(root / "encoder")
-    build_index(make_corpus(root / "corpus.jsonl"), root / "encoder", root / "index")
-    build_index(make_corpus(root / "fewer.jsonl", rows=40), root / "encoder", root / "other")
-    (root / "queries.txt").write_text("\n".join(QUERIES) + "\n\n")
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(folders):
-    with start_server(folders / "index", folders / "encoder", log_path=folders / "log") as handle:
-        yield handle
+def checked(folders):
+    """The served index, queries, and another index."""
+    (folders / "queries.txt").write_text("\n".join(QUERIES) + "\n\n")
+    fewer = make_corpus(folders / "fewer.jsonl", rows=40)
+    build_index(fewer, folders / "encoder", folders / "other", overwrite=True)
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +52,25 @@ def exact(folders):
     return SearchIndex.load(folders / "index", backend="exact"), SentenceEncoder(folders / "encoder")
 
 
-def _check(folders, url, *more):
-    index = more[more.index("--index") + 1] if "--index" in more else folders / "index"
-    arguments = ["check", "--url", url, "--index", index, "--encoder", folders / "encoder"]
-    arguments += ["--queries", folders / "queries.txt", "--threads", "1", *more]
+@pytest.fixture(scope="module")
+def search(exact):
+    """What the index answers to one query, computed once for all tests."""
+    index, encoder = exact
+    return cache(lambda query, k: index.search(encoder.encode_queries([query]), k)[0])
+
+
+def _check(checked, url, *more):
+    index = more[more.index("--index") + 1] if "--index" in more else checked / "index"
+    arguments = ["check", "--url", url, "--index", index, "--encoder", checked / "encoder"]
+    arguments += ["--queries", checked / "queries.txt", "--threads", "1", *more]
     return main([str(argument) for argument in arguments])
 
 
-def test_a_right_server_passes_with_full_recall(server, folders, capsys):
-    report_code = _check(folders, f"{server.url},{server.url}/", "--requests", "200", "--json")
+def test_a_right_server_passes_with_full_recall(server, checked, capsys):
+    report_code = _check(checked, f"{server.url},{server.url}/", "--requests", "200", "--json")
     report = json.loads(capsys.readouterr().out)
     assert (report_code, report["problems"]) == (0, [])
-    assert report["fingerprint"] == SearchIndex.load(folders / "index").fingerprint
+    assert report["fingerprint"] == SearchIndex.load(checked / "index").fingerprint
     (answers,) = report["servers"].values()
     assert answers["recall"] == {"3": 1.0, "10": 1.0} and answers["fingerprint"] == report["fingerprint"]
     assert answers["max_score_error"] < 1e-5 and answers["answered"] == len(QUERIES)
@@ -81,20 +79,20 @@ def test_a_right_server_passes_with_full_recall(server, folders, capsys):
     assert 0 < load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"]
 
 
-def test_the_table_ends_with_the_fingerprint(server, folders, capsys):
-    assert _check(folders, server.url, "--requests", "20", "--k", "1") == 0
+def test_the_table_ends_with_the_fingerprint(server, checked, capsys):
+    assert _check(checked, server.url, "--requests", "20", "--k", "1") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [
-        f"fingerprint  search.index_fingerprint={SearchIndex.load(folders / 'index').fingerprint}",
+        f"fingerprint  search.index_fingerprint={SearchIndex.load(checked / 'index').fingerprint}",
         "ok",
     ]
     assert any("recall@1 1.0000" in line for line in lines)
 
 
-def test_another_index_is_found_by_its_fingerprint_and_recall(server, folders, capsys):
-    assert _check(folders, server.url, "--index", folders / "other", "--requests", "0") == 1
+def test_another_index_is_found_by_its_fingerprint_and_recall(server, checked, capsys):
+    assert _check(checked, server.url, "--index", checked / "other", "--requests", "0") == 1
     errors = capsys.readouterr().err
-    assert f"fingerprint={SearchIndex.load(folders / 'index').fingerprint}; the folder has" in errors
+    assert f"fingerprint={SearchIndex.load(checked / 'index').fingerprint}; the folder has" in errors
     assert "problem: " in errors and "recall@" in errors
 
 
@@ -108,18 +106,18 @@ def test_another_index_is_found_by_its_fingerprint_and_recall(server, folders, c
         (["--queries", "missing.txt"], "missing.txt"),
     ],
 )
-def test_wrong_arguments_are_exit_code_2(folders, capsys, arguments, named):
-    assert _check(folders, "http://127.0.0.1:9", *arguments) == 2
+def test_wrong_arguments_are_exit_code_2(checked, capsys, arguments, named):
+    assert _check(checked, "http://127.0.0.1:9", *arguments) == 2
     assert named in capsys.readouterr().err
 
 
-def test_a_url_without_scheme_is_refused(folders, capsys):
-    assert _check(folders, "127.0.0.1:8000") == 2
+def test_a_url_without_scheme_is_refused(checked, capsys):
+    assert _check(checked, "127.0.0.1:8000") == 2
     assert "--url='127.0.0.1:8000'; expected http://HOST:PORT" in capsys.readouterr().err
 
 
-def test_no_server_is_a_problem_not_a_crash(folders, capsys):
-    assert _check(folders, "http://127.0.0.1:9", "--requests", "5") == 1  # port 9 is never listened on
+def test_no_server_is_a_problem_not_a_crash(checked, capsys):
+    assert _check(checked, "http://127.0.0.1:9", "--requests", "5") == 1  # port 9 is never listened on
     errors = capsys.readouterr().err
     assert "ConnectError" in errors and "0 of 20 queries were answered" in errors
 
@@ -127,17 +125,17 @@ def test_no_server_is_a_problem_not_a_crash(folders, capsys):
 class Impostor:
     """An HTTP server that answers as the index would, spoiled by `spoil(hits) -> hits or a status`."""
 
-    def __init__(self, index, encoder, spoil):
+    def __init__(self, index, search, spoil):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # head and body are two writes
 
             def do_GET(self):
                 self.answer(200, {"fingerprint": index.fingerprint})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                vectors_N_D = encoder.encode_queries(body["queries"])
-                (hits,) = index.search(vectors_N_D, min(len(index), 2 * body["topk"]))
+                hits = search(*body["queries"], min(len(index), 2 * body["topk"]))
                 spoiled = spoil([{"document": dict(d), "score": s} for d, s in hits], body["topk"])
                 if isinstance(spoiled, int):
                     return self.answer(spoiled, {"error": "spoiled"})
@@ -153,11 +151,14 @@ class Impostor:
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # a connection beyond it is tried again after a second
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_):
@@ -196,9 +197,9 @@ def _rescored(change):
         (lambda hits, k: 500, ["20 requests ended with 500", "no request was answered"]),
     ],
 )
-def test_what_a_wrong_server_does_is_named(exact, spoil, problems):
+def test_what_a_wrong_server_does_is_named(exact, search, spoil, problems):
     index, encoder = exact
-    with Impostor(index, encoder, spoil) as impostor:
+    with Impostor(index, search, spoil) as impostor:
         report = check_servers([impostor.url], index, encoder, QUERIES, requests=0)
     assert bool(report["problems"]) == bool(problems)
     for problem in problems:
@@ -207,9 +208,9 @@ def test_what_a_wrong_server_does_is_named(exact, spoil, problems):
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
-def test_scores_of_every_kind_are_as_exact_as_check_expects(folders, tmp_path, kind, dtype):
-    encoder = SentenceEncoder(folders / "encoder")
-    build_index(folders / "corpus.jsonl", encoder, tmp_path / "index", kind=kind, dtype=dtype)
+def test_scores_of_every_kind_are_as_exact_as_check_expects(checked, tmp_path, kind, dtype):
+    encoder = SentenceEncoder(checked / "encoder")
+    build_index(checked / "corpus.jsonl", encoder, tmp_path / "index", kind=kind, dtype=dtype)
     served = SearchIndex.load(tmp_path / "index")
     oracle = SearchIndex.load(tmp_path / "index", backend="exact")
     vectors_N_D = encoder.encode_queries(QUERIES)
@@ -223,7 +224,7 @@ def test_scores_of_every_kind_are_as_exact_as_check_expects(folders, tmp_path, k
     assert not wrong or not has_exact_scores(served.manifest)
 
 
-def test_overload_is_counted_and_is_no_problem_as_long_as_something_is_answered(exact):
+def test_overload_is_counted_and_is_no_problem_as_long_as_something_is_answered(exact, search):
     index, encoder = exact
     seen, lock = [0], threading.Lock()
 
@@ -232,7 +233,7 @@ def test_overload_is_counted_and_is_no_problem_as_long_as_something_is_answered(
             seen[0] += 1
             return 429 if seen[0] % 2 == 0 else hits[:k]
 
-    with Impostor(index, encoder, every_other) as impostor:
+    with Impostor(index, search, every_other) as impostor:
         report = check_servers([impostor.url], index, encoder, QUERIES, requests=40, concurrency=4)
     assert report["problems"] == [] and report["servers"][impostor.url]["answered"] == len(QUERIES)
     assert report["load"]["statuses"] == {"200": 20, "429": 20}
@@ -328,11 +329,11 @@ def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_reques
         assert all(line in done.stdout[start : start + 600] for line in lines)
 
 
-def test_a_damaged_folder_is_refused_before_any_request(server, folders, tmp_path):
-    shutil.copytree(folders / "index", tmp_path / "copy")
+def test_a_damaged_folder_is_refused_before_any_request(server, checked, tmp_path):
+    shutil.copytree(checked / "index", tmp_path / "copy")
     corpus = tmp_path / "copy" / "corpus.jsonl"
     corpus.write_text(corpus.read_text().replace("mayor", "baker"))
-    assert _check(folders, server.url, "--index", tmp_path / "copy") == 2
+    assert _check(checked, server.url, "--index", tmp_path / "copy") == 2
 
 
 def test_the_memory_table_of_the_docs_is_what_is_computed():

@@ -83,6 +83,7 @@ print(peak() - before, len(faiss.serialize_index(index)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak of a process from /proc")
 @pytest.mark.parametrize(
     "kind, dtype, parameters",

@@ -14,37 +14,18 @@ import httpx
 import pytest
 
 from kit.retriever_fakes import metric
-from kit.retriever_world import make_corpus, make_encoder
+from kit.retriever_world import make_encoder
 from verl_credit.search.client import SearchClient, SearchFault
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder.encoder import SentenceEncoder
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.manifest import IndexMismatch
-from verl_credit_retriever.index.search import SearchIndex, build_index
+from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
 from verl_credit_retriever.serving.settings import ServeSettings
 from verl_credit_retriever.serving.sockets import bind
 
 QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}" for number in range(32)]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("served")
-    make_encoder(root / "encoder")
-    build_index(make_corpus(root / "corpus.jsonl"), root / "encoder", root / "index")
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(folders):
-    no_cache = ["--cache-entries", "0"]  # what is compared must have been computed
-    with start_server(
-        folders / "index", folders / "encoder", log_path=folders / "log", options=no_cache
-    ) as handle:
-        yield handle
-        assert handle.alive()
-        assert handle.stop() == 0  # SIGTERM ends it cleanly
 
 
 def _post(url, body):
@@ -156,6 +137,7 @@ def _cli(folders, *more, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line_and_exit_code_4(server, folders, tmp_path):
     port = server.url.rsplit(":", 1)[1]
     (tmp_path / "port.json").write_text("of the server that has the port")
@@ -210,6 +192,7 @@ async def _search_until_it_ends(url, answers, clients=8):
     await asyncio.gather(*map(search, range(clients)))
 
 
+@pytest.mark.slow
 def test_the_end_of_the_parent_under_load_is_a_sigterm_that_drains(folders, tmp_path):
     # A process nobody has waited for yet is a zombie when it ends: it must count as gone.
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -261,6 +244,7 @@ def _in_time(condition, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_a_killed_worker_is_replaced_while_the_others_serve(folders, tmp_path):
     process = _cli(folders, "--port", 0, "--workers", 2, "--port-file", tmp_path / "port.json")
@@ -301,6 +285,7 @@ def test_a_worker_serves_the_index_that_was_verified_and_no_other(folders):
         process._load_app(settings)
 
 
+@pytest.mark.slow
 def test_launch_reports_why_a_server_did_not_start(folders, tmp_path):
     with pytest.raises(
         RuntimeError, match="code 2 before it was ready\n.*\nerror: .*manifest.json does not exist"

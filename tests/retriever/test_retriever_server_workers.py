@@ -114,6 +114,7 @@ def in_time(condition, seconds=30):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_at_once(start):
     server = start()
     before = server.ready().workers()
@@ -133,6 +134,7 @@ def test_a_killed_worker_is_replaced_at_once(start):
     assert not any(Path(f"/proc/{pid}").exists() for pid in before | last)
 
 
+@pytest.mark.slow
 def test_one_that_keeps_failing_is_tried_more_and_more_rarely_while_the_other_serves(start):
     server = start()
     before = server.ready().workers()
@@ -150,6 +152,7 @@ def test_one_that_keeps_failing_is_tried_more_and_more_rarely_while_the_other_se
     in_time(lambda: len(server.workers()) == 2 and server.ask() not in before)
 
 
+@pytest.mark.slow
 def test_one_that_is_not_running_does_not_spoil_the_end_of_the_others(start):
     server = start()
     before = server.ready().workers()
@@ -221,6 +224,7 @@ def test_a_signal_while_the_files_are_verified_ends_at_once(tmp_path, monkeypatc
     assert caught.value.code == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_ends_the_server_with_its_code(start, tmp_path):
     (tmp_path / "fail").touch()
     failing = start()
@@ -228,6 +232,7 @@ def test_a_worker_that_cannot_start_ends_the_server_with_its_code(start, tmp_pat
     assert not failing.port_file.exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_drain_is_ended_by_force(start, tmp_path):
     (tmp_path / "stuck").touch()
     stuck = start().ready()
