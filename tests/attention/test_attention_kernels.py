@@ -358,7 +358,7 @@ def test_a_keyword_that_would_be_ignored_is_refused():
         "auto", layer, query, query, query, None, credit_pack=pack, position_ids=torch.arange(3), s_aux=None
     )
     for odd in ({"s_aux": torch.zeros(2)}, {"position_bias": torch.zeros(1)}):
-        with pytest.raises(NotImplementedError, match=f"asks for {next(iter(odd))}"):
+        with pytest.raises(NotImplementedError, match=f"passes {next(iter(odd))}"):
             attention("auto", layer, query, query, query, None, credit_pack=pack, **odd)
     with pytest.raises(NotImplementedError, match="is not causal"):
         attention("auto", layer, query, query, query, None, credit_pack=pack, is_causal=False)

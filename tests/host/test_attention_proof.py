@@ -123,7 +123,7 @@ def test_a_wrong_mask_does_not(case, wrong, said):
     largest, row, branch, dtype = LIMITS[CASES[case][0]]
     assert said[case, wrong].startswith("RuntimeError: attention: sdpa (within")
     assert said[case, wrong].endswith(
-        f"more than {largest}, in the mean of a row {row} or of a branch {branch}, in torch.{dtype} is wrong"
+        f"in torch.{dtype} at most {largest} is accepted, in the mean of a row {row}, of a branch {branch}"
     )
 
 
@@ -168,8 +168,8 @@ def test_how_many_layers_slide(family, changes, count, key):
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("qwen2_moe", "layer_types of .* lets 1 layers slide .sliding_window=20., but only 0 .* use_sliding_window=false"),
-        ("phimoe", "sliding_window of .* lets 2 layers slide .sliding_window=20., but only 0 .* sliding_window=null"),
+        ("qwen2_moe", "layer_types of .* gives 1 layers a sliding window of 20, but only 0 .* use_sliding_window=false"),
+        ("phimoe", "sliding_window of .* gives 2 layers a sliding window of 20, but only 0 .* sliding_window=null"),
     ],
 )  # fmt: skip
 def test_a_window_that_no_layer_asks_for_is_refused(case, text, said):

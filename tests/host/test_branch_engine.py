@@ -203,7 +203,7 @@ def test_missing_log_probs_are_noticed():
         ),
         (
             {"layer_types": ["linear_attention", "full_attention"]},
-            "linear_attention.* depend on more of the packed stream",
+            "linear_attention.* depend on other rows of the packed stream",
         ),
     ],
 )

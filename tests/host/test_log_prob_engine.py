@@ -10,7 +10,7 @@ import torch
 
 from kit.tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
 from kit.tiny_models import tiny_model
-from verl_credit.log_probs.path import FLASH, FUSED, LOOP, OURS, log_prob_path, said
+from verl_credit.log_probs.path import FLASH, FUSED, LOOP, OURS, describe, log_prob_path
 
 GPU_RECIPE = {
     "use_torch_compile": True,
@@ -86,7 +86,7 @@ def rank_main(rank, ranks, folder, store, results):
                         "without": gradients(engine, given(settings, calculate_entropy=False)),
                     }
             results[case] = found
-        results["said"] = engine.log_probs_said(), engine.log_probs_said(distills=True)
+        results["said"] = engine.describe_log_probs(), engine.describe_log_probs(distills=True)
         results["compiled"] = _compilations(f"{folder}/qwen3")
         results["flash"] = _beside_flash_attn(f"{folder}/qwen3")
 
@@ -144,7 +144,7 @@ def _beside_flash_attn(folder) -> dict:
     try:
         with _graphs() as made:
             found = infer(engine, batch(turns))
-        line = engine.log_probs_said()
+        line = engine.describe_log_probs()
     finally:
         log_prob_engine.no_flash_loss, verl_F.logprobs_from_logits_v2 = why, loop
     apart = max(
@@ -216,7 +216,7 @@ def test_the_start_says_which_and_what_it_holds(measured):
 )
 def test_which_path(facts, path):
     assert log_prob_path(**facts) == path
-    assert said(path, 151936, "cuda", "no flash-attn").startswith("log-probs")
+    assert describe(path, 151936, "cuda", "no flash-attn").startswith("log-probs")
 
 
 @pytest.mark.parametrize(

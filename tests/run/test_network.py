@@ -81,7 +81,7 @@ def test_a_run_with_a_ray_of_its_own_keeps_its_workers_on_loopback_without_a_wor
 def test_what_is_set_against_it_stands_and_is_said(environment, init, said):
     environment, config = {**OWN, **environment}, recipe(**init)
     (line,) = network_lines(environment, config)
-    assert line.startswith(f"network: {said}: what this opens is not on loopback alone")
+    assert line.startswith(f"network: {said}: this opens ports beyond loopback")
     told = loopback_settings(environment, config)
     assert {name: told[name] for name in told if name in environment}.items() <= environment.items()
 

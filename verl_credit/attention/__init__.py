@@ -1,15 +1,6 @@
-"""Attention over packed rows and branches, with or without flash-attn. Torch and transformers are all it needs."""
+"""Attention over packed rows and branches, with or without flash-attn. Needs only torch and transformers."""
 
-from verl_credit.attention.implementation import (
-    AUTO,
-    NAMES,
-    PACK,
-    choice,
-    chosen,
-    forced,
-    install,
-    named,
-)
+from verl_credit.attention.implementation import AUTO, NAMES, PACK, choice, chosen, forced, install, named
 from verl_credit.attention.kernels import KERNELS, row_by_row
 from verl_credit.attention.pack import Pack, PackedRow, pack_rows
 

@@ -12,15 +12,15 @@ from verl_credit.attention.pack import Pack
 
 BLOCK = 128
 LIMIT = 32
-"""Compilations of one of the functions below. A run needs two of each: for one block of tokens, and for more."""
+"""Compilations per function below. A run needs two of each: for one block of tokens, and for several."""
 BACKENDS: dict[str, str | None] = {"cpu": None}
-"""By the kind of device: what compiles; None leaves it uncompiled. Others: inductor."""
+"""The compiler by kind of device, by default inductor; None runs uncompiled."""
 
 _trying: list[bool] = []
 
 
 class Purpose(StrEnum):
-    """Each is compiled apart, so that none uses up what another may need."""
+    """Each purpose is compiled separately, with its own limit."""
 
     TRIAL = "trial"
     FORWARD = "forward"  # without gradients
@@ -29,7 +29,7 @@ class Purpose(StrEnum):
 
 @contextmanager
 def trying():
-    """What is attended to meanwhile is the trial of the kernels."""
+    """Attention inside the block belongs to the trial of the kernels."""
     _trying.append(True)
     try:
         yield
@@ -38,7 +38,7 @@ def trying():
 
 
 def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
-    """FlexAttention with a block mask. Errors: RuntimeError when it would run uncompiled where it is to be compiled."""
+    """FlexAttention with a block mask. Errors: RuntimeError when it should be compiled but would run uncompiled."""
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
     if dropout:
@@ -53,16 +53,19 @@ def flex(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
             out = attend(query, key, value, mask)
     except FailOnRecompileLimitHit as failure:
         raise RuntimeError(
-            f"FlexAttention ({purpose}) was compiled {LIMIT} times and is asked for once more, now {tuple(query.shape)} in "
-            f"{query.dtype}: uncompiled it would hold all scores; take attn_implementation=credit_sdpa"
+            f"FlexAttention ({purpose}) was compiled {LIMIT} times and needs another compilation for "
+            f"{tuple(query.shape)} in {query.dtype}; uncompiled it would hold all scores; "
+            "use attn_implementation=credit_sdpa"
         ) from failure
     return out.transpose(1, 2).contiguous()
 
 
 @contextmanager
 def _dynamo():
-    """Scaling and softcap are constants. Sizes that happen to be the same, as 32 heads and 32 blocks, are told apart:
-    taken for one size, the next length would be compiled anew."""
+    """Makes scaling and softcap constants, and distinguishes equal sizes, such as 32 heads and 32 blocks.
+
+    If Dynamo took these for one size, it would compile again for the next length.
+    """
     from torch.fx.experimental import _config as shapes
 
     limit = {"recompile_limit": LIMIT, "specialize_float": True}
@@ -72,7 +75,10 @@ def _dynamo():
 
 @cache
 def function_for(purpose: Purpose, backend: str | None, scaling: float, softcap: float | None, gqa: bool):
-    """A function of its own, as Dynamo counts: a code object of its own. Numbers are constants in it; sizes are not."""
+    """A function with its own code object, because Dynamo counts compilations per code object.
+
+    Numbers are constants in it; sizes are not.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     def capped(score, b, h, q, k):
@@ -81,10 +87,10 @@ def function_for(purpose: Purpose, backend: str | None, scaling: float, softcap:
     def attend(query, key, value, mask):
         if backend is not None and not torch.compiler.is_compiling():
             raise RuntimeError(
-                f"FlexAttention ({purpose}) is to be compiled and runs uncompiled, where it would hold all scores: is "
-                "TORCHDYNAMO_DISABLE or suppress_errors set? Otherwise take attn_implementation=credit_sdpa"
+                f"FlexAttention ({purpose}) should be compiled but runs uncompiled, where it would hold all scores: is "
+                "TORCHDYNAMO_DISABLE or suppress_errors set? Otherwise use attn_implementation=credit_sdpa"
             )
-        # One kernel for all lengths: below 128 queries another would stand in, which long packs do not prove.
+        # One kernel for all lengths: below 128 queries torch would use another one, which long packs do not test.
         options = {"FORCE_USE_FLEX_ATTENTION": True}
         score_mod = None if softcap is None else capped
         return flex_attention(
@@ -98,7 +104,7 @@ def function_for(purpose: Purpose, backend: str | None, scaling: float, softcap:
 
 
 def block_mask(pack: Pack, window: int | None, device):
-    """From counts of what is seen, without the mask of all pairs of tokens and without a compiler."""
+    """The block mask, computed from ranges, without the mask of all pairs of tokens and without a compiler."""
     from torch.nn.attention.flex_attention import BlockMask
 
     reach = pack.reach(window, device)
@@ -115,7 +121,7 @@ def block_mask(pack: Pack, window: int | None, device):
 
 
 def _seen(reach, first: int, length: int) -> torch.Tensor:
-    """[blocks of queries from place ``first`` on, 64 at most, blocks of keys]: how many pairs see each other."""
+    """Visible pairs per block: [at most 64 blocks of queries from place ``first`` on, blocks of keys]."""
     last = min(first + 64 * BLOCK, length)
     place_Q = torch.arange(first, last, device=reach.own_N.device)
     block_K = torch.arange(0, length, BLOCK, device=reach.own_N.device)
@@ -131,6 +137,6 @@ def _seen(reach, first: int, length: int) -> torch.Tensor:
 
 
 def _ordered(blocks_BB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per block of queries: how many blocks of keys, and the numbers of these first. int32, [1, 1, B] and [1, 1, B, B]."""
+    """Per block of queries: the number of blocks of keys, and all blocks with these first. int32 [1, 1, B], [1, 1, B, B]."""
     order = blocks_BB.int().argsort(dim=-1, descending=True, stable=True)
     return blocks_BB.sum(dim=-1).int()[None, None], order.int()[None, None]

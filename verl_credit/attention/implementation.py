@@ -1,4 +1,4 @@
-"""Our kernels under names that transformers accepts as ``attn_implementation``, and the choice among them."""
+"""Registers our kernels as values of transformers' ``attn_implementation``, and chooses among them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
 PREFERENCE = {"cuda": ("varlen", "sdpa", "flex")}  # others: sdpa
 PACK = "credit_pack"
 
-# Keywords that models hand on and that say nothing about what a token sees.
+# Keywords that models pass on and that do not change which tokens a token sees.
 HARMLESS = ("position_ids", "position_embeddings", "cache_position", "use_cache", "output_attentions",
     "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "is_causal")  # fmt: skip
 
@@ -29,7 +29,7 @@ _forced: list[str] = []
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel that was tried on this device, and why the ones before it were not taken."""
+    """A kernel that passed the trial on this device, and why the preferred ones did not."""
 
     kernel: str
     error: float
@@ -41,10 +41,9 @@ class Choice:
 
 
 def install() -> None:
-    """Make the names known to transformers; a second call changes nothing.
+    """Register the names in transformers; a second call changes nothing.
 
-    They are not entered among the mask functions, so that transformers builds no mask for them: what a token sees is
-    said by the pack alone.
+    The names have no mask function, so transformers builds no mask: only the pack decides which tokens a token sees.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -68,16 +67,14 @@ def attention(
     credit_pack: Pack | None = None,
     **others,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer. Refuses what it would get wrong."""
+    """The function that transformers calls in every layer. Raises for calls that it would compute wrongly."""
     if credit_pack is None:
         raise RuntimeError(
-            f"attn_implementation={implementation} got no {PACK}: it serves verl_credit's engine with "
+            f"attn_implementation={implementation} got no {PACK}: it works only in verl_credit's engine with "
             "use_remove_padding=True; use sdpa or flash_attention_2 elsewhere"
         )
     if attention_mask is not None:
-        raise RuntimeError(
-            f"attn_implementation={implementation} got a mask; the pack alone says what is seen"
-        )
+        raise RuntimeError(f"attn_implementation={implementation} got a mask, but takes only a {PACK}")
     if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
         raise RuntimeError(
             f"attn_implementation={implementation} got {query.shape[0]} x {query.shape[2]} tokens for a pack of "
@@ -91,34 +88,25 @@ def attention(
     unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
     if unknown:
         raise NotImplementedError(
-            f"attn_implementation={implementation}: {type(module).__name__} asks for {', '.join(unknown)}, which "
+            f"attn_implementation={implementation}: {type(module).__name__} passes {', '.join(unknown)}, which "
             "would be ignored"
         )
     note(module, sliding_window)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernel = KERNELS[choice(implementation, query, key).kernel]
-    out = kernel(
-        query,
-        key,
-        value,
-        credit_pack,
-        scaling=scaling,
-        window=sliding_window,
-        softcap=softcap,
-        dropout=dropout,
-    )
-    return out, None
+    options = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "dropout": dropout}
+    return kernel(query, key, value, credit_pack, **options), None
 
 
 def named(kernel: str) -> str:
-    """The ``attn_implementation`` that means this kernel. Raises ValueError for one that is not of `KERNELS`."""
+    """The ``attn_implementation`` of this kernel. Raises ValueError for one that is not in `KERNELS`."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
     return PREFIX + kernel
 
 
 def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choice:
-    """The kernel for this kind of tensors; tried once per device, dtype, heads and head size, with and without gradients."""
+    """The kernel for this kind of tensors. The trial runs once per device, dtype, heads, head size and need of gradients."""
     wanted = _forced[-1] if _forced else implementation
     heads = Heads(query.shape[1], key.shape[1], query.shape[3])
     return _chosen(wanted, query.device, query.dtype, heads, torch.is_grad_enabled())
@@ -144,7 +132,7 @@ def choose(
 ) -> Choice:
     """The first kernel that imports, runs here, and agrees with the definition (`trial`).
 
-    Errors: RuntimeError, with every kernel's reason, when none does; ValueError for a name that is none of `NAMES`.
+    Errors: RuntimeError with every kernel's reason when none does; ValueError for a name that is not in `NAMES`.
     """
     if wanted not in NAMES:
         raise ValueError(f"attn_implementation={wanted!r}; expected one of {', '.join(NAMES)}")
@@ -165,9 +153,9 @@ def choose(
 
 
 def chosen(implementation: str) -> list[Choice]:
-    """What this process runs under a name for every kind of tensor it has met, and would train with.
+    """The kernels, for forward and training, that this process uses under a name for each kind of tensor so far.
 
-    Errors: RuntimeError when no kernel can be trained with.
+    Errors: RuntimeError when no kernel can train.
     """
     met = {key[:4] for key in _choices if key[0] == implementation}
     return [_chosen(*key, gradients) for key in sorted(met, key=str) for gradients in (False, True)]
@@ -175,7 +163,7 @@ def chosen(implementation: str) -> list[Choice]:
 
 @contextmanager
 def forced(kernel: str):
-    """For tests and benchmarks: every one of our names means this kernel."""
+    """For tests and benchmarks: each of our names selects this kernel inside the block."""
     _forced.append(named(kernel))
     try:
         yield

@@ -1,7 +1,7 @@
-"""Attention over a packed stream of rows and branches, three ways, and their definition.
+"""Three kernels for attention over a packed stream of rows and branches, and the definition they share.
 
-All compute the same: a token sees the tokens of its own segment up to itself, and, in a branch, the first ``base``
-tokens of its row's trunk; of these, with a sliding window, those fewer than ``window`` positions back.
+A token sees the tokens of its own segment up to itself. In a branch it also sees the first ``base`` tokens of its row's
+trunk. With a sliding window it sees only those fewer than ``window`` positions back.
 Shapes: query [1, heads, N, D], key and value [1, kv heads, N, D]; the result is [1, N, heads, D].
 """
 
@@ -14,14 +14,14 @@ from verl_credit.attention.pack import PackedRow
 from verl_credit.attention.sdpa import sdpa
 from verl_credit.attention.varlen import varlen
 
-# Not "flash": transformers takes any name with that word in it for a package of its own.
+# None is called "flash": transformers takes a name with that word for one of its own packages.
 KERNELS = {"varlen": varlen, "sdpa": sdpa, "flex": flex}
 
 
 def row_by_row(
     query, key, value, rows: tuple[PackedRow, ...], *, scaling, window=None, softcap=None
 ) -> torch.Tensor:
-    """The definition: every trunk and every branch with its own keys, scores in plain sight. For proofs and tests."""
+    """The definition: every trunk and branch with its own keys and explicit scores. For proofs and tests."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     parts = []

@@ -1,4 +1,4 @@
-"""Where rows and their branches lie in a packed stream, and what every kernel needs to know of it."""
+"""The places of rows and their branches in a packed stream, with the tables that the kernels need."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 Branch = tuple[int, int]
-"""(base, tokens): it sees the first ``base`` tokens of its row's trunk, and itself."""
+"""(base, tokens): the branch sees the first ``base`` tokens of its row's trunk, and itself."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A trunk at [start, start + trunk) and behind it its branches, one after the other."""
+    """A trunk at [start, start + trunk), followed by its branches."""
 
     start: int
     trunk: int
@@ -30,10 +30,10 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class Reach:
-    """What every token sees: the places of the stream from ``own_N`` to itself, and from ``trunk_N`` to before ``end_N``.
+    """The places of the stream that every token sees: from ``own_N`` to itself, and from ``trunk_N`` to before ``end_N``.
 
-    int32 [N]. The first range lies in its own trunk or branch, the second, of a branch token, in its row's trunk; it is
-    empty for the others. A sliding window has moved both starts already: a kernel need not know of it.
+    int32 [N]. The first range is in the token's own trunk or branch; the second is in a branch token's trunk, and empty
+    for other tokens. Both starts already respect a sliding window.
     """
 
     own_N: torch.Tensor
@@ -41,16 +41,16 @@ class Reach:
     end_N: torch.Tensor
 
     def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """bool: does the token at place ``query`` see the one at ``key``? Both broadcast."""
+        """Whether the token at place ``query`` sees the one at ``key``; both broadcast."""
         own = (self.own_N[query] <= key) & (key <= query)
         return own | ((self.trunk_N[query] <= key) & (key < self.end_N[query]))
 
 
 class Pack:
-    """One micro-batch. Tables are made once and shared by all layers.
+    """One micro-batch. All layers share its tables.
 
-    Not a dataclass, tuple or dict: FSDP copies those at every layer to cast the tensors in them, and a copy knows
-    no tables that are made after it.
+    This is no dataclass, tuple or dict, because FSDP copies those at every layer to cast their tensors, and a copy
+    would lack the tables that are made later.
     """
 
     def __init__(self, rows: tuple[PackedRow, ...]):
@@ -65,7 +65,7 @@ class Pack:
         return self.rows[-1].start + self.rows[-1].length if self.rows else 0
 
     def position_ids(self) -> torch.Tensor:
-        """0, 1, ... along a trunk; a branch goes on from its base."""
+        """0, 1, ... along a trunk; a branch continues from its base."""
         parts = []
         for row in self.rows:
             parts.append(torch.arange(row.trunk))
@@ -73,21 +73,20 @@ class Pack:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
     def reach(self, window: int | None, device) -> Reach:
-        """A token sees those of its own segment up to itself and, in a branch, the first ``base`` of its row's trunk; of
-        these, with a window, those fewer than ``window`` positions back."""
+        """The `Reach` of all tokens, made once per window and device."""
         return self.once(("reach", window, device), lambda: _reach(self.rows, window, device))
 
     def once(self, key, make):
-        """What ``make`` makes, kept under ``key`` for the layers to come."""
+        """The result of ``make``, kept under ``key`` for the following layers."""
         if key not in self._tables:
             self._tables[key] = make()
         return self._tables[key]
 
 
 def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> Pack:
-    """Rows one after the other. Bases may stand in any order but must lie within the trunk.
+    """Put rows one after the other. Bases may come in any order.
 
-    Raises ValueError for a branch that grows from nowhere or is empty.
+    Raises ValueError for a base outside the trunk and for an empty branch.
     """
     branches = [()] * len(trunks) if branches is None else branches
     rows, start = [], 0
@@ -105,7 +104,7 @@ def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None
 
 
 def _reach(rows: Sequence[PackedRow], window: int | None, device) -> Reach:
-    segments = []  # its first place, its tokens, the first place of its row, its base
+    segments = []  # first place, number of tokens, first place of the row, base
     for row in rows:
         at = row.start
         for base, tokens in ((0, row.trunk), *row.branches):

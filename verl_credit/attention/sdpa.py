@@ -1,8 +1,8 @@
 """torch's scaled_dot_product_attention over rows and branches, piece by piece.
 
-Keys are not repeated for their query heads: key heads stand in the place of the batch, and their query heads see them
-through a view of stride 0, which the fused backends take, with a mask too (pytorch#191085). With ``enable_gqa=True`` the
-backend for masks steps back on CUDA, and the one that then stands in makes all scores, in float32.
+Keys are not repeated for their query heads: key heads take the batch dimension, and their query heads see them through a
+view of stride 0, which the fused backends accept, also with a mask (pytorch#191085). With ``enable_gqa=True`` CUDA's
+backend for masks refuses, and torch falls back to one that makes all scores in float32.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from verl_credit.attention.limits import MASK_NUMBERS
 from verl_credit.attention.pack import Pack, PackedRow
-from verl_credit.attention.room import MASK_NUMBERS
 
 LEAST_QUERIES = 512
-"""Under a window, though it be shorter: fewer make many small calls."""
+"""Least queries of a piece, also under a shorter window, to avoid many small calls."""
 
-# On a GPU. Not cuDNN's, which plans anew for every new length, of which every row has one (half a second each on a B200:
-# FunASR#3704); not the one that makes all scores: what no fused backend takes is an error.
+# Backends on a GPU. cuDNN's is left out because it plans again for every new length (half a second each on a B200:
+# FunASR#3704), and torch's own because it makes all scores: a call that no fused backend accepts is an error.
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries at [start, end) of the stream and the places of their keys. ``mask`` None: causal, the keys are theirs."""
+    """Queries at [start, end) of the stream, and the places of their keys. ``mask`` None: causal, over the same places."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class Piece:
 
 
 def sdpa(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
-    """A call per row for its trunk, causal; its branches, some at a time, against the trunk and themselves under a mask."""
+    """One causal call per trunk; then its branches, some at a time, over the trunk and themselves with a mask."""
     made = ("pieces", window, MASK_NUMBERS, query.device)
     pieces = pack.once(made, lambda: list(_pieces(pack, window, query.device)))
     heads, groups = key.shape[1], query.shape[1] // key.shape[1]
@@ -60,7 +60,7 @@ def sdpa(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, d
 
 
 def _split(pieces: list[Piece], q, k, v) -> Iterator[tuple]:
-    """(piece, its queries, keys, values). A split's backward is one copy; that of a slice is as long as the stream."""
+    """(piece, its queries, keys, values). The backward of a split is one copy; each slice's is as long as the stream."""
     tokens = [piece.end - piece.start for piece in pieces]
     own = q.split(tokens, dim=2)
     if all(piece.mask is None for piece in pieces):
@@ -94,8 +94,7 @@ def _trunk(pack: Pack, row: PackedRow, window: int | None, device) -> Iterator[P
 
 
 def _step(window: int) -> int:
-    """The most queries n with n (n + window - 1) numbers in their mask; not many more than the window's, past which all
-    is masked."""
+    """The largest number n of queries whose mask of n (n + window - 1) numbers fits, at most about the window."""
     most = (isqrt((window - 1) ** 2 + 4 * MASK_NUMBERS) - (window - 1)) // 2
     return max(1, min(most, max(window, LEAST_QUERIES)))
 
@@ -127,7 +126,7 @@ def _mask(pack: Pack, first: int, last: int, keys: tuple[slice, ...], window, de
 
 
 def _softcapped(q, k, v, mask, scaling, softcap, dropout) -> torch.Tensor:
-    """SDPA knows no softcap: the scores are made in plain sight, some queries at a time, and anew in the backward.
+    """SDPA has no softcap, so explicit scores are made for some queries at a time, and again in the backward.
 
     Query [key heads, groups, n, D], key and value [key heads, m, D].
     """

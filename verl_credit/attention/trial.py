@@ -1,4 +1,4 @@
-"""Does a kernel compute the definition on this device, for a model's own heads?"""
+"""Tests whether a kernel computes the definition on this device, with a model's own heads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from verl_credit.attention.kernels import row_by_row
 from verl_credit.attention.pack import Pack, pack_rows
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
-"""Measured on a CPU, with 4 heads of queries, 2 of keys of 8 and of 64, and with 32 and 8 of 128: right kernels at most
-2.8e-5 (float32), 0.009 and 0.079; one branch that sees a token too many 0.39, one too few 0.99, a window off by one 1.2."""
+"""Measured on a CPU, with 4 query heads and 2 key heads of 8 and of 64, and with 32 and 8 of 128: correct kernels at most
+2.8e-5 (float32), 0.009 and 0.079; a branch that sees one token too many 0.39, one too few 0.99, a window off by one 1.2."""
 
-# 782 tokens, seven blocks of 128. Bases behind, on and before the borders at 128, 256 and (row 2 begins at 475) 512 of
+# 782 tokens, seven blocks of 128. Bases after, on and before the borders at 128, 256 and (row 2 begins at 475) 512 of
 # the stream; the whole trunk and its first token; a branch longer than a block.
 TRUNKS = (301, 140, 170)
 BRANCHES = (
@@ -28,7 +28,7 @@ OPTIONS = ({}, {"window": 5}, {"window": 131}, {"softcap": 2.0})
 
 
 class Heads(NamedTuple):
-    """Of a model's attention: heads of queries, of keys, and their size."""
+    """A model's number of query heads, of key heads, and their size."""
 
     queries: int
     keys: int
@@ -36,9 +36,10 @@ class Heads(NamedTuple):
 
 
 def trial(kernel: Callable, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> float:
-    """Largest difference to the definition in float64, relative where values exceed 1, on three rows, two of them with
-    branches: of the output, and of gradients if asked for; plain, with windows below and above a block, with a softcap.
-    Gradients, in which roundings add up, count half.
+    """Largest difference from the definition in float64, relative where values exceed 1.
+
+    On three rows, two of them with branches; plain, with windows below and above a block, with a softcap; of the output
+    and, with ``gradients``, of the gradients. Gradients count half, because roundings add up in them.
     """
     pack = pack_rows(TRUNKS, BRANCHES)
     given, loss = draw(pack, heads, device, dtype)
@@ -64,8 +65,8 @@ def trial(kernel: Callable, device: torch.device, dtype: torch.dtype, heads: Hea
 def draw(pack: Pack, heads: Heads, device, dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Query, key, value, and the weights [1, N, heads, D] of a loss.
 
-    Keys on either side of every border are ``LOUD`` times as large: a query that misses one, or sees one too many, is far
-    off, whereas of hundreds of like keys one would not be missed.
+    Keys on both sides of every border are ``LOUD`` times larger, so that a query which misses one, or sees one too many,
+    gives a large difference. One of hundreds of similar keys would hardly matter.
     """
     random = torch.Generator().manual_seed(0)
     counts = (heads.queries, heads.keys, heads.keys, heads.queries)
@@ -78,7 +79,7 @@ def draw(pack: Pack, heads: Heads, device, dtype) -> tuple[list[torch.Tensor], t
 
 
 def _borders(pack: Pack) -> list[int]:
-    """The places before and behind: where a row, a base or a branch ends."""
+    """The places before and after each end of a trunk, a base and a branch."""
     ends = []
     for row in pack.rows:
         at = row.start + row.trunk

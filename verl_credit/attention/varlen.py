@@ -1,4 +1,4 @@
-"""flash-attn's varlen call over rows and branches. The only place that knows flash-attn."""
+"""flash-attn's varlen call over rows and branches. Only this file uses flash-attn's attention."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import torch
 
+from verl_credit.attention.limits import KEY_TOKENS
 from verl_credit.attention.pack import Pack, PackedRow
-from verl_credit.attention.room import KEY_TOKENS
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Branches:
-    """Some of the branches: the places of their tokens and of their keys in the stream, and where each begins (int32)."""
+    """Some of the branches: the places of their tokens and keys in the stream, and cumulative lengths (int32)."""
 
     query_N: torch.Tensor
     key_N: torch.Tensor
@@ -35,8 +35,8 @@ class Branches:
 def varlen(
     query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0, call=None
 ) -> torch.Tensor:
-    """Every row as one causal sequence, which is right for trunks; then the branches, some at a time, against gathered
-    keys."""
+    """Every row as one causal sequence, which is correct for trunks; then the branches, some at a time, over gathered
+    keys, to replace their outputs."""
     call = call or flash_varlen()
     device = query.device
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
@@ -72,7 +72,7 @@ def _rows(pack: Pack, device) -> Rows:
 
 
 def _branches(pack: Pack, most: int, device) -> Iterator[Branches]:
-    """Neighbours together as long as they ask for no more than ``most`` keys."""
+    """Successive branches together, as long as they need at most ``most`` keys."""
     waiting: list[tuple[PackedRow, int, int, int]] = []  # row, base, place of the branch, tokens
     asked = 0
     for row in pack.rows:

@@ -12,11 +12,11 @@ _NAME = "sdpa_grouped_decode"
 
 
 def _grouped_decode(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """Heads that share keys and values become query positions of one head; other lengths go to plain sdpa.
+    """Treats heads that share keys and values as query positions of one head; other lengths go to plain sdpa.
 
-    With a mask, transformers repeats keys and values for every query head: at each step a copy of the whole
-    cache, larger than the cache itself. A single new token sees everything that its mask admits, so its heads
-    may stand in the query dimension instead: query [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
+    With a mask, transformers repeats keys and values for every query head, which copies the whole cache at each step. A
+    single new token sees everything that its mask admits, so its heads can be query positions instead: query
+    [B, H, 1, D] -> [B, H_kv, H / H_kv, D].
     """
     batch, heads, length, head_dim = query.shape
     if length != 1:
@@ -36,7 +36,7 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 @contextmanager
 def grouped_decode_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block a model that runs on sdpa decodes without copies; its configuration is put back after."""
+    """Inside the block a model on sdpa decodes without copies; its configuration is restored afterwards."""
     before = model.config._attn_implementation
     model.config._attn_implementation = _NAME
     try:

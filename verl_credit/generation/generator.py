@@ -16,7 +16,7 @@ __all__ = ["BatchGenerator", "Generation", "SamplingParams"]
 
 @dataclass(frozen=True)
 class Generation:
-    """What one request produced; `token_ids` ends with the stop token when `finish_reason` is "stop"."""
+    """The result of one request; `token_ids` ends with the stop token when `finish_reason` is "stop"."""
 
     token_ids: list[int]
     log_probs: list[float]
@@ -26,19 +26,17 @@ class Generation:
 class BatchGenerator:
     """Generates for a whole batch at once: one padded prefill, then one token per row and step.
 
-    Prompts are padded on the left, so that every row's next token stands in the last column. Equal prompts
-    (the samples of one group) are prefilled once. When half of the rows have ended, the batch is compacted.
-    The model is used as it is: its weights may be changed between two calls of `generate`, never during one.
+    Prompts are padded on the left, so that every row's next token is in the last column. Equal prompts (the samples of
+    one group) are prefilled once. When half of the rows have ended, the batch is compacted. The model's weights may
+    change between two calls of `generate`, not during one.
 
-    `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p: the same
-    quantity that a trainer recomputes as old log-probabilities. Greedy rows report the argmax's
-    log-probability at T=1.
+    `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p, as a trainer recomputes old
+    log-probabilities. Greedy rows report the argmax's log-probability at T=1.
 
-    `sampled_vocab_size` keeps ids at or above it from being drawn (a model's vocabulary is often padded
-    beyond its tokenizer's); like top-k it does not enter the log-probabilities.
+    Ids from `sampled_vocab_size` on are never drawn (a model's vocabulary is often padded beyond its tokenizer's); like
+    top-k this does not change the log-probabilities.
 
-    Only full-attention decoders (every row sees its whole context) that run on sdpa are accepted; another
-    attention implementation would need its masks in another form.
+    Only full-attention decoders on sdpa are accepted; other attention implementations need masks in another form.
     """
 
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int, sampled_vocab_size: int | None = None):
@@ -57,7 +55,7 @@ class BatchGenerator:
 
     @torch.inference_mode()
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
-        """log p(token j + 1 | tokens up to j) for every token of the prompt but the first."""
+        """log p(token j + 1 | tokens up to j) for every token of the prompt except the first."""
         ids = torch.tensor([list(prompt)], device=self.model.device)
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         return logits.log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
@@ -68,9 +66,8 @@ class BatchGenerator:
     ) -> list[Generation]:
         """One Generation per prompt, in the order of the prompts.
 
-        Raises ValueError when the counts differ, a prompt is empty, holds an id outside the vocabulary, or
-        would exceed the model's positions together with its `max_new_tokens`. An empty batch gives an empty
-        list.
+        An empty batch gives an empty list. Raises ValueError when the counts differ, and for a prompt that is empty, has
+        an id outside the vocabulary, or exceeds the model's positions together with its `max_new_tokens`.
         """
         self._check(prompts, params)
         if not prompts:
@@ -90,7 +87,7 @@ class BatchGenerator:
             self.check(prompt, p, name=f"prompts[{row}]")
 
     def check(self, prompt: Sequence[int], params: SamplingParams, *, name: str = "the prompt") -> None:
-        """Raises the ValueError that `generate` would raise for this request, to refuse it alone."""
+        """Raises the ValueError that `generate` would raise for this request."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         max_positions = getattr(self.model.config, "max_position_embeddings", None)
         if len(prompt) == 0:
@@ -105,7 +102,7 @@ class BatchGenerator:
 
 
 class _Batch:
-    """The rows still generating: `row_B` maps them to the rows of the results, which keep their place."""
+    """The rows that still generate; `row_B` maps them to the rows of the results."""
 
     def __init__(self, model, pad_token_id, sampled_vocab_size, prompts, params):
         self.model, self.params, self.device = model, params, model.device
@@ -126,7 +123,7 @@ class _Batch:
         source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
         width = max(len(prompt) for prompt in unique)
         ids_U_P = torch.full((len(unique), width), pad_token_id, dtype=torch.long)
-        # Columns for the new tokens are visible from the start: a step looks at the first columns only.
+        # Columns for new tokens are visible from the start; each step uses only the first columns.
         visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
         for prompt, row in unique.items():
             ids_U_P[row, width - len(prompt) :] = torch.tensor(prompt)

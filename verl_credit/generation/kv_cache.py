@@ -3,14 +3,14 @@
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-# Room added beyond the current length, in tokens: an append then copies the whole cache only once in a while.
+# Spare length in tokens, so that an append rarely has to copy the whole cache.
 _SPARE_TOKENS = 64
 
 
 class _GrowingLayer(DynamicLayer):
-    """One layer's keys and values [B, heads, length, head_dim] as views of a buffer with spare room.
+    """One layer's keys and values [B, heads, length, head_dim] as views of a longer buffer.
 
-    transformers' own dynamic layer concatenates at every step, which copies the whole cache per new token.
+    transformers' own dynamic layer concatenates at every step, which copies the whole cache for each new token.
     """
 
     def __init__(self) -> None:
@@ -21,8 +21,8 @@ class _GrowingLayer(DynamicLayer):
 
     def update(self, key_states, value_states, *args, **kwargs):
         start, self.length = self.length, self.length + key_states.shape[-2]
-        self._keys = _with_room(self._keys, key_states, start, self.length)
-        self._values = _with_room(self._values, value_states, start, self.length)
+        self._keys = _grown(self._keys, key_states, start, self.length)
+        self._values = _grown(self._values, value_states, start, self.length)
         self._keys[:, :, start : self.length] = key_states
         self._values[:, :, start : self.length] = value_states
         self.is_initialized = True
@@ -37,18 +37,18 @@ class _GrowingLayer(DynamicLayer):
         self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
 
 
-def _with_room(buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int) -> torch.Tensor:
+def _grown(buffer: torch.Tensor | None, new: torch.Tensor, used: int, needed: int) -> torch.Tensor:
     if buffer is not None and buffer.shape[2] >= needed:
         return buffer
     batch, heads, _, head_dim = new.shape
-    roomy = new.new_empty(batch, heads, needed + max(_SPARE_TOKENS, needed // 4), head_dim)
+    larger = new.new_empty(batch, heads, needed + max(_SPARE_TOKENS, needed // 4), head_dim)
     if buffer is not None:
-        roomy[:, :, :used] = buffer[:, :, :used]
-    return roomy
+        larger[:, :, :used] = buffer[:, :, :used]
+    return larger
 
 
 class GrowingCache(Cache):
-    """Cache of `num_layers` full-attention layers; `select_rows` keeps the given batch rows."""
+    """A cache of `num_layers` full-attention layers; `select_rows` keeps the given batch rows."""
 
     def __init__(self, num_layers: int):
         super().__init__(layers=[_GrowingLayer() for _ in range(num_layers)])

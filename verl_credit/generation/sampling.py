@@ -1,6 +1,6 @@
-"""Draws one token per row from next-token logits, each row under its own parameters."""
+"""Draws one token per row from next-token logits, with each row's own parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +8,10 @@ import torch
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is sampled.
+    """The sampling parameters of one request.
 
-    `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 leave the distribution whole; `seed` None draws a
-    fresh seed; generation ends with the first of `stop_token_ids` (kept in the output) or after
-    `max_new_tokens`.
+    `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate; `seed` None draws a fresh seed; generation ends
+    with the first of `stop_token_ids` (kept in the output) or after `max_new_tokens`.
 
     Raises ValueError naming the field, its value and what would be accepted.
     """
@@ -26,50 +25,33 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _require(
-            _is_int(self.max_new_tokens) and self.max_new_tokens >= 1,
-            self,
-            "max_new_tokens",
-            "an integer >= 1",
-        )
-        _require(
-            _is_number(self.temperature) and 0 <= self.temperature < float("inf"),
-            self,
-            "temperature",
-            "a number >= 0",
-        )
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, self, "top_p", "a number in (0, 1]")
-        _require(
-            _is_int(self.top_k) and (self.top_k == -1 or self.top_k >= 1),
-            self,
-            "top_k",
-            "-1 (off) or an integer >= 1",
-        )
-        seed_fits = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63)
-        _require(seed_fits, self, "seed", "None or an integer in [0, 2**63)")
-        stops_fit = all(_is_int(token) and token >= 0 for token in self.stop_token_ids)
-        _require(stops_fit, self, "stop_token_ids", "token ids >= 0")
+        self._require("max_new_tokens", int, lambda n: n >= 1, "an integer >= 1")
+        self._require("temperature", int | float, lambda t: 0 <= t < float("inf"), "a number >= 0")
+        self._require("top_p", int | float, lambda p: 0 < p <= 1, "a number in (0, 1]")
+        self._require("top_k", int, lambda k: k == -1 or k >= 1, "-1 (off) or an integer >= 1")
+        if self.seed is not None:
+            self._require("seed", int, lambda seed: 0 <= seed < 2**63, "None or an integer in [0, 2**63)")
+        if not all(_is(token, int) and token >= 0 for token in self.stop_token_ids):
+            raise ValueError(
+                f"sampling parameter stop_token_ids={self.stop_token_ids!r}: expected token ids >= 0"
+            )
+
+    def _require(self, field: str, kind, fits: Callable[[float], bool], accepted: str) -> None:
+        value = getattr(self, field)
+        if not (_is(value, kind) and fits(value)):
+            raise ValueError(f"sampling parameter {field}={value!r}: expected {accepted}")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _require(ok: bool, params: SamplingParams, field: str, accepted: str) -> None:
-    if not ok:
-        raise ValueError(f"sampling parameter {field}={getattr(params, field)!r}: expected {accepted}")
+def _is(value: object, kind) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class RowSampler:
     """The sampling state of a batch of rows: parameters as tensors, and every row's uniform numbers.
 
-    Row b's uniforms come from its own generator seeded with its own seed, drawn for all steps beforehand, so
-    what a row samples does not depend on the rows beside it (a difference in the last float digit of the
-    logits can still move a draw that lies on the border of two tokens).
+    Row b's uniforms come from its own seeded generator and are drawn for all steps beforehand, so that a row's samples do
+    not depend on the other rows. (A difference in the last digit of the logits can still change a draw on the border
+    between two tokens.)
     """
 
     def __init__(
@@ -99,15 +81,14 @@ class RowSampler:
         greedy_B = self.temperature_B == 0
         truncated_B = ((self.top_p_B < 1) | (self.top_k_B > 0)) & ~greedy_B
         self.greedy_rows, self.truncated_rows = greedy_B.nonzero()[:, 0], truncated_B.nonzero()[:, 0]
-        # Greedy rows are reported under T=1: a log-probability under T=0 would say nothing (it is always 0).
+        # Greedy rows are reported at T=1, because at T=0 every log-probability is 0.
         self.divisor_B_1 = torch.where(greedy_B, 1.0, self.temperature_B).unsqueeze(1)
 
     def sample(self, logits_B_V: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [B] and their float32 log-probabilities [B] for the step-th new token.
 
-        log p = log_softmax(logits / T) over the whole vocabulary: top-k and top-p restrict what is drawn but
-        not what is reported, because a trainer recomputes log-probabilities from the untruncated
-        distribution.
+        log p = log_softmax(logits / T) over the whole vocabulary: top-k and top-p restrict the draw but not the reported
+        value, because a trainer recomputes log-probabilities from the untruncated distribution.
         """
         log_prob_B_V = torch.log_softmax(logits_B_V.float() / self.divisor_B_1, dim=-1)
         drawable_B_V = log_prob_B_V[:, : self.sampled_vocab_size]
@@ -127,7 +108,7 @@ def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Ten
     """First index whose cumulative weight exceeds uniform * total; an index of weight 0 is never returned."""
     cdf_B_V = weight_B_V.cumsum(dim=-1, dtype=torch.float64)
     total_B = cdf_B_V[:, -1]
-    # uniform * total may round up to the total itself, which no cumulative weight exceeds.
+    # uniform * total may round up to the total, which no cumulative weight exceeds.
     below_total_B = torch.nextafter(total_B, torch.zeros_like(total_B))
     target_B = torch.minimum(uniform_B * total_B, below_total_B)
     return torch.searchsorted(cdf_B_V, target_B.unsqueeze(1), right=True).squeeze(1)
@@ -136,7 +117,7 @@ def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Ten
 def _sample_truncated(
     log_prob_B_V: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, uniform_B: torch.Tensor
 ) -> torch.Tensor:
-    """Draw among the top_k likeliest, of these among the fewest whose renormalised mass reaches top_p."""
+    """Draw from the top_k likeliest tokens, and of these from the fewest whose renormalised mass reaches top_p."""
     sorted_B_V, order_B_V = log_prob_B_V.sort(dim=-1, descending=True, stable=True)
     weight_B_V = sorted_B_V.double().exp()
     rank_V = torch.arange(weight_B_V.shape[1], device=weight_B_V.device)
@@ -144,7 +125,7 @@ def _sample_truncated(
     weight_B_V = weight_B_V.masked_fill(beyond_k_B_V, 0.0)
     mass_B_V = weight_B_V / weight_B_V.sum(dim=-1, keepdim=True)
     mass_before_B_V = mass_B_V.cumsum(dim=-1) - mass_B_V
-    # The likeliest token stays whatever top_p is; top_p = 1 keeps all (rounding must not cut the tail).
+    # The likeliest token always stays; top_p = 1 keeps all tokens, in spite of rounding.
     beyond_p_B_V = (mass_before_B_V >= top_p_B.unsqueeze(1)) & (rank_V > 0) & (top_p_B.unsqueeze(1) < 1)
     picked_B = _inverse_cdf(weight_B_V.masked_fill(beyond_p_B_V, 0.0), uniform_B)
     return order_B_V.gather(1, picked_B.unsqueeze(1)).squeeze(1)

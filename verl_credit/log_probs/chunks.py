@@ -1,13 +1,13 @@
-"""Log-probs of tokens and entropies of their distributions, some tokens at a time, for the forward and the backward.
+"""Log-probs of tokens and entropies of their distributions, computed in chunks of tokens, forward and backward.
 
 With logits x, temperature t and z = x / t, in nats, summed in float32 (float64 for float64 logits):
 
     log p = z[label] - logsumexp(z)                    ∂/∂z_j = [j = label] - p_j
     H     = logsumexp(z) - Σ_j p_j z_j                 ∂/∂z_j = -p_j (log p_j + H)
 
-Besides the logits only `chunk_tokens` rows are ever held in the wide dtype, twice; the backward makes the probabilities anew
-from the logits, and may write the gradient over them. Torch alone, uncompiled: it compiles nothing for any number of tokens,
-and beside the product that makes the logits its passes over them are cheap.
+Besides the logits at most `chunk_tokens` rows are held in the wide dtype, twice. The backward recomputes the probabilities
+from the logits, and may overwrite these with the gradient. The code is not compiled, so a new number of tokens costs
+nothing; compared with the product that makes the logits, its passes over them are cheap.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ def log_probs_from_logits(
 ) -> torch.Tensor:
     """log p(label) of every token, [T].
 
-    ``temperature_T`` (none: 1) is taken as at least 1e-8, as in verl's engine. Departures from verl: half-precision logits
-    are divided, normalised and answered in float32, so that a temperature is not rounded to bfloat16. ``inplace_backward``:
-    the gradient is written over the logits, which are then worth nothing; where another backward still needs them, autograd
-    stops with an error. A second backward does so, too.
+    ``temperature_T`` (None: 1) is at least 1e-8, as in verl's engine. Departure from verl: half-precision logits are
+    divided and normalised in float32, and the result is float32, so that a temperature is not rounded to bfloat16.
+    ``inplace_backward``: the gradient overwrites the logits; autograd raises an error if another backward still needs them.
 
     ``chunk_size``: tokens at a time, by default `chunk_tokens`. Errors: ValueError for shapes that do not match.
     """
@@ -48,14 +47,14 @@ def log_probs_and_entropy(
     inplace_backward: bool = False,
     chunk_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log p(label), H), [T] each: both from one pass, with one gradient. Otherwise as `log_probs_from_logits`."""
+    """(log p(label), H), [T] each, from one pass and with one gradient; otherwise as `log_probs_from_logits`."""
     return _Chunked.apply(logits_T_V, labels_T, temperature_T, True, inplace_backward, chunk_size)
 
 
 def entropy_from_logits(
     logits_T_V: torch.Tensor, chunk_size: int | None = None, *, temperature_T: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """H of every token's distribution, [T]: Shannon's.
+    """The Shannon entropy H of every token's distribution, [T].
 
     A logit of -inf counts 0, the limit of p log p; verl's ``entropy_from_logits`` gives NaN there.
     """
@@ -78,7 +77,7 @@ class _Chunked(torch.autograd.Function):
             if log_prob_T is not None:
                 log_prob_T[rows] = scaled.gather(-1, labels_T[rows, None]).squeeze(-1) - norm_T[rows]
             if entropy_T is not None:
-                # A logit of -inf makes 0 x -inf, and counts 0; one that is NaN is in the norm as well.
+                # nansum drops the NaN of 0 x -inf; a NaN logit still makes the norm NaN.
                 entropy_T[rows] = norm_T[rows] - scaled.softmax(-1).mul_(scaled).nansum(-1)
         ctx.save_for_backward(logits_T_V, labels_T, temperature_T, norm_T, entropy_T)
         ctx.inplace, ctx.step = inplace, step
@@ -137,7 +136,7 @@ def _divisor(temperature_T: torch.Tensor, rows: slice, dtype: torch.dtype) -> to
 
 
 def _scaled(logits_T_V: torch.Tensor, temperature_T: torch.Tensor | None, rows: slice) -> torch.Tensor:
-    """z of some tokens in the wide dtype; the logits themselves where that changes nothing, so never written to."""
+    """z of some tokens in the wide dtype. It may be the logits themselves, so it must not be overwritten."""
     chunk = logits_T_V[rows]
     wide = _wide(chunk.dtype)
     if temperature_T is None:

@@ -1,19 +1,19 @@
-"""Which code makes the log-probs of the policy that is trained, and what it holds: for the engine and for `plan`."""
+"""Which code computes the trained policy's log-probs, and the memory it takes; for the engine and for `plan`."""
 
 from __future__ import annotations
 
 FLASH, OURS, LOOP, FUSED = "flash", "ours", "loop", "fused"
 LOOP_SECONDS = 1e-4
-"""Of verl's loop, a token: 40 to 130 microseconds of Python, measured on CPUs."""
+"""Seconds per token of verl's loop: 40 to 130 microseconds of Python, measured on CPUs."""
 CHUNK_LOGITS, CHUNK_LOGITS_CPU = 2**24, 2**20
-"""Logits that ours works on at a time: on a CPU what stays in its cache, elsewhere what is worth a kernel's launch."""
+"""Logits in one chunk of our path: on a CPU they stay in its cache, elsewhere they are worth a kernel's launch."""
 HELD_BYTES = 8
-"""Of each of them: twice in float32."""
+"""Bytes per logit of a chunk, which is held twice in float32."""
 
 
 def log_prob_path(*, flash: bool, fused: bool = False, distills: bool = False) -> str:
-    """Of verl's FSDP engine. ``flash``: flash-attn's loss runs; ``fused``: model.use_fused_kernels; ``distills``: the
-    logits themselves are asked for, too."""
+    """The path in verl's FSDP engine. ``flash``: flash-attn's loss runs; ``fused``: model.use_fused_kernels; ``distills``:
+    the logits themselves are needed, too."""
     if fused:
         return FUSED
     if flash:
@@ -21,8 +21,8 @@ def log_prob_path(*, flash: bool, fused: bool = False, distills: bool = False) -
     return LOOP if distills else OURS
 
 
-def said(path: str, vocabulary: int, device_type: str, no_flash: str) -> str:
-    """One line. ``no_flash``: why flash-attn's loss does not run."""
+def describe(path: str, vocabulary: int, device_type: str, no_flash: str) -> str:
+    """One line about the path. ``no_flash``: why flash-attn's loss does not run."""
     if path == FUSED:
         return "log-probs: verl's fused head (actor_rollout_ref.model.use_fused_kernels=true)"
     if path == FLASH:
@@ -35,10 +35,10 @@ def said(path: str, vocabulary: int, device_type: str, no_flash: str) -> str:
     held = HELD_BYTES * vocabulary * chunk_tokens(vocabulary, device_type) / 2**20
     return (
         f"log-probs and entropies: the project's own ({no_flash}), {chunk_tokens(vocabulary, device_type)} tokens at a time "
-        f"in float32: at most {held:.0f} MiB beside the logits, over which the gradient is written"
+        f"in float32: at most {held:.0f} MiB beside the logits, which the gradient overwrites"
     )
 
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
-    """Tokens that ours works on at a time, at least one."""
+    """Tokens in one chunk of our path, at least one."""
     return max(1, (CHUNK_LOGITS_CPU if device_type == "cpu" else CHUNK_LOGITS) // vocabulary)

@@ -1,4 +1,4 @@
-"""Facts about a machine as plain data, so that every check can be tested with a machine that is not there."""
+"""Facts about a machine as plain data, so that checks can be tested for machines that nobody has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device. Bytes; ``free`` is what cudaMemGetInfo says, ``integrated`` shares the CPU's memory."""
+    """A CUDA device. Bytes; ``free`` is from cudaMemGetInfo, ``integrated`` devices share the CPU's memory."""
 
     name: str
     capability: tuple[int, int]
@@ -20,7 +20,7 @@ class Device:
 
     @property
     def unified(self) -> bool:
-        """One memory for CPU and GPU. GB10 is known by name and capability too: drivers differ in what they tell."""
+        """CPU and GPU share one memory. GB10 is also known by name and capability, because drivers differ."""
         return self.integrated or "GB10" in self.name or self.capability == (12, 1)
 
 
@@ -47,7 +47,7 @@ class Memory:
 
     @property
     def usable(self) -> int:
-        """What a new process can take: the smaller of what is available and what the limit leaves."""
+        """Bytes that a new process can take: the smaller of the available memory and what the limit leaves."""
         if self.limit is None:
             return self.available
         return max(0, min(self.available, self.limit - self.limit_used))
@@ -78,7 +78,7 @@ class Ptxas:
     version: tuple[int, int]
     bundled: bool = False
     blackwell: bool = False
-    """triton's second one, used from capability 10.0 on and chosen by a variable of its own."""
+    """triton's second assembler, used from capability 10.0 on and set by its own variable."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Facts:
     torch: Torch
     memory: Memory
     driver: str = ""
-    """CUDA version that the driver supports, "" without a driver."""
+    """The CUDA version that the driver supports; "" without a driver."""
     cpus: int = 1
     processes: tuple[Process, ...] = ()
     ptxas: tuple[Ptxas, ...] = ()
@@ -103,5 +103,5 @@ class Facts:
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Bytes in GiB or MiB."""
     return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""Reads the facts of the machine it runs on. Nothing here judges, and nothing here raises for what is absent."""
+"""Reads the facts of this machine, without judging them. A missing part raises nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 from verl_credit.machine.facts import Device, Facts, Memory, Process, Ptxas, Torch
 
-# CUDA is asked in a process of its own: the question makes a context of hundreds of megabytes, and a broken driver
-# may end the process that asks.
+# The probe of CUDA runs in its own process: it makes a context of hundreds of megabytes, and a broken driver may end the
+# process.
 TORCH_PROBE = """
 import json, torch
 found = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": [], "error": ""}
@@ -56,7 +56,7 @@ def gather(environment: Mapping[str, str] | None = None, *, torch: bool = True) 
 
 
 def installed() -> dict[str, str]:
-    """Of two distributions of one name the first on the path counts, as for an import."""
+    """Versions by distribution; of two with one name the first on the path counts, as for an import."""
     found: dict[str, str] = {}
     for distribution in distributions():
         name = distribution.metadata["Name"]
@@ -66,29 +66,29 @@ def installed() -> dict[str, str]:
 
 
 def probe_torch(timeout_s: float = 120.0) -> Torch:
-    code, said = in_a_process(["-c", TORCH_PROBE], timeout_s)
+    code, output = in_a_process(["-c", TORCH_PROBE], timeout_s)
     try:
-        found = json.loads(said.splitlines()[-1])
+        found = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
-        last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
+        last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
         return Torch(None, error=last[0])
     devices = tuple(Device(**{**d, "capability": tuple(d["capability"])}) for d in found["devices"])
     return Torch(found["version"], found["cuda"], devices, found["error"])
 
 
 def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
-    """(exit code, None when it was stopped after ``timeout_s``; what it said) of a fresh Python with our environment."""
+    """(exit code, or None when it was stopped after ``timeout_s``; output) of a fresh Python with our environment."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # what it starts, compilers for one, ends with it
+        start_new_session=True,  # so that its children, such as compilers, end with it
     )
     try:
-        said, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, said
+        output, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, output
     except subprocess.TimeoutExpired:
         _end(process)
         return None, process.communicate()[0] or ""
@@ -108,36 +108,29 @@ def driver() -> str:
     if tool is None:
         return ""
     try:
-        said = subprocess.run([tool], capture_output=True, text=True, timeout=20).stdout
+        output = subprocess.run([tool], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = re.search(r"CUDA Version:\s*(\d+\.\d+)", said)
+    match = re.search(r"CUDA Version:\s*(\d+\.\d+)", output)
     return match[1] if match else ""
 
 
 def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory:
-    import psutil  # here: a plan of a GPU machine needs none
+    import psutil  # imported here, because the plan of a GPU machine does not need it
 
     now = psutil.virtual_memory()
-    # "available" is MemAvailable: free memory and files that can be dropped
+    # psutil's "available" is MemAvailable: free memory and files that can be dropped
     limit, used = control_group(proc, cgroups)
     if limit is not None and limit >= now.total:
         limit = None
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    return Memory(
-        now.total,
-        now.available,
-        limit,
-        used,
-        shm.total if shm else 0,
-        shm.free if shm else 0,
-    )
+    return Memory(now.total, now.available, limit, used, *((shm.total, shm.free) if shm else (0, 0)))
 
 
 def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
     """(memory limit or None, bytes used without cached files) of this process's group, version 2 or 1.
 
-    The tightest limit on the way up counts: a child group may have none of its own.
+    The lowest limit of the group and its parents counts.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -154,7 +147,7 @@ def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
         else:
             continue
         here = root / path.strip("/")
-        # Inside a container the path is the host's, and the group's own files lie at the root.
+        # In a container the path is the host's, and the group's own files are at the root.
         for folder in dict.fromkeys((here, *[p for p in here.parents if root in (p, *p.parents)], root)):
             limit = _number(folder / names[0])
             if limit is not None:
@@ -179,33 +172,24 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def processes() -> tuple[Process, ...]:
-    """All that may be seen; zombies hold nothing and are left out."""
+    """All visible processes except zombies."""
     import psutil
+
+    def read(p) -> Process:
+        with p.oneshot():
+            known = p.pid, p.ppid(), p.name(), tuple(p.cmdline()), p.username(), p.create_time()
+            return Process(*known, p.memory_info().rss)
 
     found = []
     for process in psutil.process_iter():
-        try:
-            with process.oneshot():
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                found.append(
-                    Process(
-                        process.pid,
-                        process.ppid(),
-                        process.name(),
-                        tuple(process.cmdline()),
-                        process.username(),
-                        process.create_time(),
-                        process.memory_info().rss,
-                    )
-                )
-        except (psutil.Error, OSError):  # it ended meanwhile, or may not be read
-            continue
+        with suppress(psutil.Error, OSError):  # it ended meanwhile, or may not be read
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(read(process))
     return tuple(found)
 
 
 def assemblers() -> tuple[Ptxas, ...]:
-    """triton's ptxas and those of the CUDA toolkits of this machine, those that run."""
+    """triton's ptxas and those of this machine's CUDA toolkits, if they run."""
     spec = find_spec("triton")
     roots = list(spec.submodule_search_locations or []) if spec else []
     bundled = [
@@ -229,8 +213,8 @@ def assemblers() -> tuple[Ptxas, ...]:
 def ptxas_version(path: Path) -> tuple[int, int] | None:
     """(major, minor) of "release 12.9" in ``ptxas --version``; None when it does not run."""
     try:
-        said = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=20).stdout
+        output = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r"release (\d+)\.(\d+)", said)
+    match = re.search(r"release (\d+)\.(\d+)", output)
     return (int(match[1]), int(match[2])) if match else None

@@ -1,4 +1,4 @@
-"""Which Ray cluster a run would join, and whether somebody answers there."""
+"""The Ray cluster that a run would join, and whether it answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ADDRESS = "ray_kwargs.ray_init.address"
 
 
 def run_address(environment: Mapping[str, str], config: DictConfig | None) -> str:
-    """HOST:PORT of the cluster that a run would join; "" when it would start one of its own."""
+    """HOST:PORT of the cluster that a run would join; "" when it would start its own."""
     given = given_address(config)
     if given in ("", "auto"):
         return cluster_address(environment)
@@ -19,12 +19,12 @@ def run_address(environment: Mapping[str, str], config: DictConfig | None) -> st
 
 
 def given_address(config: DictConfig | None) -> str:
-    """What the recipe itself says: HOST:PORT, auto, local; "" when it leaves that to Ray."""
+    """The recipe's own value: HOST:PORT, auto, local; "" when it leaves the choice to Ray."""
     return str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
 
 
 def unreachable(address: str) -> str:
-    """Why nobody listens at HOST:PORT (or ray://HOST:PORT); "" when somebody does."""
+    """The error of a connection to HOST:PORT (or ray://HOST:PORT); "" when it works."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host or "127.0.0.1", int(port)), timeout=5.0):
@@ -34,7 +34,7 @@ def unreachable(address: str) -> str:
 
 
 def cluster_address(environment: Mapping[str, str], file: str = "/tmp/ray/ray_current_cluster") -> str:
-    """HOST:PORT of the Ray cluster a run would join, "" without one: RAY_ADDRESS, else what ``ray start`` noted."""
+    """HOST:PORT from RAY_ADDRESS, else from the file that ``ray start`` writes; "" without a cluster."""
     named = environment.get("RAY_ADDRESS", "")
     if named and named != "auto":
         return "" if named == "local" else named

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from verl_credit.attention.room import KEY_TOKENS, MASK_NUMBERS
+from verl_credit.attention.limits import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.log_probs.path import FLASH, FUSED, HELD_BYTES, LOOP, OURS, chunk_tokens
 from verl_credit.plan.job import Job
 from verl_credit.plan.model_shape import ModelShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from verl_credit.log_probs.path import said
+from verl_credit.log_probs.path import describe
 from verl_credit.plan.hardware import GIB
 from verl_credit.plan.plan import Plan
 
@@ -45,7 +45,7 @@ def _phase_lines(plan: Plan) -> list[str]:
         f"({cache.kv_tokens / max(1, plan.job.longest_row):.1f} rows of full length)"
     )
     no_flash = "device cpu" if plan.job.device_type == "cpu" else f"no flash-attn on {plan.hardware.name}"
-    lines.append(said(plan.job.log_prob_path, plan.shape.vocabulary, plan.job.device_type, no_flash))
+    lines.append(describe(plan.job.log_prob_path, plan.shape.vocabulary, plan.job.device_type, no_flash))
     return lines
 
 

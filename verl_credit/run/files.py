@@ -16,9 +16,9 @@ STATE = "verl_credit_state.json"
 
 
 def append_json(path: Path, row: dict) -> None:
-    """One line of ASCII JSON, flushed; numbers that JSON cannot hold become null.
+    """Append one line of ASCII JSON; numbers that JSON does not allow become null.
 
-    A last line that a kill cut short is removed first, or the new row would be glued to it.
+    An incomplete last line, left by a kill, is removed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(plain(row)) + "\n").encode("ascii")
@@ -28,13 +28,13 @@ def append_json(path: Path, row: dict) -> None:
 
 
 class DamagedFile(ValueError):
-    """A file of a run that cannot be read back; the message names the line."""
+    """A file of a run cannot be read; the message names the line."""
 
 
 def read_json_lines(path: Path) -> list[dict]:
-    """All complete lines; a last line cut short by a kill is left out. Missing file: empty list.
+    """All complete lines; an incomplete last line is left out, and a missing file gives an empty list.
 
-    Raises DamagedFile naming file and line for anything else that is not a JSON object.
+    Raises DamagedFile naming file and line for anything that is not a JSON object.
     """
     if not path.exists():
         return []
@@ -43,7 +43,7 @@ def read_json_lines(path: Path) -> list[dict]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:  # JSON and UTF-8 errors both are
+        except ValueError as error:  # JSON and UTF-8 errors are ValueErrors
             raise DamagedFile(f"{path} line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise DamagedFile(f"{path} line {number} is not a JSON object: {line[:80]!r}")
@@ -54,8 +54,7 @@ def read_json_lines(path: Path) -> list[dict]:
 def rewind(path: Path, last_step: int) -> int:
     """Keep rows up to ``last_step``; later ones move to ``*.superseded.jsonl``. Returns how many moved.
 
-    After a crash a run goes on from its last checkpoint: steps after it are made again, and the curve must
-    not show both.
+    After a crash a run continues from its last checkpoint and repeats the later steps, which the curve must show once.
     """
     rows = read_json_lines(path)
     later = [row for row in rows if row["step"] > last_step]
@@ -69,7 +68,7 @@ def rewind(path: Path, last_step: int) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomic: a reader sees the old file or the new one."""
+    """Write the file atomically: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -92,7 +91,7 @@ def _cut_partial_line(file: BinaryIO) -> None:
 
 
 def plain(value):
-    """JSON-ready: arrays and scalars as numbers and lists, numbers that JSON cannot hold as None."""
+    """The value for JSON: arrays become lists and numbers, numbers that JSON does not allow become None."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Is there anything left to do in a run's folder? Read from its files, without verl."""
+"""Decides from a run's files, without verl, whether the run is finished."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's; names the last complete
 
 
 def nothing_left(config: DictConfig) -> str | None:
-    """Why a start of this run would make no step and no evaluation; None when there is something to do.
+    """Why a start of this run would make no step and no evaluation; None when it would.
 
-    Only for ``trainer.resume_mode=auto``. How many steps there are: ``trainer.total_training_steps`` or, where epochs are
-    counted, what the checkpoint says. A finished run whose last step was never evaluated (killed in between) still has its
-    evaluation to make.
+    Only for ``trainer.resume_mode=auto``. The number of steps is ``trainer.total_training_steps`` or, with epochs, the
+    checkpoint's. A run that was killed before its last evaluation is not finished.
     """
     trainer = config.trainer
     folder = Path(trainer.default_local_dir)
@@ -27,11 +26,8 @@ def nothing_left(config: DictConfig) -> str | None:
     total, key = trainer.total_training_steps, "total_training_steps"
     end = total
     if total is None:
-        end, total, key = (
-            planned_steps(folder / f"global_step_{step}", config),
-            trainer.total_epochs,
-            "total_epochs",
-        )
+        end = planned_steps(folder / f"global_step_{step}", config)
+        total, key = trainer.total_epochs, "total_epochs"
     if end is None or step < end:
         return None
     evaluated = {row.get("step") for row in read_json_lines(Path(config.run_dir) / VALIDATION)}

@@ -1,6 +1,6 @@
-"""Where a run listens: on loopback alone where it starts Ray itself, else where the nodes of its cluster do.
+"""Where a run listens: only on loopback if it starts Ray itself, else on the network of its cluster.
 
-TransferQueue unpickles what reaches its sockets, and torch's store, gloo and NCCL ask for no credentials either.
+TransferQueue unpickles the data that reaches its sockets, and torch's store, gloo and NCCL need no credentials.
 """
 
 from __future__ import annotations
@@ -21,49 +21,48 @@ INIT = "ray_kwargs.ray_init"
 
 
 def ray_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Call it before anything imports Ray. A run that turns out to join a cluster is not hindered by it."""
+    """Set Ray's switch before anything imports Ray. It does not affect a run that joins a cluster."""
     environment.setdefault(RAY, "0")
 
 
 def loopback_settings(environment: Mapping[str, str], config: DictConfig) -> dict[str, str]:
-    """What the workers of a run with a Ray of its own are told beside; what the environment says already goes first."""
+    """Variables for the workers of a run that starts Ray itself; those in the environment keep their values."""
     if run_address(environment, config):
         return {}
     return {name: environment.get(name, value) for name, value in _loopback().items()}
 
 
 def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[str]:
-    """What others can reach, and how; nothing where all is on loopback."""
+    """Lines about what other machines can reach; none if everything is on loopback."""
     if address := run_address(environment, config):
         return [
             f"network: others can reach the nodes of the Ray cluster at {address}: Ray's ports (with the cluster's token) "
-            "and, without credentials, those that TransferQueue, torch's store, gloo and NCCL choose. Who reaches "
+            "and, without credentials, those that TransferQueue, torch's store, gloo and NCCL choose. Anyone who reaches "
             "TransferQueue can run code there: let only the nodes reach each other (docs/recipes.md#several-machines)"
         ]
     lines = []
     if found := _beyond_loopback(environment, config):
-        told = ", ".join(found)
-        lines.append(f"network: {told}: what this opens is not on loopback alone (docs/host.md#network)")
+        lines.append(f"network: {', '.join(found)}: this opens ports beyond loopback (docs/host.md#network)")
     if (engine := config.actor_rollout_ref.rollout.name) != "hf":
         lines.append(
-            f"network: loopback, but for what the engines of rollout.name={engine} open on their own: vLLM's open a port "
-            "for torch's store on all interfaces, without credentials (docs/host.md#network)"
+            f"network: loopback, except for ports that the engines of rollout.name={engine} open: vLLM's open one for "
+            "torch's store on all interfaces, without credentials (docs/host.md#network)"
         )
     return lines
 
 
 def why_not_loopback(environment: Mapping[str, str], config: DictConfig, address: str) -> str:
-    """Why Ray, which takes ``address`` for this machine's, would leave loopback though nobody asked for it; else ""."""
+    """Why Ray, which uses ``address`` for this machine, would leave loopback although no setting asks for it; else ""."""
     if run_address(environment, config) or _opted_out(environment) or is_loopback(address):
         return ""
     return (
-        f"Ray would listen on {address} and not on loopback: it was imported before {RAY}=0 was set, or does not read that "
-        f"any more; set {RAY}=0 before Python starts, or {RAY}=1 if others may reach this run"
+        f"Ray would listen on {address} and not on loopback: it was imported before {RAY}=0 was set, or no longer reads "
+        f"that; set {RAY}=0 before Python starts, or {RAY}=1 if others may reach this run"
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Of an address or a name, without asking anyone for the name."""
+    """Whether an address or a name is loopback, without resolving the name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -75,7 +74,7 @@ def _loopback() -> dict[str, str]:
     interfaces = psutil.net_if_addrs().items()
     # lo on Linux, lo0 on macOS
     name = next((name for name, found in interfaces if any(is_loopback(a.address) for a in found)), "lo")
-    # NCCL takes a name for a prefix, unless "=" stands before it.
+    # NCCL treats a name as a prefix unless it starts with "=".
     return {STORE: "loopback://", GLOO: name, NCCL: f"={name}"}
 
 
@@ -84,7 +83,7 @@ def _opted_out(environment: Mapping[str, str]) -> bool:
 
 
 def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list[str]:
-    """NAME=VALUE of what a person set against it."""
+    """NAME=VALUE of the user's settings that leave loopback."""
     init = OmegaConf.select(config, INIT) or {}
     given = OmegaConf.select(config, f"{INIT}.runtime_env.env_vars") or {}
     told = {**loopback_settings(environment, config), **given}

@@ -1,4 +1,4 @@
-"""Plugin state beside verl's checkpoint, and what a resume can promise."""
+"""Plugin state beside verl's checkpoint, and whether a resume is exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_credit.run.files import STATE, plain, write_text
 
 VERSION = 1
 
-# Where things were that a saved configuration names, and where they are now: a run that began before goes on exactly.
+# Old and new paths of objects that saved configurations name, so that older runs resume exactly.
 MOVED = {
     "verl_credit.host.loss.TurnPolicyLossConfig": "verl_credit.host.actor.loss.TurnPolicyLossConfig",
     "verl_credit.host.agent_manager.CreditAgentLoopManager": "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager",
@@ -56,11 +56,11 @@ FREE = (
 def save_state(
     folder: Path, config, step: int, metrics: dict, sepa: dict | None = None, planned: int | None = None
 ) -> None:
-    """Written before verl's tracker file, so that a checkpoint that counts has it.
+    """Write the state, before verl's tracker file, so that every valid checkpoint has it.
 
-    ``metrics``: what the step has measured so far. verl saves before it evaluates and logs; a run killed in
-    between would otherwise resume behind a step that no file tells of.
-    ``sepa``: state of the SEPA controller, where there is one. ``planned``: steps of the whole run, as verl counts them.
+    ``metrics``: the step's metrics so far. verl saves before it evaluates and logs; a run killed in between would otherwise
+    resume after a step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps
+    of the whole run, as verl counts them.
     """
     state = {
         "version": VERSION,
@@ -74,9 +74,9 @@ def save_state(
 
 
 def planned_steps(folder: Path, config) -> int | None:
-    """Steps of the whole run by the state in checkpoint ``folder``, for a run that counts epochs.
+    """Steps of the whole run from the state in checkpoint ``folder``, for a run that counts epochs.
 
-    None where it does not say, and where data or epochs are others now.
+    None when the state lacks them, and when data or epochs have changed.
     """
     try:
         state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8"))
@@ -91,20 +91,17 @@ def planned_steps(folder: Path, config) -> int | None:
 
 
 def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
-    """(``resume: exact ...`` or what makes it inexact, the metrics saved with the step, SEPA's state).
+    """(``resume: exact ...`` or the reasons why not, the metrics saved with the step, SEPA's state).
 
-    Raises ValueError when the state is of another version or step.
+    Raises ValueError for a state of another version or step.
     """
     folder = Path(config.trainer.default_local_dir) / f"global_step_{step}"
     if config.trainer.resume_mode == "resume_path":
         folder = Path(config.trainer.resume_from_path)
     path = folder / STATE
     if not path.exists():
-        return (
-            f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)",
-            {},
-            None,
-        )
+        message = f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)"
+        return message, {}, None
     state = json.loads(path.read_text(encoding="utf-8"))
     if state.get("version") != VERSION or state.get("step") != step:
         raise ValueError(
@@ -115,9 +112,8 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
     if not differences:
         return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
-    shown = "; ".join(differences[:8]) + (
-        f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
-    )
+    more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
+    shown = "; ".join(differences[:8]) + more
     return f"resume: from step {step}, not exact: {shown}", state["metrics"], state.get("sepa")
 
 

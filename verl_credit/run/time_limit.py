@@ -1,4 +1,4 @@
-"""A run that may take so many hours: which of its steps is the last."""
+"""Ends a run within a number of hours."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class TimeLimit:
-    """After every step it is asked whether the next one has to be the last.
+    """Decides after every step whether the next one must be the last.
 
-    It has to be when two more would not fit: elapsed + 2 s + tail > limit, with s the longest step so far and tail the
-    longest saving and the longest evaluation so far (s each until one was seen). So a run ends within its limit unless
-    its last step takes longer than all before it by more than a step. Seconds, but `hours`; `clock` is for tests.
+    It must be when two more would not fit: elapsed + 2 s + tail > limit, with s the longest step so far and tail the
+    longest saving plus the longest evaluation so far (s each until the first). A run ends within its limit unless its last
+    step takes a whole step longer than all before. Seconds, except `hours`; `clock` is for tests.
     """
 
     def __init__(self, hours: float, clock: Callable[[], float] = time.monotonic) -> None:

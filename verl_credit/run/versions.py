@@ -1,4 +1,4 @@
-"""Versions that decide what a run computes: written beside its configuration, compared by `verl-credit diff`."""
+"""Versions of the packages that a run computes with, saved beside its configuration; `verl-credit diff` compares them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = (
 
 
 def installed_version(package: str) -> str | None:
-    """None when it is not installed."""
+    """The version of a package, or None when it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -25,7 +25,7 @@ def installed_version(package: str) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of Python and of every package of PACKAGES that is installed."""
+    """The versions of Python and of every installed package of PACKAGES."""
     found = {name: installed_version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **{k: v for k, v in found.items() if v is not None}}
 
@@ -35,7 +35,7 @@ def write_versions(run_dir: Path) -> None:
 
 
 def read_versions(run_dir: Path) -> dict[str, str] | None:
-    """None for a run that wrote none. Raises ValueError naming the file when it is not what it should be."""
+    """The saved versions, or None for a run without them. Raises ValueError naming a file that is malformed."""
     path = Path(run_dir) / VERSIONS
     if not path.exists():
         return None

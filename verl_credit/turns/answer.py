@@ -1,4 +1,4 @@
-"""The pseudo-answer that is scored behind every context: a short template around the gold answer."""
+"""The pseudo-answer that is scored after every context: a short template around the gold answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from verl_credit.config.keys import AUTO
 ANSWER_TAG = "<answer>{answer}</answer>"
 BOXED = "\\boxed{{answer}}"
 TEMPLATES = {"tag": ANSWER_TAG, "boxed": BOXED}
-"""By the form of a row (`reward.answer_form`)."""
+"""The template for each form of a row (`reward.answer_form`)."""
 LONGEST_TAIL = 32
 
 
 def auto_template(form: str | None, prompt: Callable[[], str]) -> str:
-    """The template of ``auto``; ``form`` is what the row states, ``prompt`` is asked where it states nothing."""
+    """The template of ``auto``: that of the row's ``form``, else the one that the text of ``prompt()`` asks for."""
     if form is None:
         return BOXED if "\\boxed" in prompt() else ANSWER_TAG
     return TEMPLATES[form]
@@ -23,7 +23,7 @@ def auto_template(form: str | None, prompt: Callable[[], str]) -> str:
 
 @dataclass(frozen=True)
 class PseudoAnswer:
-    """Token ids behind a context and the half-open span ``[gold_start, gold_end)`` of the gold answer among them."""
+    """Token ids after a context, and the half-open span ``[gold_start, gold_end)`` of the gold answer among them."""
 
     token_ids: tuple[int, ...]
     gold_start: int
@@ -31,11 +31,11 @@ class PseudoAnswer:
 
 
 def pseudo_answer(tokenizer, gold: str, template: str = ANSWER_TAG, before: str = "") -> PseudoAnswer:
-    """Tokenise ``template`` filled with ``gold``, behind the text ``before``; the gold span is found by offsets.
+    """Tokenise the text ``before`` followed by ``template`` with ``gold``; the gold span is found by offsets.
 
-    A token belongs to the gold span when its characters overlap the answer's: where the tokenizer merges
-    the answer's first or last character with the template's, the merged token is counted as gold.
-    Raises ValueError when the template lacks ``{answer}`` or the tokenizer cannot give offsets.
+    A token belongs to the gold span when its characters overlap the answer's, also when the tokenizer merges the
+    answer's first or last character with the template's. Raises ValueError when the template lacks ``{answer}`` or the
+    tokenizer cannot give offsets.
     """
     head, found, rest = template.partition("{answer}")
     if not found:
@@ -53,13 +53,13 @@ def pseudo_answer(tokenizer, gold: str, template: str = ANSWER_TAG, before: str 
 
 
 class AnswerWriter:
-    """Writes pseudo-answers as the policy would: its tokens may merge with what stands before them.
+    """Writes pseudo-answers as the policy would, whose tokens may merge with the text before them.
 
-    A context ends with the assistant header. From the last special token on (``<|im_start|>``), header and answer are
-    tokenised together; where that gives the header's own tokens again, as it nearly always does, the answer simply
-    follows them, and where it does not, they are replaced.
-    ``header``: contexts behind a turn end at its call and lack the header; it is written out, with the arguments that the
-    rollouts' chat template gets (``data.apply_chat_template_kwargs``).
+    A context ends with the assistant header. From its last special token on (``<|im_start|>``), header and answer are
+    tokenised together. If that gives the header's tokens again, as nearly always, the answer follows them; otherwise they
+    are replaced.
+    ``header``: contexts after a turn end at its call, without the header; it is then written with the arguments of the
+    rollouts' chat template (``data.apply_chat_template_kwargs``).
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class AnswerWriter:
         self._special = set(tokenizer.all_special_ids)
 
     def template_of(self, prompt_ids: tuple[int, ...], form: str | None = None) -> str:
-        r"""``auto``: that of the row's form (``ground_truth.form``), which is how the reward reads the answer. Where the row
-        states none, ``\boxed{...}`` for a prompt that asks for it, else the answer tag."""
+        r"""The template for a row. ``auto`` takes that of its form (``ground_truth.form``), as the reward does; without a
+        form, ``\boxed{...}`` for a prompt that asks for it, else the answer tag."""
         if self.template != AUTO:
             return self.template
         return auto_template(form, lambda: self.tokenizer.decode(prompt_ids))
 
     def prefix_at(self, context_ids: Sequence[int], behind_turn: bool) -> str:
-        """What stands between the context and the template; nothing where the context (or the header that is written
-        behind it) ends with the prefix: Qwen3's chat template writes the empty thought itself when told not to think."""
+        """The text between the context and the template; "" when the context, or the header after it, ends with the
+        prefix: Qwen3's chat template writes the empty thought itself with enable_thinking=false."""
         if not self.prefix:
             return ""
         last = self.header if behind_turn and self.header else context_ids[-len(self.prefix.encode()) :]
         return "" if self.tokenizer.decode(last).endswith(self.prefix) else self.prefix
 
     def tail(self, context_ids: Sequence[int]) -> tuple[int, ...]:
-        """Tokens behind the context's last special one; none where that is too far back to matter."""
+        """The tokens after the context's last special token; none when that is more than ``LONGEST_TAIL`` tokens back."""
         for n, token in enumerate(reversed(context_ids[-LONGEST_TAIL - 1 :])):
             if token in self._special:
                 return tuple(context_ids[len(context_ids) - n :])
@@ -100,12 +100,12 @@ class AnswerWriter:
     def write(
         self, tail: tuple[int, ...], gold: str, template: str, behind_turn: bool
     ) -> tuple[int, PseudoAnswer]:
-        """(context tokens that are replaced, what stands behind the rest). ``behind_turn``: not at the bare prompt."""
+        """(number of context tokens to replace, the answer after the rest). ``behind_turn``: not at the bare prompt."""
         header = self.header if behind_turn else []
         last = self.tail(header) if header else tail
         before = self.tokenizer.decode(last) if last else ""
         if before and tuple(self.tokenizer(before, add_special_tokens=False)["input_ids"]) != tuple(last):
-            # Text that would be tokenised otherwise stays as the policy saw it; the answer begins a token of its own.
+            # Tokens that their text would not give again stay as the policy saw them; the answer starts a new token.
             last, before = (), ""
         joint = pseudo_answer(self.tokenizer, gold, template, before)
         n = len(last)
@@ -123,9 +123,9 @@ def _behind(ids: tuple[int, ...], answer: PseudoAnswer) -> PseudoAnswer:
 
 
 def assistant_header(tokenizer, chat_template_kwargs: Mapping | None = None) -> list[int]:
-    """Tokens between the end of a turn and the policy's next one, as the chat template writes them with these arguments.
+    """The chat template's tokens between the end of a turn and the policy's next one.
 
-    Needed for contexts that end at a tool call, where no observation has brought the header yet.
+    Contexts that end at a tool call need them, because no observation with the header follows yet.
     """
     messages = [{"role": "user", "content": "x"}]
     options = {**(chat_template_kwargs or {}), "tokenize": False}

@@ -17,7 +17,7 @@ class TurnBatch:
     response_mask_B_T: torch.Tensor
     records: list[dict]
     scores: list[dict]
-    """What the reward function returned besides the score (em, f1, format_ok)."""
+    """The reward function's other values (em, f1, format_ok)."""
     ground_truths: list
     extra_infos: list[dict]
     """The data set's own columns (question, index, ...)."""

@@ -1,7 +1,7 @@
-"""Bookkeeping of one trajectory: which token belongs to which turn, why it stopped, what went wrong.
+"""Records of one trajectory: the turn of each token, the stop reason, and faults.
 
-A turn is one call of the policy: its tokens up to a tool call (parallel calls are one turn) or up to
-the end. Nothing is inferred from token values: the agent loop says when a turn was written.
+A turn is one call of the policy: its tokens up to a tool call (parallel calls are one turn) or up to the end. The agent
+loop reports each turn; nothing is inferred from token values.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 STOP_REASONS = ("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault")
-"""``turn_length``: the last turn was cut at search.max_new_tokens before a call or an answer was whole; ``length``: the row
-is full."""
+"""``turn_length``: search.max_new_tokens cut the last turn before its call or answer was complete; ``length``: the row is
+full."""
 
 
 @dataclass
 class RowRecord:
-    """What the trainer reads about a row; travels as a plain dict."""
+    """What the trainer reads about a row; it is sent as a plain dict."""
 
     stop_reason: str = "no_answer"
     n_searches: int = 0
     n_retries: int = 0
-    """Requests that its searches needed beyond their first, the search that failed included."""
+    """Requests of its searches after the first of each, including a failed search's."""
     bad_calls: int = 0
-    """Calls that are the policy's mistake: broken JSON, unknown tool, missing query."""
+    """Calls with a mistake of the policy: broken JSON, unknown tool, missing query."""
     n_other_calls: int = 0
     """Calls of other tools than the search."""
     other_errors: int = 0
-    """Those of them that raised."""
+    """Calls of other tools that raised."""
     tool_fault: str = ""
-    """Code of a fault that is *not* the policy's (server down, deadline): the row is not trained on."""
+    """Code of a fault that the policy did not cause (server down, deadline): the row is not trained on."""
     final_text: str = ""
-    """The policy's own text of its last turn: the only place an answer is read from."""
+    """The policy's own text of its last turn, the only place for an answer."""
     searches: list[dict] = field(default_factory=list)
     """Per search: turn, query, and the ids of the pages shown, in order."""
     scores: list[list] = field(default_factory=list)
-    """[context, alias, mean log-prob of the gold tokens], where the rollout server scores (`gain_server`)."""
+    """[context, alias, mean log-prob of the gold tokens], if the rollout server scores (`gain_server`)."""
     score_span: list[float] = field(default_factory=list)
     """[begin, end] of that scoring in seconds since the epoch, by the clock of the agent loop's machine."""
     score_error: str = ""
-    """Why the last of the scores that are NaN could not be had."""
+    """Why the last NaN among the scores has no value."""
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -52,13 +52,13 @@ class TurnBook:
         self.n_turns = 0
 
     def wrote_turn(self, response_mask: list[int]) -> None:
-        """The policy has just written a turn: new tokens with mask 1 are its tokens."""
+        """Record a turn of the policy: the new tokens with mask 1 are its tokens."""
         new = response_mask[len(self.turn_ids) :]
         self.turn_ids += [self.n_turns if m else -1 for m in new]
         self.n_turns += 1
 
     def observed(self, response_mask: list[int]) -> None:
-        """An observation was appended: none of its tokens is the policy's."""
+        """Record an observation, whose tokens are not the policy's."""
         self.turn_ids += [-1] * (len(response_mask) - len(self.turn_ids))
 
     def close(self, length: int) -> list[int]:

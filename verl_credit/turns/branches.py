@@ -1,8 +1,8 @@
-"""Information gain by branches: the pseudo-answers ride behind their rows on the ``old_log_probs`` forward.
+"""Information gain by branches: pseudo-answers are scored in the ``old_log_probs`` forward of their rows.
 
-A branch of a row's trunk (prompt and response) is an answer behind the first ``base`` tokens of it. Attention lets a
-branch see exactly those and itself (`attention`), positions go on from the base, and everything else in a transformer
-acts per token: the log-probs are those of a row of its own, for the price of the branch's few tokens.
+A branch is an answer after the first ``base`` tokens of a row's trunk (prompt and response). Attention lets it see exactly
+those tokens and itself (`attention`), its positions continue from the base, and all other parts of a transformer act per
+token. So its log-probs equal those of a separate row, and cost only the answer's tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl_credit.turns.requests import Request
 
 @dataclass(frozen=True)
 class GrownBranch:
-    """``token_ids`` behind the first ``base`` tokens of a trunk; the gold tokens are ``[gold_start, gold_end)``."""
+    """``token_ids`` after the first ``base`` tokens of a trunk; the gold tokens are ``[gold_start, gold_end)``."""
 
     base: int
     token_ids: tuple[int, ...]
@@ -28,36 +28,33 @@ class GrownBranch:
 
 @dataclass(frozen=True)
 class BranchPlan:
-    """Branches row by row, bases descending, and where each request finds its own."""
+    """The branches of each row with descending bases, and the branch of each request."""
 
     branches_B: list[list[GrownBranch]]
     place_N: list[tuple[int, int] | None]
-    """(row, number of the branch in it), None for one that was left out. Requests with the same context and answer share
-    one."""
+    """(row, number of the branch in it), or None if it was left out. Requests with the same context and answer share one."""
 
     @property
     def tokens_B(self) -> list[int]:
         return [sum(len(branch.token_ids) for branch in row) for row in self.branches_B]
 
     def fitted(self, length_B: Sequence[int], budget: int) -> BranchPlan:
-        """Without the branches that would make a row of ``length_B`` tokens longer than ``budget``.
+        """The plan without branches that would make a row of ``length_B`` tokens longer than ``budget``.
 
-        Contexts nearest the prompt are kept, the bare prompt above all: the group's other rows read it there.
+        The shortest contexts are kept, first of all the bare prompt, whose score the group's other rows share.
         """
         kept_B = [_kept(row, budget - length) for row, length in zip(self.branches_B, length_B, strict=True)]
         dropped_B = [len(row) - len(kept) for row, kept in zip(self.branches_B, kept_B, strict=True)]
-        return BranchPlan(
-            kept_B,
-            [
-                None
-                if place is None or place[1] < dropped_B[place[0]]
-                else (place[0], place[1] - dropped_B[place[0]])
-                for place in self.place_N
-            ],
-        )
+
+        def moved(place: tuple[int, int] | None) -> tuple[int, int] | None:
+            if place is None or place[1] < dropped_B[place[0]]:
+                return None
+            return place[0], place[1] - dropped_B[place[0]]
+
+        return BranchPlan(kept_B, [moved(place) for place in self.place_N])
 
     def field(self) -> torch.Tensor:
-        """Nested, one int64 row per trajectory, as `decode_branches` reads it."""
+        """A nested tensor with one int64 row per trajectory, for `decode_branches`."""
         return torch.nested.as_nested_tensor(
             [encode_branches([(b.base, b.token_ids) for b in row]) for row in self.branches_B],
             layout=torch.jagged,
@@ -66,8 +63,8 @@ class BranchPlan:
     def scores(self, log_prob_B: Sequence[torch.Tensor]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of every request, float64 [N].
 
-        ``log_prob_B``: per row, what the engine found on its branch tokens; position j holds token j + 1. NaN, a failed
-        score, for a branch that was left out.
+        ``log_prob_B``: per row, the engine's log-probs at its branch tokens; position j has that of token j + 1. A branch
+        that was left out gives NaN, a failed score.
         """
         value_B: list[list[torch.Tensor]] = []
         for row, log_prob in zip(self.branches_B, log_prob_B, strict=True):
@@ -106,17 +103,17 @@ def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
     )
 
 
-def _kept(branches: list[GrownBranch], room: int) -> list[GrownBranch]:
-    """The last of them (bases descend) that fit."""
+def _kept(branches: list[GrownBranch], budget: int) -> list[GrownBranch]:
+    """The last branches (with the smallest bases) that fit."""
     first = len(branches)
-    while first > 0 and len(branches[first - 1].token_ids) <= room:
+    while first > 0 and len(branches[first - 1].token_ids) <= budget:
         first -= 1
-        room -= len(branches[first].token_ids)
+        budget -= len(branches[first].token_ids)
     return branches[first:]
 
 
 def _grown(request: Request, turns: TurnBatch) -> GrownBranch:
-    """Nothing behind the gold tokens is needed. A first gold token is predicted by the trunk's token before it."""
+    """The request's branch up to its last gold token. If it starts with gold, the trunk's token before predicts that."""
     answer, base = request.answer, request.base
     ids, start, end = answer.token_ids[: answer.gold_end], answer.gold_start, answer.gold_end
     if start == 0:

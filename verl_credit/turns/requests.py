@@ -1,4 +1,4 @@
-"""What has to be scored for a batch: contexts and the pseudo-answers behind them, for any scorer."""
+"""The scores that a batch needs: contexts and the pseudo-answers after them, for any scorer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from verl_credit.turns.batch import TurnBatch
 
 @dataclass(frozen=True)
 class Request:
-    """The answer behind one context: the first ``base`` tokens of a row's prompt and response, then ``answer``."""
+    """One context and its answer: the first ``base`` tokens of a row's prompt and response, then ``answer``."""
 
     row: int
     column: int
-    """0: the bare prompt; k: behind tool turn k."""
+    """0: the bare prompt; k: after tool turn k."""
     alias: int
     base: int
     answer: PseudoAnswer
@@ -42,7 +42,7 @@ def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list
 
 
 def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
-    """The writer that the settings ask for."""
+    """The answer writer for these settings."""
     return AnswerWriter(
         tokenizer,
         settings.algorithm.info_gain_template,
@@ -53,13 +53,13 @@ def writer_of(tokenizer, settings: CreditSettings) -> AnswerWriter:
 
 
 def aliases_that_count(truth, aliases: str) -> list[str]:
-    """The gold answers of a row that are scored under ``info_gain_aliases``: the first, or every different one."""
+    """The gold answers of a row that ``info_gain_aliases`` scores: the first, or every different one."""
     golds = gold_answers(truth)
     return golds[:1] if aliases == "first" else list(dict.fromkeys(golds))
 
 
 class RowPlanner:
-    """Requests of single rows; what repeats from row to row is tokenised once."""
+    """Makes the requests of single rows; repeated answers are tokenised once."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.settings = settings
@@ -86,9 +86,9 @@ class RowPlanner:
 def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
     """Exclusive end, in response tokens, of the context after each tool turn (all turns but the last).
 
-    ``observation``: up to the first token of the next turn, so the observation and the assistant header
-    are inside. ``call``: up to the end of the turn's own tokens, before its observation (the released
-    convention: the last retrieved result is never measured).
+    ``observation``: up to the first token of the next turn, including the observation and the assistant header.
+    ``call``: up to the end of the turn's own tokens, before its observation (the released convention, which never
+    measures the last retrieved result).
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -105,13 +105,13 @@ def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
 def score_table(
     requests: Sequence[Request], score_N: torch.Tensor, rows: int, columns: int, aliases: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(score_B_K1, asked_B_K1): mean log-probs of the gold tokens, float64, aliases taken together.
+    """(score_B_K1, asked_B_K1): mean log-probs of the gold tokens, float64, combined over aliases.
 
         first   the first alias
         max     the best one
         mean    log of the mean over aliases of exp(score)
 
-    A score that is not finite spoils its context's.
+    One score that is not finite makes that of its context NaN.
     """
     score_B_K1 = torch.zeros(rows, columns, dtype=torch.float64)
     asked_B_K1 = torch.zeros(rows, columns, dtype=torch.bool)

@@ -1,8 +1,8 @@
-"""The turn-level PPO loss inside verl's own ``ppo_loss``, so that KL, entropy and correction terms stay.
+"""The turn-level PPO loss inside verl's own ``ppo_loss``, which keeps the KL, entropy and correction terms.
 
-verl's ``ppo_loss`` hands a registered policy loss nothing but log-probs, advantages and the mask.
-``credit_ppo_loss`` is installed in the worker in its place: it puts the per-token fields that are missing
-where the registered loss finds them, and calls ``ppo_loss``.
+verl's ``ppo_loss`` passes only log-probs, advantages and the mask to a registered policy loss. The worker calls
+``credit_ppo_loss`` instead: it stores the missing per-token fields in a context variable for the registered loss, and calls
+``ppo_loss``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TurnPolicyLossConfig(PolicyLossConfig):
     dynamic_clip: bool = True
     """Scale each turn's clip range by its information gain."""
     clip_beta: float = 0.3
-    """Largest relative change of the clip range; read where the advantages are computed."""
+    """Largest relative change of the clip range; read when the advantages are computed."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ _FIELDS: ContextVar[_TurnFields | None] = ContextVar("verl_credit_turn_fields", 
 
 
 def credit_ppo_loss(config, model_output, data, dp_group=None):
-    """``ppo_loss`` with turn ids and clip scale at hand. Raises when a field has not arrived."""
+    """``ppo_loss`` with turn ids and clip scales. Raises RuntimeError when a field is missing."""
     missing = [name for name in (TURN_IDS, CLIP_SCALE) if name not in data]
     if missing:
         raise RuntimeError(
@@ -69,14 +69,14 @@ def turn_ppo(
 ):
     """verl's policy-loss signature; equation, shapes and sources: ``verl_credit.credit.turn_policy_loss``.
 
-    At token level verl's dual clip (``clip_ratio_c``) is kept, so that it equals verl's vanilla loss; the
-    released turn-level loss has none.
+    At token level verl's dual clip (``clip_ratio_c``) is kept, so that the loss equals verl's vanilla loss; the released
+    turn-level loss has none.
     """
     fields = _FIELDS.get()
     if fields is None:
         raise RuntimeError(
             f"policy loss {LOSS_MODE!r} was called without turn ids: only the worker of trainer mode 'credit' "
-            "brings them (set trainer.v1.trainer_mode=credit)"
+            "provides them (set trainer.v1.trainer_mode=credit)"
         )
     settings = config.policy_loss
     loss, metrics = turn_policy_loss(

@@ -1,4 +1,4 @@
-"""verl's actor worker with our loss installed and a probe that says what is registered here."""
+"""verl's actor worker with our loss, and a probe of what is registered in its process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_credit.names import LOSS_MODE
 
 
 class CreditWorker(ActorRolloutRefWorker):
-    """Stock worker; after ``init_model`` the actor's loss is the one that brings turns."""
+    """The stock worker; after ``init_model`` the actor's loss is ``credit_ppo_loss``."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self):
@@ -34,13 +34,13 @@ class CreditWorker(ActorRolloutRefWorker):
             self._attention = prove(engine, engine.model_config.hf_config.get_text_config().vocab_size)
         self._log_probs = None
         if isinstance(engine, LogProbEngine):
-            self._log_probs = engine.log_probs_said(distills=self.distillation_enabled)
+            self._log_probs = engine.describe_log_probs(distills=self.distillation_enabled)
         elif engine is not None:
             self._log_probs = f"log-probs: verl's own, in {type(engine).__name__}"
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def credit_probe(self) -> dict:
-        """What this process has registered, and which loss the actor will use."""
+        """The names registered in this process, the actor's loss, its attention and its log-probs."""
         function = getattr(self.loss_fn, "func", self.loss_fn)
-        said = {"attention": self._attention, "log_probs": self._log_probs}
-        return {**registered_names(), "actor_loss": function.__name__, **said}
+        lines = {"attention": self._attention, "log_probs": self._log_probs}
+        return {**registered_names(), "actor_loss": function.__name__, **lines}

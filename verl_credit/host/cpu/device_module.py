@@ -1,4 +1,4 @@
-"""What verl expects of a `torch.<device>` module, for the CPU: torch.cpu lacks the memory functions."""
+"""A `torch.<device>` module for the CPU as verl expects it: torch.cpu lacks the memory functions."""
 
 import os
 import platform
@@ -13,11 +13,11 @@ def _resident_bytes() -> int:
 
 
 def _peak_resident_bytes() -> int:
-    """Largest resident size this process ever had (ru_maxrss counts KiB on Linux and bytes on macOS)."""
+    """The largest resident size of this process so far (ru_maxrss is in KiB on Linux, in bytes on macOS)."""
     import resource
 
     unit = 1 if platform.system() == "Darwin" else 1024
-    # The kernel updates its peak late, so it can lie a little below the present size.
+    # The kernel updates its peak late, so it can be a little below the current size.
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, _resident_bytes())
 
 
@@ -27,18 +27,18 @@ def _mem_get_info(device: object = None) -> tuple[int, int]:
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """Caches, streams and peak counters do not exist on a CPU."""
+    """Does nothing: a CPU has no caches, streams and peak counters."""
 
 
 def build() -> ModuleType:
-    """A module with torch.cpu's functions and, for memory, those of this process and this machine.
+    """A module with torch.cpu's functions and memory functions for this process and this machine.
 
-    `memory_allocated` and its relatives are the *resident size of the whole process*, since the CPU allocator
-    keeps no statistics; `mem_get_info` is the machine's available and total memory. `is_available()` answers
-    False: verl asks it before it cleans or profiles an accelerator's memory, of which there is none.
+    `memory_allocated` and similar functions return the *resident size of the whole process*, since the CPU allocator keeps
+    no statistics; `mem_get_info` returns the machine's available and total memory. `is_available()` returns False, because
+    verl calls it before it cleans or profiles an accelerator's memory.
     """
     module = ModuleType("verl_credit_cpu_device")
-    # A torch.device and not an index: verl writes tensor.to(current_device()), and to(0) would mean cuda:0.
+    # A torch.device and not an index: verl calls tensor.to(current_device()), and to(0) would mean cuda:0.
     module.current_device = lambda: torch.device("cpu")
     module.device_count = lambda: 1
     module.is_available = lambda: False
@@ -53,9 +53,8 @@ def build() -> ModuleType:
         setattr(module, name, lambda device=None: _resident_bytes())
     for name in ("max_memory_allocated", "max_memory_reserved"):
         setattr(module, name, lambda device=None: _peak_resident_bytes())
-    for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_accumulated_memory_stats"):
-        setattr(module, name, _nothing)
-    for name in ("set_device", "synchronize"):
+    resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
+    for name in ("empty_cache", "ipc_collect", "set_device", "synchronize", *resets):
         setattr(module, name, _nothing)
     module.manual_seed = module.manual_seed_all = lambda seed: torch.manual_seed(seed)
     module.get_rng_state = lambda device=None: torch.get_rng_state()

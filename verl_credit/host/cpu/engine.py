@@ -12,11 +12,10 @@ from verl_credit.host.engine.log_prob_engine import LogProbEngine
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
 class CPUFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
-    """FSDP2 without parameter offloading: the parameters are in main memory already.
+    """FSDP2 without parameter offloading, since the parameters are in main memory already.
 
-    verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning
-    needs an accelerator's driver. FSDP1 is not registered: it broadcasts module states through an
-    accelerator.
+    verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning needs an
+    accelerator's driver. FSDP1 is not registered, because it broadcasts module states through an accelerator.
     """
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:

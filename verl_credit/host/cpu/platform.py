@@ -1,4 +1,4 @@
-"""The platform "cpu" in verl's registry. It is used when VERL_PLATFORM=cpu says so, and never otherwise."""
+"""The platform "cpu" in verl's registry, used only with VERL_PLATFORM=cpu."""
 
 import os
 from collections.abc import Iterator
@@ -16,8 +16,7 @@ from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """Trains in main memory. Ray's resource "GPU" is used as a name only: one logical unit per training
-    rank."""
+    """Trains in main memory. Ray's resource "GPU" is only a name here: one logical unit per training rank."""
 
     def __init__(self) -> None:
         self._device_module = device_module.build()
@@ -38,7 +37,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """False, so that automatic detection never picks the CPU, not even on a head node without a GPU."""
+        """False, so that automatic detection never chooses the CPU, even on a head node without a GPU."""
         return False
 
     def current_device(self) -> torch.device:
@@ -72,8 +71,8 @@ class PlatformCPU(PlatformBase):
     def communication_backend_name(self) -> str:
         """ "gloo".
 
-        verl asks for it in one place, where a training worker is about to join the default group and then to
-        look up its engine. So this is where a CPU worker gets both: the group, and the engine's registration.
+        verl calls this in one place, just before a training worker joins the default group and looks up its engine. So a
+        CPU worker makes its group and registers the engine here.
         """
         if describes_a_rank(os.environ):
             from verl_credit.host.cpu import engine  # noqa: F401  (the import registers the engine)

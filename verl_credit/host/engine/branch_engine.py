@@ -1,4 +1,4 @@
-"""verl's FSDP engine with our attention and, when log-probs are computed, branches behind the rows."""
+"""verl's FSDP engine with our attention and, when log-probs are computed, branches after the rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from verl_credit.turns.branches import decode_branches
 
 
 class BranchEngine:
-    """Mixed in before `FSDPEngineWithLMHead`.
+    """A mixin before `FSDPEngineWithLMHead`.
 
-    With one of our attention implementations every packed forward is told where its rows lie, so that no row sees
-    another. With ``SCORE_BRANCHES`` on a forward-only batch, the rows' branches are appended to them, and afterwards
-    every output is cut back to its row: what comes back under verl's names never holds a branch token.
+    With one of our attention implementations every packed forward gets the places of its rows, so that no row sees
+    another. With ``SCORE_BRANCHES`` on a forward-only batch, each row's branches are appended to it, and every output is
+    cut back to its row afterwards, so that verl's outputs contain no branch tokens.
     """
 
     @property
@@ -65,7 +65,7 @@ class BranchEngine:
             grown = [decode_branches(row)[0] for row in micro_batch[BRANCHES].unbind()]
         trunks = [n - sum(tokens for _, tokens in row) for n, row in zip(lengths, grown, strict=True)]
         padding = model_inputs["input_ids"].shape[1] - sum(lengths)
-        if padding:  # a packed length that is rounded up: its tail is nobody's row
+        if padding:  # the packed length is rounded up, and its tail belongs to no row
             trunks, grown = [*trunks, padding], [*grown, []]
         pack = pack_rows(trunks, grown)
         model_inputs[PACK] = pack
@@ -79,7 +79,7 @@ class BranchEngine:
                 f"{self.module_attention}"
             )
         if BRANCHES not in data:
-            raise RuntimeError(f"the batch is to score branches but carries no {BRANCHES!r}")
+            raise RuntimeError(f"the batch has {SCORE_BRANCHES!r} but no {BRANCHES!r}")
         if data["position_ids"].dim() != 2:
             raise NotImplementedError("algorithm.info_gain_scorer=branch: multimodal position ids (mRoPE)")
         if tu.get_non_tensor_data(data=data, key="use_fused_kernels", default=False):
@@ -89,14 +89,14 @@ class BranchEngine:
 
 
 def refuse_model(hf_config) -> None:
-    """Models in which a token's result depends on more than its position and what it attends to."""
+    """Refuses models in which a token's result depends on more than its position and the tokens it attends to."""
     text = hf_config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
     other = kinds - {"full_attention", "sliding_attention"}
     if other:
         raise NotImplementedError(
-            f"{text.model_type}: layers of the kind {sorted(other)} depend on more of the packed stream than a row "
-            "and what it attends to; take another attention and algorithm.info_gain_scorer=rows"
+            f"{text.model_type}: layers of the kind {sorted(other)} depend on other rows of the packed stream; use "
+            "another attention and algorithm.info_gain_scorer=rows"
         )
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     for entry in [rope, *[value for value in rope.values() if isinstance(value, dict)]]:
@@ -123,15 +123,15 @@ def _grown(data, decoded):
 
 
 def _check_budget(grown, data) -> None:
-    """verl asserts it without saying which key."""
+    """verl only asserts this, without naming the key."""
     if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
         return
     longest = int(grown["input_ids"].offsets().diff().max())
     budget = tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=None)
     if budget is not None and longest > budget:
         raise ValueError(
-            f"a row and its answer branches have {longest} tokens, "
-            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold them"
+            f"a row and its answer branches have {longest} tokens, more than "
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} allows"
         )
 
 
@@ -143,7 +143,7 @@ def _cut(model_output: dict, trunk_lengths: list[int]) -> dict:
     for name, value in model_output.items():
         rows = list(value.unbind())
         cut[name] = nested([row[:n] for row, n in zip(rows, trunk_lengths, strict=True)])
-        if name == "log_probs":  # a row without branches has one 0, for nested tensors carry no empty rows
+        if name == "log_probs":  # a row without branches has one 0, because nested tensors have no empty rows
             ends = [
                 row[n:] if len(row) > n else row.new_zeros(1)
                 for row, n in zip(rows, trunk_lengths, strict=True)
@@ -153,7 +153,7 @@ def _cut(model_output: dict, trunk_lengths: list[int]) -> dict:
 
 
 def _unit_temperature(output_args: dict, pack) -> None:
-    """Information gain is measured at temperature 1, whatever the rollouts were sampled at."""
+    """Sets temperature 1 for the branches: information gain does not depend on the sampling temperature."""
     if output_args.get("temperature_is_one") or not any(row.branches for row in pack.rows):
         return
     temperature = output_args["temperature_rmpad"].clone()

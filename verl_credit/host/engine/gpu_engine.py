@@ -11,4 +11,4 @@ from verl_credit.host.engine.log_prob_engine import LogProbEngine
     model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda"], vendor=["nvidia"]
 )
 class CreditFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
-    """Looked up by verl before its own, which is registered for the device without a vendor."""
+    """verl finds this engine before its own, which is registered for the device without a vendor."""

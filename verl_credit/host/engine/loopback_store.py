@@ -1,7 +1,7 @@
-"""torch's store on loopback: DIST_INIT_METHOD=loopback:// for the default group of ranks that share one machine.
+"""torch's store on loopback: DIST_INIT_METHOD=loopback:// for the default group of ranks on one machine.
 
-The store that torch opens for env:// or tcp:// listens on all interfaces, whatever address it is given, and asks for no
-credentials. Here rank 0 binds the socket itself and hands it over. The port is verl's MASTER_PORT, the address loopback.
+For env:// or tcp:// torch opens a store on all interfaces, whatever the address, and without credentials. Here rank 0 binds
+the socket to loopback itself and passes it to the store. The port is verl's MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def meet(
 ) -> Iterator[tuple[TCPStore, int, int]]:
     """torch's rendezvous handler: yields (store, rank, world size).
 
-    Rank and world size come in the url's query, where torch puts them, the port from MASTER_PORT. Errors: ValueError
-    without them, OSError where the port is taken.
+    torch puts rank and world size into the url's query; the port is MASTER_PORT. Errors: ValueError without them, OSError
+    when the port is in use.
     """
     given = dict(parse_qsl(urlsplit(url).query))
     try:
@@ -32,7 +32,7 @@ def meet(
         port = int(os.environ["MASTER_PORT"])
     except KeyError as missing:
         raise ValueError(
-            f"{url} needs rank, world_size and, in the environment, MASTER_PORT: no {missing}"
+            f"{url} needs rank and world_size, and MASTER_PORT in the environment: {missing} is missing"
         ) from None
     listener = {}
     if rank == 0:

@@ -12,15 +12,14 @@ GenerateBatch = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], li
 
 
 class RequestRejected(RuntimeError):
-    """The request arrived while the server takes none."""
+    """The server rejects requests at the moment."""
 
 
 class RequestBatcher:
-    """Runs `generate` on whatever has arrived: a batch starts once no request came for `quiet_seconds`.
+    """Runs `generate` on the waiting requests once no request has arrived for `quiet_seconds`.
 
-    Everything that touches the model runs in one thread, one job at a time: a batch, or a job given to
-    `exclusive`. Requests that arrive meanwhile form the next batch. An exception in a batch reaches every
-    request of that batch, and the next batch runs as usual.
+    One thread uses the model for one job at a time: a batch, or a job given to `exclusive`. Requests that arrive meanwhile
+    form the next batch. An exception in a batch reaches all its requests, and the next batch runs as usual.
     """
 
     def __init__(self, generate: GenerateBatch, *, max_batch_size: int, quiet_seconds: float):
@@ -36,7 +35,7 @@ class RequestBatcher:
         self.batches = self.rows = 0
 
     async def submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
-        """The generation of one request; raises RequestRejected while the server rejects requests."""
+        """The generation for one request; raises RequestRejected while the server rejects requests."""
         if self._rejecting:
             raise RequestRejected("the server rejects requests until resume() is called")
         if self._loop_task is None:
@@ -58,17 +57,17 @@ class RequestBatcher:
         if reject:
             refused, self._waiting = self._waiting, []
             for _, _, future in refused:
-                _settle(future, error=RequestRejected("the server was told to abort all requests"))
+                _settle(future, error=RequestRejected("the server aborted all requests"))
         async with self._model_lock:
             pass
 
     def resume(self) -> None:
-        """Take up batches again."""
+        """Start batches again."""
         self._rejecting = False
         self._open.set()
 
     async def drain(self) -> None:
-        """Wait until every request that is waiting or running has been answered."""
+        """Wait until every waiting or running request is answered."""
         while self._waiting:
             futures = [future for _, _, future in self._waiting]
             await asyncio.wait(futures)
@@ -80,7 +79,7 @@ class RequestBatcher:
             await self._arrived.wait()
             await self._until_quiet()
             async with self._model_lock:
-                # Checked under the lock, so that pause() returns only when no batch can start any more.
+                # Checked under the lock, so that no batch can start after pause() returns.
                 if self._open.is_set():
                     await self._run_batch()
             await self._open.wait()
@@ -95,7 +94,7 @@ class RequestBatcher:
 
     async def _run_batch(self) -> None:
         batch, self._waiting = self._waiting[: self._max_batch_size], self._waiting[self._max_batch_size :]
-        # A caller that gave up has cancelled its future.
+        # A caller that gave up cancelled its future.
         batch = [entry for entry in batch if not entry[2].done()]
         if not batch:
             return

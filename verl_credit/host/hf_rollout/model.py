@@ -1,4 +1,4 @@
-"""The rollout server's model, and what verl's configuration says about it."""
+"""The rollout server's model, its length and its end-of-sequence ids, from verl's configuration."""
 
 import copy
 from typing import Any
@@ -10,10 +10,10 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 
 
 def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
-    """The causal language model in `rollout.dtype`: random weights when `rollout.load_format` is "dummy"."""
+    """The causal language model in `rollout.dtype`; `rollout.load_format=dummy` gives random weights."""
     dtype = PrecisionType.to_dtype(config.dtype)
     hf_config = copy.deepcopy(model_config.hf_config)
-    hf_config._attn_implementation = "sdpa"  # the trainer's packs no rows that are generated
+    hf_config._attn_implementation = "sdpa"  # the trainer's attention works only on packed rows
     options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": "sdpa"}
     if config.load_format == "dummy":
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **options)
@@ -25,7 +25,7 @@ def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.
 
 
 def max_model_len(hf_config: Any, configured: int | None) -> int:
-    """`rollout.max_model_len`, or all positions of the model when it is unset; raises ValueError beyond them."""
+    """`rollout.max_model_len`, by default all positions of the model; raises ValueError for more."""
     positions = hf_config.get_text_config().max_position_embeddings
     if configured is None:
         return positions
@@ -35,7 +35,7 @@ def max_model_len(hf_config: Any, configured: int | None) -> int:
 
 
 def eos_token_ids(model_config: HFModelConfig) -> tuple[int, ...]:
-    """Ids that end a request: those of the generation config and the tokenizer's; raises ValueError without any."""
+    """The ids of generation config and tokenizer that end a request; raises ValueError without any."""
     of_model = getattr(model_config.generation_config, "eos_token_id", None)
     found = [*(of_model if isinstance(of_model, list) else [of_model]), model_config.tokenizer.eos_token_id]
     flat = [token for token in found if token is not None]

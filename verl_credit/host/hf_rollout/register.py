@@ -1,11 +1,11 @@
-"""Enters the rollout engine "hf" into verl's registries."""
+"""Registers the rollout engine "hf" in verl."""
 
 
 def register() -> None:
-    """Make `rollout.name=hf` known to verl; a second call changes nothing.
+    """Register `rollout.name=hf` in verl; a second call changes nothing.
 
-    Replica and adapter are named here and imported only when used. verl's table of adapters has no function
-    to add to it, so its private dict gets one entry.
+    Replica and adapter are imported only when used. verl has no function to register an adapter, so its private dict gets
+    one entry.
     """
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry

@@ -1,4 +1,4 @@
-"""Starts one rollout server per replica, where verl expects vLLM's or SGLang's."""
+"""Starts one rollout server per replica, in place of vLLM's or SGLang's."""
 
 import asyncio
 

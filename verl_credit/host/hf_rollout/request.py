@@ -1,6 +1,7 @@
-"""From verl's sampling parameters, a dict, to ours."""
+"""Reads verl's sampling parameters and the engine's own options."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from verl_credit.generation.sampling import SamplingParams
@@ -22,10 +23,9 @@ def sampling_params(
 ) -> SamplingParams:
     """The parameters of one request.
 
-    Without `max_tokens` (or `max_new_tokens`) a request may use what is left of prompt_length +
-    response_length, at most response_length and at least one token, as verl's vLLM server does. The model's
-    own context is a hard limit. End-of-sequence tokens stop a request unless `ignore_eos`; `stop_token_ids`
-    add to them.
+    Without `max_tokens` (or `max_new_tokens`) a request may use the rest of prompt_length + response_length, at most
+    response_length and at least one token, as in verl's vLLM server. The model's context is a hard limit. End-of-sequence
+    tokens stop a request unless `ignore_eos` is set, and so do `stop_token_ids`.
 
     Raises ValueError naming the parameter, its value and what would be accepted.
     """
@@ -37,8 +37,8 @@ def sampling_params(
     penalty = given.get("repetition_penalty", 1.0)
     if penalty != 1.0:
         raise ValueError(f"sampling parameter repetition_penalty={penalty!r}: only 1.0 is supported")
-    room = max_model_len - prompt_tokens
-    if room < 1:
+    left = max_model_len - prompt_tokens
+    if left < 1:
         raise ValueError(
             f"the prompt has {prompt_tokens} tokens: rollout.max_model_len={max_model_len} leaves no room"
         )
@@ -47,10 +47,40 @@ def sampling_params(
         wanted = max(1, min(response_length, prompt_length + response_length - prompt_tokens))
     eos = () if given.get("ignore_eos", False) else eos_token_ids
     return SamplingParams(
-        max_new_tokens=min(wanted, room) if isinstance(wanted, int) else wanted,
+        max_new_tokens=min(wanted, left) if isinstance(wanted, int) else wanted,
         temperature=given.get("temperature", 1.0),
         top_p=given.get("top_p", 1.0),
         top_k=given.get("top_k", -1),
         seed=given.get("seed"),
         stop_token_ids=(*eos, *(given.get("stop_token_ids") or ())),
     )
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """`rollout.engine_kwargs.hf`: threads of the server, and how long it waits for a batch to fill."""
+
+    num_threads: int = 1
+    """Threads of torch in the server process."""
+    quiet_ms: float = 10.0
+    """A batch starts when no request has arrived for this many milliseconds."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_threads, int) or self.num_threads < 1:
+            raise ValueError(
+                f"rollout.engine_kwargs.hf.num_threads={self.num_threads!r}: expected an integer >= 1"
+            )
+        if not 0 <= self.quiet_ms <= 1000:
+            raise ValueError(f"rollout.engine_kwargs.hf.quiet_ms={self.quiet_ms!r}: expected 0 to 1000")
+
+    @classmethod
+    def read(cls, engine_kwargs: dict[str, Any]) -> "EngineOptions":
+        """Raises ValueError for a key that is not one of the fields."""
+        given = {key: value for key, value in (engine_kwargs.get("hf") or {}).items() if value is not None}
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ValueError(
+                f"rollout.engine_kwargs.hf.{unknown[0]} is not known: accepted are {', '.join(known)}"
+            )
+        return cls(**given)

@@ -10,16 +10,16 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_credit.generation.generator import BatchGenerator
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.model import build_model, eos_token_ids, max_model_len
-from verl_credit.host.hf_rollout.options import EngineOptions
+from verl_credit.host.hf_rollout.request import EngineOptions
 from verl_credit.host.hf_rollout.request import sampling_params as read_sampling_params
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSink
 
 
 class HFServer:
-    """Holds one model; batches concurrent `generate` calls; takes new weights between batches.
+    """Holds one model, batches concurrent `generate` calls, and loads new weights between batches.
 
-    With `rollout.load_format=dummy` (verl's default) the model starts with random weights and refuses to
-    generate until the first weight update; any other value loads the files of `model.path`.
+    With `rollout.load_format=dummy` (verl's default) the model starts with random weights and refuses to generate until the
+    first weight update; any other value loads the files of `model.path`.
     """
 
     def __init__(self, config: RolloutConfig, model_config: HFModelConfig, replica_rank: int):
@@ -46,7 +46,7 @@ class HFServer:
         self._why_not_ready = "no weights have arrived yet" if self.config.load_format == "dummy" else None
 
     async def launch_server(self) -> str:
-        """Make the batcher, which belongs to the actor's event loop; returns the address that verl shows."""
+        """Make the batcher in the actor's event loop; returns the address that verl shows."""
         self._batcher = RequestBatcher(
             self._generate, max_batch_size=self.config.max_num_seqs, quiet_seconds=self._quiet_seconds
         )
@@ -68,8 +68,8 @@ class HFServer:
     ) -> TokenOutput:
         """One request, token ids in and out, as verl's servers define it.
 
-        `log_probs` are those of the temperature-scaled distribution before top-k and top-p. Raises ValueError
-        for a bad sampling parameter or prompt, and whatever the engine raised.
+        `log_probs` are those of the temperature-scaled distribution before top-k and top-p. Raises ValueError for a bad
+        sampling parameter or prompt, and the engine's exceptions.
         """
         if image_data or video_data or any(value is not None and value != 0 for value in unused.values()):
             raise ValueError(
@@ -101,7 +101,7 @@ class HFServer:
         )
 
     async def _score(self, prompt: list[int], wanted: int) -> TokenOutput:
-        """Log-probs of a prompt's own tokens at temperature 1, in the form of verl's vLLM server; nothing is drawn."""
+        """Log-probs of a prompt's own tokens at temperature 1, in the form of verl's vLLM server."""
         if wanted != 0:
             raise ValueError(
                 f"prompt_logprobs={wanted}: rollout.name=hf gives those of the prompt's own tokens (0)"
@@ -109,22 +109,22 @@ class HFServer:
         if not 2 <= len(prompt) <= self._max_model_len:
             raise ValueError(f"a prompt of {len(prompt)} tokens; expected 2 to {self._max_model_len}")
         values = await self._batcher.exclusive(self._generator.prompt_log_probs, prompt)
-        said = {
+        fields = {
             "global_steps": self.global_steps,
             "num_cached_tokens": 0,
             "prompt_ids": [[token] for token in prompt[1:]] + [[0]],
             "prompt_logprobs": [[value] for value in values] + [[0.0]],
         }
-        return TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=said)
+        return TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=fields)
 
     # --- weights: begin, any number of buckets, finish ---
 
     async def begin_weight_update(self) -> None:
-        """From here until `finish_weight_update` succeeds the server refuses to generate."""
+        """Refuse to generate until `finish_weight_update` succeeds."""
         await self._batcher.exclusive(self._begin)
 
     def _begin(self) -> None:
-        self._why_not_ready = "a weight update was begun and not finished"
+        self._why_not_ready = "a weight update has begun and not finished"
         self._sink, self._checksum = WeightSink(self._model), None
 
     async def load_weight_bucket(self, bucket: bytes) -> None:
@@ -132,7 +132,7 @@ class HFServer:
         await self._batcher.exclusive(self._sink.load, bucket)
 
     async def finish_weight_update(self, global_steps: int | None) -> str:
-        """Checksum of the model as it now stands; raises WeightError when something is missing."""
+        """Checksum of the updated model; raises WeightError when a weight is missing."""
         checksum = await self._batcher.exclusive(self._sink.finish)
         if global_steps is not None:
             self.global_steps = global_steps
@@ -150,10 +150,10 @@ class HFServer:
         """Batches run and rows in them since the start."""
         return {"batches": self._batcher.batches, "rows": self._batcher.rows}
 
-    # --- what verl asks of every server ---
+    # --- methods that verl calls on every server ---
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Start no further batch; the running one is finished, and waiting requests stay or are rejected."""
+        """Start no further batch; the running one finishes, and waiting requests stay or are rejected."""
         await self._batcher.pause(reject=reject_request)
         return {"aborted_count": 0, "request_ids": []}
 
@@ -164,10 +164,10 @@ class HFServer:
         await self._batcher.drain()
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Nothing to restore: the weights stay in memory, and no cache outlives a batch."""
+        """Nothing to do: the weights stay in memory, and no cache outlives a batch."""
 
     async def sleep(self) -> None:
-        """Nothing to free, see `wake_up`."""
+        """Nothing to do, see `wake_up`."""
 
     async def clear_kv_cache(self) -> None:
         """No cache outlives a batch."""

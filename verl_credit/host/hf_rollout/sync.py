@@ -1,4 +1,4 @@
-"""The training worker's end of the rollout: sends the weights of every step to the server and checks them."""
+"""The training worker's side of the rollout: sends each step's weights to the server and checks them."""
 
 import os
 from collections.abc import Generator
@@ -13,7 +13,7 @@ from verl_credit.host.hf_rollout.weights import WeightError, WeightSource
 
 
 class ServerAdapter(BaseRollout):
-    """Rank 0 of each replica sends; the other ranks drain the generator, whose every step is a collective."""
+    """Rank 0 of each replica sends; the other ranks exhaust the generator, because each of its steps is a collective."""
 
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1):
         super().__init__(config, model_config, device_mesh)
@@ -34,10 +34,10 @@ class ServerAdapter(BaseRollout):
         return self._server
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing to restore: the server keeps weights, and no cache outlives a batch."""
+        """Nothing to do: the server keeps its weights, and no cache outlives a batch."""
 
     async def release(self) -> None:
-        """Nothing to free, see `resume`."""
+        """Nothing to do, see `resume`."""
 
     @torch.no_grad()
     async def update_weights(

@@ -1,4 +1,4 @@
-"""Moving weights into a model and proving that they arrived: safetensors buckets, strict names, checksums."""
+"""Moves weights into a model and checks that they arrived: safetensors buckets, strict names, checksums."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 
 
 class WeightError(RuntimeError):
-    """The weights of the rollout model are not those of the trained model."""
+    """The rollout model's weights differ from those of the trained model."""
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -20,13 +20,13 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def checksum(digests: dict[str, str]) -> str:
-    """SHA-256 over names and tensor digests in the order of the names, whatever order they arrived in."""
+    """SHA-256 over names and tensor digests, sorted by name."""
     lines = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class WeightSource:
-    """Packs named tensors into safetensors buckets and keeps the checksum of what was packed."""
+    """Packs named tensors into safetensors buckets and keeps their checksum."""
 
     def __init__(self, *, dtype: torch.dtype, bucket_bytes: int):
         self._dtype, self._bucket_bytes = dtype, bucket_bytes
@@ -42,7 +42,7 @@ class WeightSource:
         for name, tensor in weights:
             if name in self._digests:
                 raise WeightError(f"weight {name!r} was sent twice in one update")
-            # A copy of its own: the source may reuse the storage, and safetensors refuses shared storage.
+            # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
             dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
             plain = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
             self._digests[name] = tensor_digest(plain)
