@@ -10,8 +10,7 @@ pytest.importorskip("verl")
 
 from verl_credit.generation.generator import Generation, SamplingParams
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.options import EngineOptions
-from verl_credit.host.hf_rollout.request import sampling_params
+from verl_credit.host.hf_rollout.request import EngineOptions, sampling_params
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource
 
 # --- weights ---
