@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -31,7 +34,58 @@ class ExitCode(IntEnum):
 
 
 class ConfigError(ValueError):
-    """Names the key, its value and what would be accepted."""
+    """A ``key`` whose ``value`` cannot be used, and what is ``accepted``: a list of names, or a sentence.
+
+        key=value (did you mean b?): accepted are a, b
+        key=value with other=thing: sentence
+
+    ``beside``: the other keys that make the value wrong. ``shown``: how the value is written where that is not as on the
+    command line. A ``message`` replaces the rendering, for errors that are not about one value of one key.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: str = "",
+        value: Any = None,
+        accepted: str | Iterable[str] = "",
+        beside: Mapping[str, Any] | None = None,
+        shown: str | None = None,
+    ) -> None:
+        self.key, self.value = key, value
+        self.accepted = accepted if isinstance(accepted, str) else list(accepted)
+        said = f"{key}={show_value(value) if shown is None else shown}"
+        if beside:
+            said += " with " + ", ".join(f"{name}={show_value(other)}" for name, other in beside.items())
+        if isinstance(self.accepted, list):
+            said += f"{did_you_mean(value, self.accepted)}: accepted are {', '.join(self.accepted)}"
+        else:
+            said += f": {self.accepted}"
+        super().__init__(message or said)
+
+
+def show_value(value: Any) -> str:
+    """As one writes it on the command line."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] = str) -> str:
+    """`` (did you mean x?)``, or nothing where no name is close."""
+    near = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" (did you mean {show(near[0])}?)" if near else ""
+
+
+def unknown_key(parent: str, name: str, names: Iterable[str], value: Any = None) -> ConfigError:
+    """``name`` is none of the ``names`` below ``parent``. Its value is shown where one is given: it could be a secret."""
+    below, names = f"{parent}." if parent else "", list(names)
+    given = "" if value is None else f"={value}"
+    hint = did_you_mean(name.partition(".")[0], names, lambda near: below + near)
+    where = f" below {parent}" if parent else ""
+    message = f"unknown key {below}{name}{given}{hint}: accepted{where} are {', '.join(names)}"
+    return ConfigError(message, key=below + name, value=value, accepted=names)
 
 
 class PreflightError(RuntimeError):
@@ -40,7 +94,3 @@ class PreflightError(RuntimeError):
 
 class IntegrityError(RuntimeError):
     """The run's numbers could not be trusted if it went on."""
-
-
-class PlanError(ValueError):
-    """Names the key, its value and what would be right."""

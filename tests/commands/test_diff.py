@@ -115,7 +115,7 @@ def test_versions_nobody_recorded_are_not_compared(tmp_path, capsys):
     "text, said",
     [
         ("labb", "no recipe is called 'labb'"),
-        ("lab algorithm.gama=1", "Did you mean algorithm.gamma"),
+        ("lab algorithm.gama=1", "did you mean algorithm.gamma"),
         ("lab 'x", "No closing quotation"),
         ("", "give the folder of a run"),
         ("runs/absent", "runs/absent: no such folder"),

@@ -9,9 +9,7 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.commands.keys_page import keys_page
 from verl_credit.commands.modes_page import modes_page
-from verl_credit.config.compose import load_config
 from verl_credit.config.keys import our_keys
-from verl_credit.config.unread import unused, without_effect
 from verl_credit.credit.registry import REGISTRY
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -112,95 +110,6 @@ def test_inputs_that_are_missing_are_named(capsys, tmp_path):
     missing = said.splitlines()[-1]
     assert "absent.parquet (not there)" in missing and "policy (not there)" in missing
     assert "search.url (a server" in missing and "questions.parquet" not in missing
-
-
-@pytest.mark.parametrize(
-    "overrides, keys",
-    [
-        (["algorithm.gtpo.beta=0.3"], ["algorithm.gtpo.beta=0.3"]),
-        (["algorithm.gtpo.beta=0.3", "algorithm.transform_mode=gtpo"], []),
-        (["algorithm.sepa.steps=7", "algorithm.transform_mode=gtpo"], ["algorithm.sepa.steps=7"]),
-        (
-            ["algorithm.info_gain_type=log_prob_diff", "credit=grpo"],
-            ["algorithm.info_gain_type=log_prob_diff"],
-        ),
-        (["algorithm.info_gain_template='So {answer}'"], []),
-        (
-            ["algorithm.info_gain_template='So {answer}'", "credit=grpo"],
-            ["algorithm.info_gain_template=So {answer}"],
-        ),
-        (["algorithm.info_gain_prefix='So '", "credit=grpo"], ["algorithm.info_gain_prefix=So "]),
-        (["+model=qwen3_4b", "credit=grpo"], []),
-        ([f"{LOSS}.clip_beta=0.1", f"{LOSS}.dynamic_clip=false"], [f"{LOSS}.clip_beta=0.1"]),
-        ([f"{LOSS}.loss_mode=vanilla", f"{LOSS}.ratio_level=token"], [f"{LOSS}.ratio_level=token"]),
-        (
-            ["credit=grpo", "search.max_searches=0", "search.topk=5"],
-            ["search.topk=5", "search.max_page_chars=64"],
-        ),
-        (["search.topk=5"], []),
-        (
-            ["credit=maxrl", "algorithm.norm_adv_by_std_in_grpo=false"],
-            ["algorithm.norm_adv_by_std_in_grpo=False"],
-        ),
-        (["credit=grpo_nostd"], []),
-        (["algorithm.planning.threshold=0.5"], ["algorithm.planning.threshold=0.5"]),
-        (["algorithm.uncertainty_kind=nll"], []),
-        (["algorithm.canonical.alpha_1=2"], ["algorithm.canonical.alpha_1=2.0"]),
-        (["algorithm.adv_estimator=gae", f"{LOSS}.dynamic_clip=false", "algorithm.gamma=0.9"], []),
-    ],
-)
-def test_a_key_that_nothing_reads_is_told(overrides, keys):
-    assert unused(load_config("lab", overrides)) == keys
-
-
-@pytest.mark.parametrize(
-    "overrides, told",
-    [
-        ([], []),
-        (["algorithm.transform_mode=gtpo", "algorithm.gtpo.beta=0"], ["algorithm.gtpo.beta=0"]),
-        (["algorithm.transform_mode=gtpo_hicra", "algorithm.hicra.alpha=0"], ["algorithm.hicra.alpha=0"]),
-        (
-            ["algorithm.transform_mode=entropy_mask", "algorithm.entropy_mask.rho=1"],
-            ["algorithm.entropy_mask.rho=1"],
-        ),
-        (
-            ["algorithm.transform_mode=gtpo_sepa"],
-            ["lambda is 0 until step 51, and trainer.total_training_steps=30"],
-        ),
-        (["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.delay_steps=29"], []),
-        (["algorithm.transform_mode=gtpo_sepa", "algorithm.sepa.delay_steps=30"], ["until step 31"]),
-        (
-            [
-                "algorithm.transform_mode=gtpo_sepa",
-                "algorithm.sepa.schedule=auto",
-                "algorithm.sepa.warmup=5",
-                "algorithm.sepa.ema_decay=0.5",
-            ],
-            [],
-        ),
-        (
-            [
-                "algorithm.transform_mode=gtpo_sepa",
-                "algorithm.sepa.schedule=auto",
-                "algorithm.sepa.steps=0",
-                "algorithm.sepa.warmup=60",
-            ],
-            ["until step 222"],
-        ),
-        (["algorithm.info_gain_warmup_steps=30"], ["no gain is measured in trainer.total_training_steps=30"]),
-        (["algorithm.info_gain_warmup_steps=29"], []),
-        (["algorithm.info_gain_every=29"], []),
-        (["algorithm.info_gain_every=30"], ["in step 1 alone of trainer.total_training_steps=30"]),
-        (["algorithm.info_gain_every=28", "algorithm.info_gain_warmup_steps=2"], ["in step 3 alone"]),
-        (["algorithm.info_gain_warmup_steps=30", "trainer.total_training_steps=null"], []),
-        (["algorithm.adv_rescale_alpha=0"], ["the clip range only"]),
-        ([f"{LOSS}.clip_beta=0"], ["clip_beta=0"]),
-    ],
-)
-def test_a_part_without_effect_is_told(overrides, told):
-    found = without_effect(load_config("lab", overrides))
-    assert len(found) == len(told)
-    assert all(text in line for text, line in zip(told, found, strict=True))
 
 
 def test_what_stands_behind_a_context_is_told(capsys):

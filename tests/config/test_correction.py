@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.config.rules.correction import correction_without_effect
 from verl_credit.config.unread import idle_lines
 from verl_credit.errors import ConfigError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.trainer import CreditTrainer

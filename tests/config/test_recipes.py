@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_credit.config.compose import RECIPES, load_config, shipped_recipes
+from kit.recipes import load_config
+from verl_credit.config.compose import RECIPES, shipped_recipes
 from verl_credit.config.rules import validate
 from verl_credit.config.warnings import doubts
 from verl_credit.errors import ConfigError

@@ -5,8 +5,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from kit.preflight import policy
+from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.config.compose import load_config
 from verl_credit.config.required import without_value
 from verl_credit.doctor.inputs.data import check_data
 from verl_credit.errors import PreflightError
@@ -102,4 +102,4 @@ def test_a_plan_needs_no_data_and_says_when_it_lacks_the_model(capsys):
     capsys.readouterr()
     assert main(["plan", "--config-name", "search_cpu"]) == 4
     said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "actor_rollout_ref.model.path=None: give a model folder" in said
+    assert said.count("\n") == 1 and "actor_rollout_ref.model.path=null: give a model folder" in said

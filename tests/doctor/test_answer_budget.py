@@ -6,9 +6,9 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.preflight import GOOD
+from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
-from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
 from verl_credit.config.rules.row_room import engine_tokens
 from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, check_answers, worst_row

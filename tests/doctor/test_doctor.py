@@ -22,8 +22,8 @@ from tokenizers.models import WordLevel
 
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, says
 from kit.preflight import GOOD
+from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.config.compose import load_config
 from verl_credit.doctor import command, ray_checks
 from verl_credit.doctor.hardware import device, disk, first_start, kernels, machine, orphans, software
 from verl_credit.doctor.hardware.room import check_room, plan_here
@@ -867,7 +867,7 @@ def test_a_recipe_that_is_refused_fails_and_the_machine_is_still_looked_at(faked
     faked(software.check_python)
     assert main(["doctor", "--config-name", "lab", "algorithm.gama=1"]) == 4
     said = capsys.readouterr().out
-    assert "Did you mean algorithm.gamma" in said and "Python 3.11.9" in said
+    assert "did you mean algorithm.gamma" in said and "Python 3.11.9" in said
     assert main(["doctor", "algorithm.gamma=1"]) == 4
     assert "--config-name NAME" in capsys.readouterr().out
 

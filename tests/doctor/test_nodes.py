@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.machine import FAIL, MACHINE, PASS, SKIP, says
-from kit.recipes import OWN, check
-from verl_credit.config.compose import load_config
+from kit.recipes import OWN, check, load_config
 from verl_credit.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
 from verl_credit.errors import ConfigError
 from verl_credit.host.process import doctor_probes

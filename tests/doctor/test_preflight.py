@@ -9,9 +9,9 @@ from huggingface_hub import constants, errors
 from omegaconf import OmegaConf
 
 from kit.preflight import GOOD, policy, write
+from kit.recipes import load_config
 from kit.scripted_server import dead_port, scripted_server
 from verl_credit.cli import main
-from verl_credit.config.compose import load_config
 from verl_credit.doctor.inputs.data import check_data
 from verl_credit.doctor.inputs.hub import HubError, fetch_config
 from verl_credit.doctor.inputs.model import check_model, check_positions
@@ -291,4 +291,4 @@ def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys)
 
 def test_mistyped_key_exits_4(capsys):
     assert main(["train", "--config-name", "lab", "algorithm.gama=1"]) == 4
-    assert "Did you mean algorithm.gamma" in capsys.readouterr().out
+    assert "did you mean algorithm.gamma" in capsys.readouterr().out

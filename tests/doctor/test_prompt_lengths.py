@@ -6,7 +6,7 @@ import pytest
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 from kit.byte_world import make_tokenizer
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.doctor.inputs.prompt_lengths import PromptMeter, check_all_prompts, check_prompts
 from verl_credit.doctor.inputs.recipe import check_data_files
 from verl_credit.doctor.result import Status

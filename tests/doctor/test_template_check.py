@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kit.byte_world import make_tokenizer
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.config.rules import validate
 from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
 from verl_credit.errors import ConfigError, PreflightError

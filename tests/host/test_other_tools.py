@@ -5,8 +5,8 @@ import json
 import pytest
 
 from kit.byte_world import make_tokenizer
+from kit.recipes import load_config
 from kit.trajectories import REQUIRED, policy_text, record, run
-from verl_credit.config.compose import load_config
 from verl_credit.config.rules import validate
 from verl_credit.config.rules.other_tools import MULTI_TURN
 from verl_credit.errors import ConfigError, PreflightError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.names import ROW_RECORD
 
 REQUIRED = [

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from verl_credit.cli import main
-from verl_credit.plan import Job, PlanError, find_hardware, shape_of
+from verl_credit.errors import ConfigError
+from verl_credit.plan import Job, find_hardware, shape_of
 from verl_credit.plan.command import _load as load_plan
 from verl_credit.plan.compute import (
     checkpoint_bytes,
@@ -90,7 +91,7 @@ def test_the_configuration_is_read():
     ],
 )
 def test_what_is_wrong_is_named(key, value, says):
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(ConfigError, match=says):
         make_plan(changed(key, value))
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from verl_credit.attention.limits import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.config.rules.row_room import engine_tokens
+from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import Memory
-from verl_credit.plan import Job, PlanError, actor_peak, find_hardware, hardware, phases, shape_of
+from verl_credit.plan import Job, actor_peak, find_hardware, hardware, phases, shape_of
 from verl_credit.plan.activations import (
     answers_attention,
     answers_masks,
@@ -356,7 +357,7 @@ def test_figures_of_a_row_can_be_replaced():
     ],
 )
 def test_wrong_hardware_is_named(name, block, says):
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(ConfigError, match=says):
         find_hardware(name, block)
 
 
@@ -364,7 +365,7 @@ def test_wrong_hardware_is_named(name, block, says):
     "block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}, {"index": 5}]
 )
 def test_a_wrong_index_is_named(block):
-    with pytest.raises(PlanError, match=r"hardware\.index"):
+    with pytest.raises(ConfigError, match=r"hardware\.index"):
         index_bytes(block)
 
 

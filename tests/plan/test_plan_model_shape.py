@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kit.tiny_models import tiny_config, tiny_model
-from verl_credit.plan import PlanError, shape_of
+from verl_credit.errors import ConfigError
+from verl_credit.plan import shape_of
 
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 
@@ -97,11 +98,11 @@ def test_a_folder_goes_before_a_name(tmp_path):
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(model, says):
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(ConfigError, match=says):
         shape_of(model)
 
 
 def test_a_broken_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(PlanError, match="not JSON"):
+    with pytest.raises(ConfigError, match="not JSON"):
         shape_of(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 from kit.lab_run import run
 from kit.preflight import GOOD, write
+from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.commands import train as train_module
-from verl_credit.config.compose import load_config
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.run.finished import TRACKER, last_checkpoint, nothing_left

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_credit.config.compose import load_config
+from kit.recipes import load_config
 from verl_credit.config.rules import validate
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.compose import load_config
-from verl_credit.config.defaults import ABSENT, changed_values, show_value
+from verl_credit.config.defaults import ABSENT, changed_values
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.required import DATA, MODEL, told, without_value
 from verl_credit.config.rules import validate
@@ -20,7 +20,7 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.errors import ConfigError, ExitCode, show_value
 from verl_credit.turns.scorers import SCORERS
 
 PYTHON_LISTS = "Python lists, a call per prompt"

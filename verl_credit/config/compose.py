@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import logging
 import re
@@ -21,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.rules.row_room import engine_tokens
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, did_you_mean, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
 
 RECIPES = "verl_credit_recipes"
@@ -32,18 +31,32 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
     """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
     try:
         with _quiet():
-            config = _decide_auto(_compose(name, overrides, config_dir))
-            if config.get("credit_preset"):
-                groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
-                preset = _decide_auto(_compose(name, [*groups, f"credit={config.credit_preset}"], config_dir))
-                config.credit_overrides = _changed(config, preset)
-            return config
+            config = compose_recipe(name, overrides, config_dir)
+            return decide(config, preset_of(config, name, overrides, config_dir))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(name, overrides, config_dir, error)) from error
+        raise _refusal(name, overrides, config_dir, error) from error
     except ConfigError:
         raise
     except ValueError as error:  # Hydra's for a group that is given a number or null
         raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+
+
+def preset_of(
+    config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
+) -> DictConfig | None:
+    """What the chosen preset says of the same recipe, hardware and model."""
+    if not config.get("credit_preset"):
+        return None
+    groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
+    return compose_recipe(name, [*groups, f"credit={config.credit_preset}"], config_dir)
+
+
+def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
+    """A composed recipe becomes a configuration: ``auto`` is decided, and what departs from the preset is listed."""
+    _decide_auto(config)
+    if preset is not None:
+        config.credit_overrides = _changed(config, _decide_auto(preset))
+    return config
 
 
 def _decide_auto(config: DictConfig) -> DictConfig:
@@ -100,7 +113,8 @@ def _quiet() -> Iterator[None]:
 ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_global_", provider="verl_credit")
 
 
-def _compose(name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+    """What files and overrides say; nothing is decided yet."""
     if config_dir is not None and not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir {config_dir} is not a directory")
     folder = recipes_folder() if config_dir is None else Path(config_dir).resolve()
@@ -133,40 +147,34 @@ def _folder_of(package: str) -> Path:
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
-def _explain(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> str:
+def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> ConfigError:
     """Hydra says what failed; we add which keys would have been accepted there."""
     message = str(error).strip()
     cause = str(error.__cause__).strip() if error.__cause__ else ""
     if "Cannot find primary config" in message:
-        return f"no recipe is called {name!r}; shipped: {', '.join(shipped_recipes())}"
+        names = shipped_recipes()
+        hint = did_you_mean(name, names)
+        return ConfigError(f"no recipe is called {name!r}{hint}; shipped: {', '.join(names)}", accepted=names)
     match = re.search(r"Could not override '([^']+)'", message)
     if match is None:
-        return "\n".join(part for part in (message, cause) if part)
+        return ConfigError("\n".join(part for part in (message, cause) if part))
     key = match.group(1)
-    base = _compose(name, [], config_dir)
-    known_parent, bad, siblings = _nearest_parent(base, key)
-    near = difflib.get_close_matches(bad, siblings, n=3, cutoff=0.5)
-    value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), "?")
-    hint = f" Did you mean {' or '.join(_join(known_parent, n) for n in near)}?" if near else ""
-    return (
-        f"unknown key {key} (given value {value!r}).{hint}\n"
-        f"Keys accepted below {known_parent or 'the top level'}: {', '.join(siblings)}"
-    )
+    base = compose_recipe(name, [], config_dir)
+    value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
+    if isinstance(OmegaConf.select(base, key), DictConfig):
+        return ConfigError(
+            key=key, value=value, accepted=f"a key that it lacks is added by +{key}.NAME=VALUE"
+        )
+    parent, names = _nearest_parent(base, key)
+    return unknown_key(parent, key.removeprefix(f"{parent}."), names, value)
 
 
-def _nearest_parent(config: DictConfig, key: str) -> tuple[str, str, list[str]]:
-    """(longest existing parent, first part that does not exist, the parent's keys)."""
-    parts, node, parent = key.split("."), config, ""
-    for part in parts:
-        if not isinstance(node, DictConfig) or part not in node:
-            names = [str(k) for k in node] if isinstance(node, DictConfig) else []
-            return parent, part, names
-        parent, node = _join(parent, part), OmegaConf.select(node, part)
-    return parent, parts[-1], []
-
-
-def _join(parent: str, name: str) -> str:
-    return f"{parent}.{name}" if parent else name
+def _nearest_parent(config: DictConfig, key: str) -> tuple[str, list[str]]:
+    """The longest parent of ``key`` that exists, and the keys below it."""
+    parent, _, _ = key.rpartition(".")
+    while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
+        parent, _, _ = parent.rpartition(".")
+    return parent, [str(name) for name in (OmegaConf.select(config, parent) if parent else config)]
 
 
 def shipped_recipes() -> list[str]:

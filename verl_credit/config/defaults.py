@@ -70,10 +70,3 @@ def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:
     absent = Default(ABSENT, "the recipe")
     rows = [(key, value, known.get(key, absent)) for key, value in flat_values(config).items()]
     return [(key, value, default) for key, value, default in rows if value != default.value]
-
-
-def show_value(value) -> str:
-    """As one would write it in an override."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,9 +1,10 @@
 """Argument checks that name the argument, the row and what would be right."""
 
-import difflib
 from collections.abc import Iterable
 
 import torch
+
+from verl_credit.errors import did_you_mean
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:
@@ -17,8 +18,7 @@ def check_name(argument: str, value: str, accepted: Iterable[str]) -> None:
     accepted = list(accepted)
     if value in accepted:
         return
-    near = difflib.get_close_matches(str(value), accepted, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = did_you_mean(value, accepted, repr)
     raise ValueError(f"{argument}={value!r} is not known{hint}; accepted: {', '.join(accepted)}")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from verl_credit.data import readers
 from verl_credit.data.records import UNKNOWN_FORM, PrepareError, Record, Rejected
+from verl_credit.errors import did_you_mean
 from verl_credit.reward.qa import BOXED, TAG
 
 
@@ -95,7 +95,5 @@ DATA_SETS = {data_set.name: data_set for data_set in _ALL}
 def find(name: str) -> DataSet:
     """The data set called ``name``. Raises PrepareError with the known names."""
     if name not in DATA_SETS:
-        near = difflib.get_close_matches(name, DATA_SETS, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise PrepareError(f"{name!r}{hint}: data sets are {', '.join(DATA_SETS)}")
+        raise PrepareError(f"{name!r}{did_you_mean(name, DATA_SETS)}: data sets are {', '.join(DATA_SETS)}")
     return DATA_SETS[name]

@@ -1,6 +1,5 @@
 """`verl-credit plan`: memory, FLOPs, seconds and disk of a recipe, from first principles, before anything starts."""
 
-from verl_credit.errors import PlanError
 from verl_credit.plan.compute import Step, step
 from verl_credit.plan.hardware import Hardware, find_hardware
 from verl_credit.plan.job import Assumptions, Job
@@ -8,6 +7,6 @@ from verl_credit.plan.memory import Phase, actor_peak, phases
 from verl_credit.plan.model_shape import ModelShape, shape_of
 
 __all__ = [
-    "Assumptions", "Hardware", "Job", "ModelShape", "Phase", "PlanError", "Step", "find_hardware",
+    "Assumptions", "Hardware", "Job", "ModelShape", "Phase", "Step", "find_hardware",
     "actor_peak", "phases", "shape_of", "step",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from verl_credit.errors import ExitCode, PlanError
+from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.plan.plan import Plan, make_plan
 from verl_credit.plan.report import HEADER, as_json, columns, line, text
 
@@ -26,7 +26,6 @@ def plan_command(
     With ``every``, shipped recipes that need a key of yours (a model, say) are listed with the reason.
     """
     from verl_credit.config.compose import shipped_recipes
-    from verl_credit.errors import ConfigError
 
     names = shipped_recipes() if every else list(recipes)
     plans, refused = [], []
@@ -34,7 +33,7 @@ def plan_command(
         try:
             config = _load(name, overrides, config_dir)
             plans.append(make_plan(config, recipe=name, hardware=hardware, devices=devices))
-        except (ConfigError, PlanError) as error:
+        except ConfigError as error:
             refused.append((name, str(error)))
     several = every or len(names) > 1
     print(_json(plans, refused, several) if as_json_text else _text(plans, refused, several), end="")

@@ -14,12 +14,11 @@ device the H100; the plan then has a note.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.machine.gather import memory
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
@@ -82,10 +81,11 @@ BYTES_PER_NUMBER = {
     "ivf": 4.0,
     "hnsw": 4.0,
 }
+PLACES = ("host", "device", "elsewhere")
 BYTES_PER_VECTOR = {
     "ivf": 8,
     "hnsw": 280,
-}  # additional: its number in a list; the links of a graph with m = 32
+}  # beside it: its number in a list; the links of a graph with m = 32
 _FACTORS = {
     "memory_gib": ("memory", GIB),
     "host_memory_gib": ("host_memory", GIB),
@@ -105,12 +105,10 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
     block = dict(block or {})
     unknown = [key for key in block if key not in KEYS]
     if unknown:
-        near = difflib.get_close_matches(str(unknown[0]), KEYS, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise PlanError(f"hardware.{unknown[0]} is unknown{hint}; accepted: {', '.join(KEYS)}")
+        raise unknown_key("hardware", str(unknown[0]), KEYS)
     name = ALIASES.get(str(name).lower(), str(name).lower())
     if name not in TABLE and name != "cpu":
-        raise PlanError(f"hardware {name!r} is not in the table; accepted: {', '.join(names())}")
+        raise ConfigError(key="hardware.name", value=name, accepted=names())
     row = this_cpu() if name == "cpu" else TABLE[name]
     changes = {
         field: _positive(key, block[key]) * unit for key, (field, unit) in _FACTORS.items() if key in block
@@ -166,21 +164,22 @@ def index_kind(block: Mapping | None) -> str | None:
         return None
     kind = index.get("kind", "flat")
     if str(kind) not in BYTES_PER_NUMBER:
-        raise PlanError(f"hardware.index.kind={kind!r}: accepted are {', '.join(BYTES_PER_NUMBER)}")
+        raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
     return kind
 
 
 def index_place(block: Mapping | None) -> str:
     place = _index(block or {}).get("place", "host")
-    if place not in ("host", "device", "elsewhere"):
-        raise PlanError(f"hardware.index.place={place!r}: accepted are host, device, elsewhere")
+    if place not in PLACES:
+        raise ConfigError(key="hardware.index.place", value=place, accepted=PLACES)
     return place
 
 
 def _index(block: Mapping) -> Mapping:
     index = block.get("index") or {}
     if not isinstance(index, Mapping):
-        raise PlanError(f"hardware.index={index!r}: expected {{rows: N, dim: N, kind: flat, place: host}}")
+        form = "expected {rows: N, dim: N, kind: flat, place: host}"
+        raise ConfigError(key="hardware.index", value=index, accepted=form)
     return index
 
 
@@ -190,5 +189,7 @@ def _positive(key: str, value) -> float:
     except (TypeError, ValueError):
         number = -1.0
     if not 0 < number < float("inf"):
-        raise PlanError(f"hardware.{key}={value!r}: expected a number above 0")
+        raise ConfigError(
+            key=f"hardware.{key}", value=value, accepted="expected a number above 0", shown=repr(value)
+        )
     return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.log_probs.path import FLASH
 
 
@@ -161,14 +161,16 @@ def assumptions(
     search: float = 0.0,
     encoder: float = 0.0,
 ) -> Assumptions:
-    """``plan.*`` of a recipe over the defaults. Raises `PlanError` for unknown or negative values."""
+    """``plan.*`` of a recipe over the defaults. Raises `ConfigError` for unknown or negative values."""
     given = {key: value for key, value in dict(given or {}).items() if key != "model"}
     known = {field.name for field in fields(Assumptions)}
     for key, value in given.items():
         if key not in known:
-            raise PlanError(f"plan.{key} is unknown; accepted: model, {', '.join(sorted(known))}")
+            raise unknown_key("plan", key, ["model", *sorted(known)], value)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise PlanError(f"plan.{key}={value!r}: expected a number, 0 or more")
+            raise ConfigError(
+                key=f"plan.{key}", value=value, accepted="expected a number, 0 or more", shown=repr(value)
+            )
     response = given.get("mean_response_tokens") or job.max_response / 2
     on_cpu = device == "cpu"
     defaults = {
@@ -188,5 +190,5 @@ def assumptions(
     result = replace(result, **{k: v for k, v in given.items() if k in defaults})
     for key in ("mfu", "host_cores", "disk_gb_s", "decode_efficiency"):
         if not getattr(result, key):
-            raise PlanError(f"plan.{key}=0: expected a number above 0")
+            raise ConfigError(key=f"plan.{key}", value=0, accepted="expected a number above 0")
     return result

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError
 
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 
@@ -143,7 +143,7 @@ _SUFFIXES = {"-base": 32768, "-instruct": 32768, "-instruct-2507": 262144, "-thi
 
 
 def shape_of(model: str | Path | Mapping) -> ModelShape:
-    """A config (mapping), a model folder, or the name of a published model. Raises `PlanError`."""
+    """A config (mapping), a model folder, or the name of a published model. Raises `ConfigError`."""
     if isinstance(model, Mapping):
         return _from_config(model, str(model.get("_name_or_path") or model.get("model_type")))
     folder = Path(model).expanduser()
@@ -152,13 +152,13 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
         try:
             return _from_config(json.loads(config.read_text(encoding="utf-8")), str(model))
         except json.JSONDecodeError as error:
-            raise PlanError(f"{config} is not JSON: {error}") from error
+            raise ConfigError(f"{config} is not JSON: {error}") from error
     name, positions = folder.name.lower(), None
     for suffix in sorted(_SUFFIXES, key=len, reverse=True):
         if name not in PUBLISHED and name.endswith(suffix):
             name, positions = name.removesuffix(suffix), _SUFFIXES[suffix]
     if name not in PUBLISHED:
-        raise PlanError(
+        raise ConfigError(
             f"model {model}: no config.json there and not a known name; give plan.model=FOLDER or one of "
             f"{', '.join(PUBLISHED)}"
         )
@@ -168,11 +168,11 @@ def shape_of(model: str | Path | Mapping) -> ModelShape:
 def _from_config(config: Mapping, name: str) -> ModelShape:
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise PlanError(f"{name}: model_type={family!r} cannot be planned; expected {', '.join(FAMILIES)}")
+        raise ConfigError(f"{name}: model_type={family!r} cannot be planned; expected {', '.join(FAMILIES)}")
     try:
         return _read(config, name, family)
     except KeyError as error:
-        raise PlanError(f"{name}: the config lacks {error}") from error
+        raise ConfigError(f"{name}: the config lacks {error}") from error
 
 
 def _read(config: Mapping, name: str, family: str) -> ModelShape:

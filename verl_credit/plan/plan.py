@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError
 from verl_credit.plan.compute import Step, disk_bytes, run_steps, step
 from verl_credit.plan.hardware import (
     Hardware,
@@ -60,7 +60,7 @@ def make_plan(
 ) -> Plan:
     """Plan a composed configuration (plain dictionaries). ``hardware`` and ``devices`` override the recipe's.
 
-    Raises `PlanError` naming the key that is missing or wrong.
+    Raises `ConfigError` naming the key that is missing or wrong.
     """
     block = dict(config.get("hardware") or {})
     notes = []
@@ -77,7 +77,7 @@ def make_plan(
         trainer["n_gpus_per_node"] = _per_node(devices, trainer.get("nnodes", 1))
     job = read_job({**config, "trainer": {**trainer, "device": hw.device}}, flash_attn=hw.flash_attn)
     if devices is None and block.get("devices") not in (None, job.devices):
-        raise PlanError(
+        raise ConfigError(
             f"hardware.devices={block['devices']} but trainer.nnodes x trainer.n_gpus_per_node is {job.devices}"
         )
     given = dict(config.get("plan") or {})
@@ -136,13 +136,14 @@ def _notes(job: Job, hw: Hardware) -> list[str]:
 def _model(config: Mapping) -> str:
     model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
     if not model or not isinstance(model, str):
-        raise PlanError(f"actor_rollout_ref.model.path={model}: give a model folder or name, or plan.model")
+        how = "give a model folder or name, or plan.model"
+        raise ConfigError(key="actor_rollout_ref.model.path", value=model, accepted=how)
     return model
 
 
 def _per_node(devices: int, nodes: int) -> int:
     if devices < 1 or devices % nodes:
-        raise PlanError(
+        raise ConfigError(
             f"--devices {devices} over trainer.nnodes={nodes} nodes: expected a multiple of {nodes}"
         )
     return devices // nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError
 from verl_credit.log_probs.path import log_prob_path
 from verl_credit.plan.job import Job
 from verl_credit.turns.scorers import SCORERS
@@ -17,13 +17,13 @@ _A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_roll
 
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
-    """From a composed configuration (OmegaConf, or plain dictionaries). Raises `PlanError`."""
+    """From a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
     get = _Reader(config)
     nodes, per_node = get.count("trainer.nnodes", 1), get.count("trainer.n_gpus_per_node", 1)
     devices = nodes * per_node
     parallel = get.count(f"{_A}.ulysses_sequence_parallel_size", 1)
     if devices % parallel:
-        raise PlanError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
+        raise ConfigError(f"{_A}.ulysses_sequence_parallel_size={parallel} does not divide {devices} devices")
     fsdp_size = get.whole(f"{_A}.fsdp_config.fsdp_size", -1)
     prompt, response = get.count("data.max_prompt_length", 512), get.count("data.max_response_length", 512)
     searches = get.whole("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
@@ -91,9 +91,8 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         keep=get.whole("trainer.max_actor_ckpt_to_keep", None),
     )
     if job.engine != "hf" and devices % job.tensor_parallel:
-        raise PlanError(
-            f"{_R}.tensor_model_parallel_size={job.tensor_parallel} does not divide {devices} devices"
-        )
+        key = f"{_R}.tensor_model_parallel_size"
+        raise ConfigError(f"{key}={job.tensor_parallel} does not divide {devices} devices", key=key)
     return replace(
         job,
         update_tokens=_tokens(get, _A, "ppo", job),
@@ -130,7 +129,7 @@ def _tokens(get: _Reader, section: str, prefix: str, job: Job) -> int:
     key = f"{section}.{prefix}_micro_batch_size_per_gpu"
     micro = get.whole(key, None)
     if micro is None:
-        raise PlanError(f"{key} is not set; set it, or {section}.{switch}=true")
+        raise ConfigError(key=key, accepted=f"set it, or {section}.{switch}=true")
     return min(micro, rows) * job.longest_row // job.sequence_parallel
 
 
@@ -151,23 +150,25 @@ class _Reader:
     def count(self, key: str, default: int) -> int:
         value = self(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PlanError(f"{key}={value!r}: expected a whole number above 0")
+            raise ConfigError(
+                key=key, value=value, accepted="expected a whole number above 0", shown=repr(value)
+            )
         return value
 
     def number(self, key: str, default: float | None) -> float | None:
         value = self(key, default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise PlanError(f"{key}={value!r}: expected a number")
+            raise ConfigError(key=key, value=value, accepted="expected a number", shown=repr(value))
         return value
 
     def whole(self, key: str, default: int | None) -> int | None:
         value = self.number(key, default)
         if value is not None and value != int(value):
-            raise PlanError(f"{key}={value!r}: expected a whole number")
+            raise ConfigError(key=key, value=value, accepted="expected a whole number", shown=repr(value))
         return None if value is None else int(value)
 
     def bytes(self, key: str, default: str) -> int:
         value = self(key, default)
         if str(value) not in BYTES:
-            raise PlanError(f"{key}={value!r}: expected one of {', '.join(BYTES)}")
+            raise ConfigError(key=key, value=value, accepted=BYTES, shown=repr(value))
         return BYTES[str(value)]

@@ -12,7 +12,6 @@ docs/keys.md. pydantic checks; the sentences are ours, so that every refusal nam
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, unknown_key
 
 
 class Section(BaseModel):
@@ -75,9 +74,10 @@ class Key:
     def read(self) -> Callable[[Any], bool] | None:
         return next((m.read for m in self.field.metadata if isinstance(m, When)), None)
 
-    def shown(self, value: Any) -> str:
-        """The value as a message may show it."""
-        return next((m.show(value) for m in self.field.metadata if isinstance(m, Shown)), repr(value)[:200])
+    @property
+    def shown(self) -> Callable[[Any], str] | None:
+        """How a message may show the value; None: as it is."""
+        return next((m.show for m in self.field.metadata if isinstance(m, Shown)), None)
 
     @property
     def expected(self) -> str:
@@ -101,7 +101,7 @@ def read_section(section: type[Section], config: DictConfig) -> Section:
     if node is None and section.lenient:
         return section.model_validate(dict.fromkeys(section.model_fields))
     if not isinstance(node, DictConfig):
-        raise ConfigError(f"{section.prefix}={node}: expected a section with keys")
+        raise ConfigError(key=section.prefix, value=node, accepted="expected a section with keys")
     values = _plain(section, node, section.prefix)
     try:
         return section.model_validate(values)
@@ -118,52 +118,49 @@ def _plain(section: type[Section], node: DictConfig, prefix: str) -> dict[str, A
             values[name] = None
             continue
         if name not in node:
-            raise ConfigError(f"{full} is missing: the recipe must list credit_defaults, which has it")
+            raise ConfigError(
+                f"{full} is missing: the recipe must list credit_defaults, which has it", key=full
+            )
         value = _value(full, node, name)
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, DictConfig):
-                raise ConfigError(f"{full}={value!r}: expected the keys {', '.join(inner.model_fields)}")
+                keys = ", ".join(inner.model_fields)
+                raise ConfigError(
+                    key=full, value=value, accepted=f"expected the keys {keys}", shown=repr(value)
+                )
             values[name] = _plain(inner, value, full)
         else:
             values[name] = (
                 OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             )
     if section.closed and (unknown := [str(key) for key in node if key not in section.model_fields]):
-        raise unknown_key(prefix, unknown[0], list(section.model_fields))
+        raise unknown_key(prefix, unknown[0], section.model_fields)
     return values
 
 
 def _value(full: str, node: DictConfig, name: str) -> Any:
     try:
         if OmegaConf.is_missing(node, name):
-            raise ConfigError(f"{full} has no value")
+            raise ConfigError(f"{full} has no value", key=full)
         return node[name]
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{full} has no value: {error}") from error
-
-
-def unknown_key(prefix: str, name: str, accepted: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, accepted, n=1)
-    hint = f" (did you mean {prefix}.{near[0]}?)" if near else ""
-    return ConfigError(f"unknown key {prefix}.{name}{hint}: accepted are {', '.join(accepted)}")
+        raise ConfigError(f"{full} has no value: {error}", key=full) from error
 
 
 def refusal(section: type[Section], values: dict[str, Any], error: dict) -> ConfigError:
-    """``KEY=VALUE (did you mean ...): what is accepted``."""
+    """Of pydantic's first complaint: the key, its value, and what it accepts."""
     path = tuple(part for part in error["loc"] if isinstance(part, str))
     key = next(k for k in keys_of(section) if k.path == path[: len(k.path)])
     value: Any = values
     for part in key.path:
         value = value[part]
-    if error["type"] == "value_error":  # of a validator of ours, which says it whole
-        return ConfigError(f"{key.name}={key.shown(value)}: {error['ctx']['error']}")
-    names = choices(key.field.annotation)
-    if names is None:
-        return ConfigError(f"{key.name}={key.shown(value)}: expected {key.expected}")
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return ConfigError(f"{key.name}={key.shown(value)}{hint}: accepted are {', '.join(names)}")
+    accepted: Any = choices(key.field.annotation) or f"expected {key.expected}"
+    if error["type"] == "value_error":  # of a validator of ours
+        accepted = str(error["ctx"]["error"])
+    if key.shown:
+        return ConfigError(key=key.name, value=key.shown(value), accepted=accepted)
+    return ConfigError(key=key.name, value=value, accepted=accepted, shown=repr(value)[:200])
 
 
 def choices(annotation: Any) -> list[str] | None:

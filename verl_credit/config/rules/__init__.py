@@ -47,9 +47,12 @@ def _reached_from_everywhere(config: DictConfig) -> None:
     for url in urls_of(config.search):
         if loopback(url):
             raise ConfigError(
-                f"search.url={redact(url)} with trainer.nnodes={nodes}: agent loops search from every node, and that "
-                "address is each node itself; give the address by which all of them reach the server, which has to listen "
-                "there (verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE)"
+                key="search.url",
+                value=redact(url),
+                beside={"trainer.nnodes": nodes},
+                accepted="agent loops search from every node, and that address is each node itself; give the address by "
+                "which all of them reach the server, which has to listen there (verl-credit-retriever serve --host ADDRESS "
+                "--allow-remote --token-file FILE)",
             )
 
 
@@ -59,42 +62,54 @@ def _combinations(config: DictConfig) -> None:
     dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
     if dynamic and (estimator != ADV_ESTIMATOR or not MODES[mode].scales_clip):
         raise ConfigError(
-            f"{LOSS}.dynamic_clip=true with algorithm.adv_estimator={estimator}, info_gain_norm_mode={mode}: only "
-            f"{modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
-            f"Set {LOSS}.dynamic_clip=false"
+            key=f"{LOSS}.dynamic_clip",
+            value=True,
+            beside={"algorithm.adv_estimator": estimator, "info_gain_norm_mode": mode},
+            accepted=f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
+            f"Set {LOSS}.dynamic_clip=false",
         )
     n = _get(config, "actor_rollout_ref.rollout.n")
     if estimator == ADV_ESTIMATOR and n < 2:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.n={n}: group-relative credit needs groups of at least 2"
-        )
+        need = "group-relative credit needs groups of at least 2"
+        raise ConfigError(key="actor_rollout_ref.rollout.n", value=n, accepted=need)
     batch, mini = (
         _get(config, "data.train_batch_size"),
         _get(config, "actor_rollout_ref.actor.ppo_mini_batch_size"),
     )
     if batch % mini:
         raise ConfigError(
-            f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
+            f"data.train_batch_size={batch} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}",
+            key="data.train_batch_size",
+            value=batch,
+            accepted=f"a multiple of {mini}",
         )
     mode = _get(config, "algorithm.info_gain_norm_mode")
     if estimator == ADV_ESTIMATOR and _get(config, "search.max_searches") == 0 and mode != "none":
         raise ConfigError(
-            f"search.max_searches=0 with algorithm.info_gain_norm_mode={mode}: without a tool there is one turn, and "
-            "none that could have a gain; set info_gain_norm_mode=none"
+            key="search.max_searches",
+            value=0,
+            beside={"algorithm.info_gain_norm_mode": mode},
+            accepted="without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none",
         )
     turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
-    if turns * _get(config, "search.max_new_tokens") > budget:
+    tokens = _get(config, "search.max_new_tokens")
+    if turns * tokens > budget:
         raise ConfigError(
             f"data.max_response_length={budget} cannot hold search.max_searches+1={turns} turns of "
-            f"search.max_new_tokens={_get(config, 'search.max_new_tokens')}, what searches return not counted"
+            f"search.max_new_tokens={tokens}, what searches return not counted",
+            key="data.max_response_length",
+            value=budget,
+            accepted=f"at least {turns * tokens}",
         )
 
 
 def _time_limit(config: DictConfig) -> None:
     if config.max_hours is not None and config.trainer.save_freq <= 0:
         raise ConfigError(
-            f"max_hours={config.max_hours} with trainer.save_freq={config.trainer.save_freq}: the last step would be lost; "
-            "set trainer.save_freq"
+            key="max_hours",
+            value=config.max_hours,
+            beside={"trainer.save_freq": config.trainer.save_freq},
+            accepted="the last step would be lost; set trainer.save_freq",
         )
 
 
@@ -103,9 +118,12 @@ def _vllm_on_cpu(config: DictConfig) -> None:
     extension = OmegaConf.select(rollout, "engine_kwargs.vllm.worker_extension_cls")
     if _get(config, "trainer.device") == "cpu" and rollout.name == "vllm" and extension is None:
         raise ConfigError(
-            "actor_rollout_ref.rollout.name=vllm with trainer.device=cpu: with vLLM's own CPU products the first sync of "
-            "weights waits for ever; add +actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
-            "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension (docs/host.md)"
+            key="actor_rollout_ref.rollout.name",
+            value="vllm",
+            beside={"trainer.device": "cpu"},
+            accepted="with vLLM's own CPU products the first sync of weights waits for ever; add "
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
+            "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension (docs/host.md)",
         )
 
 
@@ -114,8 +132,10 @@ def _lora_on_hf(config: DictConfig) -> None:
     rank = model.get("lora_rank") or 0
     if rollout.name == ROLLOUT_NAME and rank > 0 and not OmegaConf.select(model, "lora.merge"):
         raise ConfigError(
-            f"actor_rollout_ref.model.lora_rank={rank} with actor_rollout_ref.rollout.name={ROLLOUT_NAME}: that engine "
-            "takes whole weights, no adapters; set actor_rollout_ref.model.lora_rank=0"
+            key="actor_rollout_ref.model.lora_rank",
+            value=rank,
+            beside={"actor_rollout_ref.rollout.name": ROLLOUT_NAME},
+            accepted="that engine takes whole weights, no adapters; set actor_rollout_ref.model.lora_rank=0",
         )
 
 
@@ -123,8 +143,12 @@ def _template(settings: CreditSettings) -> None:
     prefix, template = settings.algorithm.info_gain_prefix, settings.algorithm.info_gain_template
     if prefix.strip() and prefix.strip() in template:
         raise ConfigError(
-            f"algorithm.info_gain_prefix={prefix!r} with algorithm.info_gain_template={template!r}: the prefix would be "
-            f"written twice; leave it out of the template, or set algorithm.info_gain_prefix=''"
+            key="algorithm.info_gain_prefix",
+            value=prefix,
+            shown=repr(prefix),
+            beside={"algorithm.info_gain_template": repr(template)},
+            accepted="the prefix would be written twice; leave it out of the template, or set "
+            "algorithm.info_gain_prefix=''",
         )
 
 
@@ -133,9 +157,10 @@ def _curriculum(settings: CreditSettings) -> None:
     for name, ends in algorithm.info_gain_curriculum:
         if ends != (1, 1) and not MODES[algorithm.info_gain_norm_mode].curriculum:
             raise ConfigError(
-                f"algorithm.info_gain_curriculum.{name}={list(ends)} with algorithm.info_gain_norm_mode="
-                f"{algorithm.info_gain_norm_mode}: that "
-                "mode normalises gains and outcome together; use another mode"
+                key=f"algorithm.info_gain_curriculum.{name}",
+                value=list(ends),
+                beside={"algorithm.info_gain_norm_mode": algorithm.info_gain_norm_mode},
+                accepted="that mode normalises gains and outcome together; use another mode",
             )
 
 
@@ -143,7 +168,7 @@ def _get(config: DictConfig, key: str):
     try:
         return OmegaConf.select(config, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key} has no value: {error}") from error
+        raise ConfigError(f"{key} has no value: {error}", key=key) from error
 
 
 def _resolve(config: DictConfig) -> None:

@@ -33,8 +33,10 @@ def validate_budgets(config: DictConfig) -> None:
     row = _row(config)
     if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
         raise ConfigError(
-            f"actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz} with actor_rollout_ref.rollout."
-            f"log_prob_use_dynamic_bsz={rollout.log_prob_use_dynamic_bsz}: verl wants them equal"
+            key="actor_rollout_ref.actor.use_dynamic_bsz",
+            value=actor.use_dynamic_bsz,
+            beside={"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": rollout.log_prob_use_dynamic_bsz},
+            accepted="verl wants them equal",
         )
     referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if referred and ref.log_prob_use_dynamic_bsz:
@@ -69,7 +71,10 @@ def _contexts(config: DictConfig, settings: CreditSettings) -> int:
 
 def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:
     if budget is None or budget * ranks < needed:
+        accepted = f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
         raise ConfigError(
-            f"{key}={budget} cannot hold a row of data.max_prompt_length + data.max_response_length{said}: "
-            f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
+            f"{key}={budget} cannot hold a row of data.max_prompt_length + data.max_response_length{said}: {accepted}",
+            key=key,
+            value=budget,
+            accepted=accepted,
         )

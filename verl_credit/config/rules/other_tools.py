@@ -27,6 +27,8 @@ def validate_other_tools(config: DictConfig) -> None:
     if given and not config.search.max_searches:
         key, path = next(iter(given.items()))
         raise ConfigError(
-            f"{key}={path} with search.max_searches=0: there is one turn and no call, so that its tools would never be "
-            f"used; set {key}=null"
+            key=key,
+            value=path,
+            beside={"search.max_searches": 0},
+            accepted=f"there is one turn and no call, so that its tools would never be used; set {key}=null",
         )

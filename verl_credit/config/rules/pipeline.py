@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -18,178 +19,154 @@ from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
+AsSpec = Callable[[Any, str], Any]
+OWN = "or a dotted path to your own (my_module.my_name)"
+PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
+
 
 def validate_pipeline(config: DictConfig, settings: Algorithm) -> None:
     """Raise ConfigError for the first combination that is wrong; each value by itself has been checked."""
-    mode = settings.info_gain_norm_mode
-    _only_with_our_estimator(config, settings)
-    _named("algorithm.advantage_mode", settings.advantage_mode, OUTCOME_OPERATORS, _load_outcome)
-    _named(
-        "algorithm.transform_mode", settings.transform_mode, (*TRANSFORMS, *CANONICAL), _load_transform(mode)
-    )
-    _named("algorithm.uncertainty_kind", settings.uncertainty_kind, UNCERTAINTY_KINDS, _load_uncertainty)
+    estimator, mode = config.algorithm.adv_estimator, settings.info_gain_norm_mode
+    if estimator != ADV_ESTIMATOR:
+        off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
+        remedy = f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
+        _would_do_nothing(settings, off, "adv_estimator", estimator, "verl's estimator replaces ours", remedy)
+    _named("algorithm.advantage_mode", settings.advantage_mode, OUTCOME_OPERATORS)
+    _named_transform(settings, mode)
+    _named("algorithm.uncertainty_kind", settings.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec)
     if settings.algorithm_mode:
         _load("algorithm.algorithm_mode", settings.algorithm_mode)
-        _replaces_everything(settings, mode)
+        off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
+        _would_do_nothing(
+            settings, off, "algorithm_mode", settings.algorithm_mode, "that replaces the whole pipeline"
+        )
     _outcome_level(config, settings, mode)
-    _token_level(config, settings, mode)
+    _token_level(config, settings)
     _planning(settings)
 
 
-def _only_with_our_estimator(config: DictConfig, settings: Algorithm) -> None:
-    if config.algorithm.adv_estimator == ADV_ESTIMATOR:
-        return
-    for key, value, off in (
-        ("advantage_mode", settings.advantage_mode, "grpo"),
-        ("transform_mode", settings.transform_mode, "none"),
-        ("algorithm_mode", settings.algorithm_mode, None),
-    ):
-        if value != off:
+def _would_do_nothing(
+    settings: Algorithm, off: dict[str, str | None], name: str, chosen: str, why: str, remedy: str = ""
+) -> None:
+    """``algorithm.<name>=chosen`` leaves no work to the keys of ``off``, which have to stand at these values."""
+    for key, default in off.items():
+        if (value := getattr(settings, key)) != default:
+            remedy = remedy or f"set it to {default}"
             raise ConfigError(
-                f"algorithm.{key}={value} does nothing with algorithm.adv_estimator={config.algorithm.adv_estimator}: "
-                f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
-            )
-
-
-def _replaces_everything(settings: Algorithm, mode: str) -> None:
-    for key, value, off in (
-        ("advantage_mode", settings.advantage_mode, "grpo"),
-        ("transform_mode", settings.transform_mode, "none"),
-        ("info_gain_norm_mode", mode, "none"),
-    ):
-        if value != off:
-            raise ConfigError(
-                f"algorithm.algorithm_mode={settings.algorithm_mode} replaces the whole pipeline, so that "
-                f"algorithm.{key}={value} would do nothing: set it to {off}"
+                key=f"algorithm.{key}",
+                value=value,
+                beside={f"algorithm.{name}": chosen},
+                accepted=f"{why}, so that this key would do nothing; {remedy}",
             )
 
 
 def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
     if settings.advantage_mode != "grpo" and not MODES[mode].any_outcome_operator:
         raise ConfigError(
-            f"algorithm.advantage_mode={settings.advantage_mode} with algorithm.info_gain_norm_mode={mode}: that mode "
-            f"normalises outcomes itself and accepts grpo only; others: {modes_that('any_outcome_operator')}"
+            key="algorithm.advantage_mode",
+            value=settings.advantage_mode,
+            beside={"algorithm.info_gain_norm_mode": mode},
+            accepted="that mode normalises outcomes itself and accepts grpo only; others: "
+            + modes_that("any_outcome_operator"),
         )
-    if MODES[mode].every_turn_needs_gain and config.algorithm.info_gain_first_turn != "prior":
+    first_turn = config.algorithm.info_gain_first_turn
+    if MODES[mode].every_turn_needs_gain and first_turn != "prior":
         raise ConfigError(
-            f"algorithm.info_gain_norm_mode={mode} with algorithm.info_gain_first_turn="
-            f"{config.algorithm.info_gain_first_turn}: a turn without a gain would leave its baseline out, and the "
-            "mode would be biased after all; set info_gain_first_turn=prior"
+            key="algorithm.info_gain_first_turn",
+            value=first_turn,
+            beside={"algorithm.info_gain_norm_mode": mode},
+            accepted="a turn without a gain would leave its baseline out, and the mode would be biased after all; set "
+            "info_gain_first_turn=prior",
         )
     if settings.advantage_mode != "maxrl":
         return
     penalty = config.reward.custom_reward_function.reward_kwargs.get("format_penalty", 0.0)
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
-        raise ConfigError(
-            f"reward.custom_reward_function.reward_kwargs.format_penalty={penalty!r}: expected a number"
-        )
+        raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
+    negative = "that mode divides by the mean outcome, and this can make outcomes negative"
+    maxrl = {"algorithm.advantage_mode": "maxrl"}
     if penalty > 0:
-        raise ConfigError(
-            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and reward.custom_reward_function."
-            f"reward_kwargs.format_penalty={penalty} can make outcomes negative: set it to 0"
-        )
+        raise ConfigError(key=PENALTY, value=penalty, beside=maxrl, accepted=f"{negative}; set it to 0")
     if config.algorithm.use_kl_in_reward:
-        raise ConfigError(
-            "algorithm.advantage_mode=maxrl divides by the mean outcome, and algorithm.use_kl_in_reward=true can make "
-            "outcomes negative: use actor_rollout_ref.actor.use_kl_loss instead"
-        )
+        remedy = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
+        raise ConfigError(key="algorithm.use_kl_in_reward", value=True, beside=maxrl, accepted=remedy)
 
 
-def _token_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
-    transform = TRANSFORMS.get(settings.transform_mode)
+def _token_level(config: DictConfig, settings: Algorithm) -> None:
+    mode, kind = settings.transform_mode, settings.uncertainty_kind
     if settings.canonical_transform:
-        for key, value, off in (
-            ("info_gain_norm_mode", mode, "none"),
-            ("advantage_mode", settings.advantage_mode, "grpo"),
-        ):
-            if value != off:
-                raise ConfigError(
-                    f"algorithm.transform_mode={settings.transform_mode} shapes rewards itself, so that "
-                    f"algorithm.{key}={value} would do nothing: set it to {off}"
-                )
-        if canonical_kind(settings.uncertainty_kind) != "shannon_entropy":
+        off = {"info_gain_norm_mode": "none", "advantage_mode": "grpo"}
+        _would_do_nothing(settings, off, "transform_mode", mode, "that transform shapes rewards itself")
+        if canonical_kind(kind) != "shannon_entropy":
             raise ConfigError(
-                f"algorithm.transform_mode={settings.transform_mode} is defined on the policy's entropy: set "
-                f"algorithm.uncertainty_kind=shannon_entropy (it is {settings.uncertainty_kind})"
+                key="algorithm.uncertainty_kind",
+                value=kind,
+                beside={"algorithm.transform_mode": mode},
+                accepted="that transform is defined on the policy's entropy: set algorithm.uncertainty_kind=shannon_entropy",
             )
     correction = config.algorithm.get("rollout_correction") or {}
-    if canonical_kind(settings.uncertainty_kind) == "shannon_entropy" and correction.get(
-        "bypass_mode", False
-    ):
+    if canonical_kind(kind) == "shannon_entropy" and correction.get("bypass_mode", False):
         raise ConfigError(
-            "algorithm.uncertainty_kind=shannon_entropy with algorithm.rollout_correction.bypass_mode=true: entropies "
-            "come with old_log_probs, which are then not computed; use surprisal or predictive_variance"
+            key="algorithm.uncertainty_kind",
+            value=kind,
+            beside={"algorithm.rollout_correction.bypass_mode": True},
+            accepted="entropies come with old_log_probs, which are then not computed; use surprisal or predictive_variance",
         )
-    if transform is not None and transform.uses_sepa_controller:
-        sepa = settings.sepa
-        if sepa.schedule == "linear" and sepa.steps == 0:
-            raise ConfigError(
-                f"algorithm.sepa.steps=0 keeps SEPA off in algorithm.transform_mode={settings.transform_mode}: "
-                "give the steps of its ramp"
-            )
+    transform, sepa = TRANSFORMS.get(mode), settings.sepa
+    if transform and transform.uses_sepa_controller and sepa.schedule == "linear" and sepa.steps == 0:
+        raise ConfigError(
+            key="algorithm.sepa.steps",
+            value=0,
+            beside={"algorithm.transform_mode": mode},
+            accepted="SEPA would stay off; give the steps of its ramp",
+        )
 
 
 def _planning(settings: Algorithm) -> None:
-    _named("algorithm.planning.detector", settings.planning.detector, DETECTORS, _load)
-    if settings.planning.detector == "anchors":
-        folder = settings.planning.model
-        if not folder or not (Path(folder).expanduser() / "config.json").exists():
-            raise ConfigError(
-                f"algorithm.planning.model={folder}: algorithm.planning.detector=anchors needs the folder of a "
-                "sentence encoder in Hugging Face format"
-            )
-    if settings.strategic_grams is not None:
-        try:
-            parse_grams(settings.strategic_grams)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(str(error)) from error
-
-
-def _named(key: str, value: str, names, load_own: Callable[[str, str], object]) -> None:
-    """A built-in name, or a dotted path that loads."""
-    if value in names or (names is UNCERTAINTY_KINDS and canonical_kind(value) is not None):
-        return
-    if "." not in str(value) and ":" not in str(value):
-        import difflib
-
-        near = difflib.get_close_matches(str(value), names, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+    planning, grams = settings.planning, settings.strategic_grams
+    _named("algorithm.planning.detector", planning.detector, DETECTORS)
+    folder = planning.model
+    if planning.detector == "anchors" and not (folder and Path(folder, "config.json").expanduser().exists()):
         raise ConfigError(
-            f"{key}={value!r}{hint}: accepted are {', '.join(names)}, or a dotted path to your own (my_module.my_name)"
+            key="algorithm.planning.model",
+            value=folder,
+            accepted="algorithm.planning.detector=anchors needs the folder of a sentence encoder in Hugging Face format",
         )
-    load_own(key, value)
-
-
-def _load(key: str, value: str) -> object:
-    try:
-        return load(value, key)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _load_outcome(key: str, value: str) -> object:
-    return _load(key, value)
-
-
-def _load_uncertainty(key: str, value: str) -> object:
-    try:
-        return as_uncertainty_spec(_load(key, value), value)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _load_transform(mode: str) -> Callable[[str, str], object]:
-    def load_own(key: str, value: str) -> object:
+    if grams is not None:
         try:
-            spec = as_transform_spec(_load(key, value), value)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        if spec.compute_context is not None and mode != "none" and not spec.uses_turn_advantages:
+            parse_grams(grams)
+        except (ValueError, TypeError) as error:
+            accepted = "phrases of words, each once"
             raise ConfigError(
-                f"{key}={value} computes token advantages from episode advantages, so that "
-                f"algorithm.info_gain_norm_mode={mode} would do nothing: set it to none, or read "
-                "context.turn_advantages_G and set uses_turn_advantages = True on the transform"
-            )
-        return spec
+                str(error), key="algorithm.strategic_grams", value=grams, accepted=accepted
+            ) from error
 
-    return load_own
+
+def _named_transform(settings: Algorithm, turn_mode: str) -> None:
+    key, value = "algorithm.transform_mode", settings.transform_mode
+    spec = _named(key, value, (*TRANSFORMS, *CANONICAL), as_transform_spec)
+    if spec and spec.compute_context and turn_mode != "none" and not spec.uses_turn_advantages:
+        raise ConfigError(
+            key="algorithm.info_gain_norm_mode",
+            value=turn_mode,
+            beside={key: value},
+            accepted="that transform computes token advantages from episode advantages, so that this key would do nothing; "
+            "set it to none, or read context.turn_advantages_G and set uses_turn_advantages = True on the transform",
+        )
+
+
+def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = None) -> Any:
+    """None for a built-in name; what a dotted path loads."""
+    if value in names or (names is UNCERTAINTY_KINDS and canonical_kind(value) is not None):
+        return None
+    if "." in value or ":" in value:
+        return _load(key, value, as_spec)
+    raise ConfigError(key=key, value=value, accepted=[*names, OWN], shown=repr(value))
+
+
+def _load(key: str, value: str, as_spec: AsSpec | None = None) -> Any:
+    try:
+        found = load(value, key)
+        return as_spec(found, value) if as_spec else found
+    except ValueError as error:
+        raise ConfigError(str(error), key=key, value=value, accepted=OWN) from error

@@ -20,14 +20,19 @@ def validate_reward_manager(config: DictConfig) -> None:
         return  # a manager of the user's: its outcomes are looked at in every step (`checks`)
     if config.search.max_searches and manager.name not in HAND_ON:
         raise ConfigError(
-            f"{MANAGER}.name={manager.name} with search.max_searches={config.search.max_searches}: it does not hand the "
-            "agent loop's record to the reward function, so that an answer in a retrieved page would count as the policy's; "
-            f"use one of {', '.join(HAND_ON)}"
+            key=f"{MANAGER}.name",
+            value=manager.name,
+            beside={"search.max_searches": config.search.max_searches},
+            accepted="it does not hand the agent loop's record to the reward function, so that an answer in a retrieved "
+            f"page would count as the policy's; use one of {', '.join(HAND_ON)}",
         )
     if manager.name == "dapo" and config.algorithm.advantage_mode == "maxrl" and _overlong(config):
         raise ConfigError(
-            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and {MANAGER}.name=dapo with {OVERLONG}=true "
-            "makes outcomes of long rows negative: set it to false"
+            key=OVERLONG,
+            value=True,
+            beside={f"{MANAGER}.name": "dapo", "algorithm.advantage_mode": "maxrl"},
+            accepted="maxrl divides by the mean outcome, and the penalty makes outcomes of long rows negative; set it "
+            "to false",
         )
 
 

@@ -20,13 +20,16 @@ def validate_rollout(config: DictConfig) -> None:
     name = config.actor_rollout_ref.rollout.name
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
         raise ConfigError(
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay=true: verl's FSDP engine replays no routes of experts, "
-            "so that it would do nothing; set it to false"
+            key="actor_rollout_ref.rollout.enable_rollout_routing_replay",
+            value=True,
+            accepted="verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false",
         )
     if name not in ENGINES:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name={name}: verl_credit is built for and tested with {' and '.join(ENGINES)}; "
-            "whether turns keep their token budget and rows their log-probs with another engine has not been looked at"
+            key="actor_rollout_ref.rollout.name",
+            value=name,
+            accepted=f"verl_credit is built for and tested with {' and '.join(ENGINES)}; whether turns keep their token "
+            "budget and rows their log-probs with another engine has not been looked at",
         )
     validate_other_tools(config)
     validate_reward_manager(config)
@@ -46,5 +49,8 @@ def _room(config: DictConfig) -> None:
         said = ", and an answer behind it (algorithm.info_gain_scorer=server)" if served else ""
         raise ConfigError(
             f"{MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + data.max_response_length = {row} "
-            f"tokens{said}: set it to {needed} or more, or to auto"
+            f"tokens{said}: set it to {needed} or more, or to auto",
+            key=MODEL_LEN,
+            value=length,
+            accepted=f"{needed} or more, or auto",
         )

@@ -11,6 +11,7 @@ from verl_credit.names import ADV_ESTIMATOR
 
 SCORERS = ("branch", "rows", "server")
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+REMOVE_PADDING = "actor_rollout_ref.model.use_remove_padding"
 STRATEGIES = ("fsdp", "fsdp2")
 
 
@@ -20,19 +21,26 @@ def validate_scorer(config: DictConfig) -> None:
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     if actor.strategy not in STRATEGIES:
         raise ConfigError(
-            f"actor_rollout_ref.actor.strategy={actor.strategy}: built for and tested with verl's FSDP engine, whichever "
-            f"algorithm.info_gain_scorer; use {' or '.join(reversed(STRATEGIES))}"
+            key="actor_rollout_ref.actor.strategy",
+            value=actor.strategy,
+            accepted="built for and tested with verl's FSDP engine, whichever algorithm.info_gain_scorer; "
+            f"use {' or '.join(reversed(STRATEGIES))}",
         )
     if attention in NAMES:
         if not model.use_remove_padding:
             raise ConfigError(
-                f"{ATTENTION}={attention} serves packed rows: set actor_rollout_ref.model.use_remove_padding=true"
+                key=REMOVE_PADDING,
+                value=model.use_remove_padding,
+                beside={ATTENTION: attention},
+                accepted=f"that attention serves packed rows: set {REMOVE_PADDING}=true",
             )
         _one_rank_a_sequence(config, attention)
         if model.get("use_fused_kernels", False):
             raise ConfigError(
-                f"{ATTENTION}={attention} with actor_rollout_ref.model.use_fused_kernels=true: verl's fused head does not "
-                "hand the rows' places on to the model; set it to false"
+                key="actor_rollout_ref.model.use_fused_kernels",
+                value=True,
+                beside={ATTENTION: attention},
+                accepted="verl's fused head does not hand the rows' places on to the model; set it to false",
             )
     gains = config.algorithm.adv_estimator == ADV_ESTIMATOR and config.algorithm.info_gain_norm_mode != "none"
     if gains and config.algorithm.info_gain_scorer == "branch":
@@ -45,8 +53,11 @@ def _one_rank_a_sequence(config: DictConfig, attention: str) -> None:
             ranks = OmegaConf.select(config.actor_rollout_ref, name) or 1
             if ranks > 1:
                 raise ConfigError(
-                    f"{ATTENTION}={attention} with actor_rollout_ref.{name}={ranks}: attention over several ranks is not "
-                    f"built; set it to 1, or {ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows"
+                    key=f"actor_rollout_ref.{name}",
+                    value=ranks,
+                    beside={ATTENTION: attention},
+                    accepted="attention over several ranks is not built; set it to 1, or "
+                    f"{ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows",
                 )
 
 
@@ -54,12 +65,16 @@ def _branch(config: DictConfig, attention: str | None) -> None:
     rows = "or algorithm.info_gain_scorer=rows"
     if attention not in NAMES:
         raise ConfigError(
-            f"algorithm.info_gain_scorer=branch with {ATTENTION}={attention}: only {', '.join(NAMES)} let an answer see "
-            f"its own context alone; set {ATTENTION}=auto, {rows}"
+            key=ATTENTION,
+            value=attention,
+            beside={"algorithm.info_gain_scorer": "branch"},
+            accepted=f"only {', '.join(NAMES)} let an answer see its own context alone; set {ATTENTION}=auto, {rows}",
         )
     correction = config.algorithm.get("rollout_correction") or {}
     if correction.get("bypass_mode", False):
         raise ConfigError(
-            "algorithm.info_gain_scorer=branch with algorithm.rollout_correction.bypass_mode=true: answers ride on the "
-            f"old_log_probs forward, which is then not made; set bypass_mode=false, {rows}"
+            key="algorithm.rollout_correction.bypass_mode",
+            value=True,
+            beside={"algorithm.info_gain_scorer": "branch"},
+            accepted=f"answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, {rows}",
         )

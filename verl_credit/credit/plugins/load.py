@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from verl_credit.credit.plugins import types
+from verl_credit.errors import did_you_mean
 
 # `from retrain import TransformOutput` stands in plug-ins that were written for retrain.
 PUBLISHED_HOME = "retrain"
@@ -40,8 +40,7 @@ def load(path: str, key: str) -> Any:
                 f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
             ) from error
     if not hasattr(module, attribute):
-        near = difflib.get_close_matches(attribute, [name for name in vars(module) if name[0] != "_"], n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(attribute, [name for name in vars(module) if name[0] != "_"], repr)
         raise ValueError(f"{key}={path!r}: module {module_name!r} has no {attribute!r}{hint}")
     found = getattr(module, attribute)
     if not callable(found) and type(found).__name__ not in ("TransformSpec", "UncertaintySpec"):

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from verl_credit.doctor.hardware.machine import engine_share
 from verl_credit.doctor.hardware.room import plan_here
 from verl_credit.doctor.result import Result, passed, skipped, warned
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import GIB, Device, Facts, size
 
 FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
@@ -91,7 +91,7 @@ def _left(facts: Facts, config: DictConfig, device: Device, share: float) -> tup
     try:
         rollout = next(p for p in plan_here(config, device).phases if p.name == "rollout")
         return device.total - rollout.total, f"the rollout phase is planned with {size(rollout.total)}"
-    except (PlanError, StopIteration):
+    except (ConfigError, StopIteration):
         taken, free = share * device.total, min(device.total, facts.memory.usable)
         return free - taken, f"the engine takes {size(taken)} of {size(free)} that are free"
 

@@ -12,7 +12,7 @@ from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.inputs.hub import cached_config
 from verl_credit.doctor.inputs.recipe import MODEL
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 from verl_credit.plan.model_shape import shape_of
@@ -88,7 +88,7 @@ def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
             if model:
                 shape = shape_of(str(model).removesuffix("/config.json"))
                 return shape.heads, shape.kv_heads, shape.head_dim
-        except PlanError:
+        except ConfigError:
             continue
     return HEADS
 

@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.errors import PlanError
+from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import GIB, Device, Facts, size
 from verl_credit.plan.plan import Plan, make_plan
 
@@ -27,7 +27,7 @@ def check_room(facts: Facts, config: DictConfig | None) -> Result:
         return skipped(name, "no device to fit")
     try:
         plan = plan_here(config, min(facts.devices, key=lambda device: device.total))
-    except PlanError as error:
+    except ConfigError as error:
         return skipped(name, f"cannot be planned: {error}")
     state, phase = _state(plan), plan.peak
     found = (
@@ -40,7 +40,7 @@ def check_room(facts: Facts, config: DictConfig | None) -> Result:
 
 
 def plan_here(config: DictConfig, device: Device) -> Plan:
-    """`verl-credit plan` with this device for the recipe's. Raises PlanError."""
+    """`verl-credit plan` with this device for the recipe's. Raises ConfigError."""
     plain = OmegaConf.to_container(config, resolve=True)
     block = dict(plain.get("hardware") or {})
     if device.unified:

@@ -15,7 +15,7 @@ from verl_credit.doctor.inputs.model import check_model
 from verl_credit.doctor.inputs.prompt_lengths import check_prompts, load_tokenizer
 from verl_credit.doctor.inputs.retriever import check_server
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.errors import PlanError, PreflightError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.machine.facts import Facts
 from verl_credit.plan.model_shape import shape_of
 
@@ -143,7 +143,7 @@ def parameters_of(config: DictConfig | None) -> int | None:
     for model in (path, _cached_folder(path)):
         try:
             return shape_of(model).parameters if model else None
-        except PlanError:
+        except ConfigError:
             continue
     return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError
@@ -33,6 +31,4 @@ def check_names(config: DictConfig) -> None:
 
 def _known(key: str, value: str, accepted: set[str]) -> None:
     if value not in accepted:
-        near = difflib.get_close_matches(str(value), accepted, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ConfigError(f"{key}={value!r}{hint}: accepted are {', '.join(sorted(accepted))}")
+        raise ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value))

@@ -1,0 +1,79 @@
+"""What the presets set: all of it valid and read, and conditions of the factorial that differ in their factors only."""
+
+from importlib.resources import files
+
+import pytest
+from omegaconf import OmegaConf
+
+from kit.recipes import check, load_config
+from verl_credit.config.compose import RECIPES
+from verl_credit.config.settings import CreditSettings
+from verl_credit.config.unread import unused
+
+FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators, four token levels
+    "grpo_nostd": ("grpo", "none"),
+    "grpo_gtpo": ("grpo", "gtpo"),
+    "grpo_gtpo_hicra": ("grpo", "gtpo_hicra"),
+    "grpo_gtpo_sepa": ("grpo", "gtpo_sepa"),
+    "maxrl": ("maxrl", "none"),
+    "maxrl_gtpo": ("maxrl", "gtpo"),
+    "maxrl_gtpo_hicra": ("maxrl", "gtpo_hicra"),
+    "maxrl_gtpo_sepa": ("maxrl", "gtpo_sepa"),
+}
+TURN_PRESETS = ("paper", "released")
+PRESETS = (*FACTORIAL, "grpo", "grpo_gtpo_sepa_hicra", "maxrl_gtpo_sepa_hicra", *TURN_PRESETS)
+
+
+def flat(node, prefix=""):
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {k: v for name, value in node.items() for k, v in flat(value, f"{prefix}.{name}").items()}
+
+
+def preset(name):
+    config = check(f"credit={name}")
+    return config, CreditSettings.from_config(config), flat(OmegaConf.to_container(config, resolve=True))
+
+
+def test_these_are_all_presets():
+    shipped = {path.name for path in (files(RECIPES) / "credit").iterdir()}
+    assert shipped == {f"{name}.yaml" for name in PRESETS}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_valid_and_all_of_it_is_read(name):
+    config, settings, _ = preset(name)
+    assert unused(config) == [] and settings.preset == name and settings.preset_overrides == ()
+    assert settings.banner().startswith(f"verl_credit: preset={name} | ")
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in TURN_PRESETS])
+def test_presets_of_the_token_level_have_no_turns_in_them(name):
+    config, settings, _ = preset(name)
+    outcome, _, transform = name.partition("_")
+    assert settings.turn_estimator and not settings.scores_gain and settings.ratio_level == "token"
+    assert settings.algorithm.advantage_mode == outcome
+    assert settings.algorithm.transform_mode == ("none" if transform in ("", "nostd") else transform)
+    assert settings.algorithm.norm_adv_by_std_in_grpo == (not name.startswith("grpo_"))
+    actor = config.actor_rollout_ref.actor
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, settings.dynamic_clip) == (0.2, 0.28, False)
+
+
+@pytest.mark.parametrize("name, promised", FACTORIAL.items())
+def test_conditions_of_the_factorial_differ_in_their_two_factors_only(name, promised):
+    """Beside those the preset's name, and for MaxRL the std switch that it does not read (test_token_estimator)."""
+    _, settings, keys = preset(name)
+    _, _, first = preset("grpo_nostd")
+    assert (settings.algorithm.advantage_mode, settings.algorithm.transform_mode) == promised
+    free = {".credit_preset", ".algorithm.advantage_mode", ".algorithm.transform_mode"}
+    free |= {".algorithm.norm_adv_by_std_in_grpo"} if promised[0] == "maxrl" else set()
+    assert {key for key in keys.keys() | first.keys() if keys.get(key) != first.get(key)} <= free
+
+
+def test_what_differs_from_a_preset_is_said():
+    settings = CreditSettings.from_config(
+        load_config("lab", ["credit=maxrl_gtpo", "algorithm.gtpo.beta=0.3", "search.topk=4"])
+    )
+    assert settings.preset_overrides == ("algorithm.gtpo.beta=0.3",)
+    assert "preset=maxrl_gtpo (overridden: algorithm.gtpo.beta=0.3) | " in settings.banner()
+    assert "outcome=maxrl | tokens=gtpo | uncertainty=surprisal beta=0.3" in settings.banner()
