@@ -24,6 +24,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture
+def cached_recipes(monkeypatch):
+    """Commands compose each recipe once in a process (kit/recipes.py)."""
+    from kit.recipes import composed_once
+
+    monkeypatch.setattr("verl_credit.config.compose.compose_recipe", composed_once)
+
+
+@pytest.fixture
 def hub(tmp_path, monkeypatch):
     """An empty cache of the hub, without a network. Called with (name, folder): puts the folder's files there."""
     from huggingface_hub import constants

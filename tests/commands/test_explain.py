@@ -12,6 +12,8 @@ from verl_credit.commands.modes_page import modes_page
 from verl_credit.config.keys import our_keys
 from verl_credit.credit.registry import REGISTRY
 
+pytestmark = pytest.mark.usefixtures("cached_recipes")
+
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
 

@@ -15,6 +15,8 @@ from verl_credit.doctor.hardware import disk
 from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import GIB
 
+pytestmark = pytest.mark.usefixtures("cached_recipes")
+
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
 LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
 
@@ -72,7 +74,7 @@ def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_pat
     assert len(commands) == 4
     for command, mode in zip(commands, ("joint", "separate", "turn-group", "turn-group-v1d"), strict=True):
         assert command[:6] == [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", "lab"]
-        from verl_credit.config.compose import load_config
+        from kit.recipes import load_config
 
         config = load_config("lab", command[6:])
         assert config.run_dir == str(tmp_path / f"info_gain_norm_mode={mode}")

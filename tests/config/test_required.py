@@ -11,6 +11,8 @@ from verl_credit.config.required import without_value
 from verl_credit.doctor.inputs.data import check_data
 from verl_credit.errors import PreflightError
 
+pytestmark = pytest.mark.usefixtures("cached_recipes")
+
 
 def write(path, rows):
     parquet.write_table(pa.Table.from_pylist(rows), path)

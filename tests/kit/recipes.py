@@ -26,15 +26,7 @@ omegaconf.base.parse = cache(omegaconf.base.parse)
 
 @cache
 def _composed(name: str, groups: tuple[str, ...], config_dir: str | None) -> bytes:
-    for group in groups:  # the preset that the recipe has by itself?
-        others = tuple(other for other in groups if other != group)
-        if group.startswith("credit=") and f"credit={_preset(name, others, config_dir)}" == group:
-            return _composed(name, others, config_dir)
     return pickle.dumps(_compose(name, groups, config_dir))
-
-
-def _preset(name: str, groups: tuple[str, ...], config_dir: str | None) -> str | None:
-    return pickle.loads(_composed(name, groups, config_dir)).get("credit_preset")
 
 
 def composed_once(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:

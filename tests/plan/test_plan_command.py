@@ -24,6 +24,8 @@ from verl_credit.plan.memory import engine
 from verl_credit.plan.plan import make_plan
 from verl_credit.plan.read_job import read_job
 
+pytestmark = pytest.mark.usefixtures("cached_recipes")
+
 SHAPE, H100 = shape_of("Qwen/Qwen3-4B"), find_hardware("h100")
 CONFIG = {
     "trainer": {
@@ -74,7 +76,7 @@ def test_the_configuration_is_read():
     [
         ("trainer.n_gpus_per_node", 0, "trainer.n_gpus_per_node=0"),
         ("actor_rollout_ref.actor.fsdp_config.model_dtype", "int3", "model_dtype='int3'"),
-        ("actor_rollout_ref.actor.use_dynamic_bsz", False, "ppo_micro_batch_size_per_gpu is not set"),
+        ("actor_rollout_ref.actor.use_dynamic_bsz", False, "ppo_micro_batch_size_per_gpu=null: set it, or"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size", 3, "tensor_model_parallel_size=3"),
         ("actor_rollout_ref.model.path", None, "actor_rollout_ref.model.path"),
         ("actor_rollout_ref.rollout.temperature", "warm", "rollout.temperature='warm'"),
@@ -84,7 +86,7 @@ def test_the_configuration_is_read():
         ("hardware.index", {"kind": []}, "hardware.index.kind="),
         ("actor_rollout_ref.model.path", 7, "actor_rollout_ref.model.path=7"),
         ("plan", {"host_cores": 0}, "plan.host_cores=0"),
-        ("plan.speed", 3, "plan.speed is unknown"),
+        ("plan.speed", 3, "unknown key plan.speed=3: accepted below plan are model, "),
         ("plan.mfu", "high", "plan.mfu='high'"),
         ("hardware.devices", 4, "hardware.devices=4"),
         ("hardware.name", "abacus", "abacus"),

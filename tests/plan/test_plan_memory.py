@@ -351,7 +351,7 @@ def test_figures_of_a_row_can_be_replaced():
     "name, block, says",
     [
         ("h1000", {}, "h1000"),
-        ("h100", {"memorygib": 1}, "did you mean memory_gib"),
+        ("h100", {"memorygib": 1}, "did you mean hardware.memory_gib"),
         ("h100", {"memory_gib": -1}, "hardware.memory_gib=-1"),
         ("h100", {"mfu": "fast"}, "hardware.mfu='fast'"),
     ],
