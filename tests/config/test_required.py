@@ -8,7 +8,8 @@ from kit.preflight import policy
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.required import without_value
-from verl_credit.doctor.inputs.data import check_data
+from verl_credit.doctor import checks
+from verl_credit.doctor.inputs.data import read_rows
 from verl_credit.errors import PreflightError
 
 pytestmark = pytest.mark.usefixtures("cached_recipes")
@@ -35,18 +36,19 @@ def test_rows_whose_answers_nothing_would_read(tmp_path):
     with pytest.raises(
         PreflightError, match=r"train.parquet row 1: .*'72' has no form.*every reward would be 0.*boxed"
     ):
-        check_data(path, "data.train_files", searches=False)
-    assert check_data(path, "data.train_files") == 2
+        read_rows(path, "data.train_files", searches=False)
+    assert len(read_rows(path, "data.train_files")) == 2
 
 
 @pytest.mark.parametrize("truth", [BOXED, {"target": ["72"], "form": "tag"}])
 def test_a_form_that_is_stated_is_believed(tmp_path, truth):
     row = {**VERLS_GSM8K, "reward_model": {"ground_truth": truth}}
-    assert check_data(write(tmp_path / "train.parquet", [row]), "k", searches=False) == 1
+    assert len(read_rows(write(tmp_path / "train.parquet", [row]), "k", searches=False)) == 1
 
 
 def test_train_refuses_rows_whose_answers_nothing_would_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("verl_credit.commands.train.refuse_unfit_machine", lambda config: [])
+    inputs = [check for check in checks.CHECKS if check.stage is checks.Stage.INPUTS]
+    monkeypatch.setattr(checks, "CHECKS", inputs)
     path = write(tmp_path / "train.parquet", [VERLS_GSM8K] * 16)
     arguments = [f"data.train_files={path}", f"data.val_files={path}", f"run_dir={tmp_path}/run"]
     arguments.append(f"actor_rollout_ref.model.path={policy(tmp_path)}")
@@ -94,7 +96,7 @@ def test_a_number_is_no_file(value, capsys):
     config = load_config("lab", [f"data.val_files={value}"])
     assert without_value(config) == []
     with pytest.raises(PreflightError, match="data.val_files=.*give a parquet file"):
-        check_data(config.data.val_files, "data.val_files")
+        read_rows(config.data.val_files, "data.val_files")
     assert main(["explain", "--config-name", "math_sepa", f"data.val_files={value}"]) == 0
     assert "data.val_files=" in capsys.readouterr().out.splitlines()[-1]
 

@@ -16,7 +16,7 @@ from verl_credit.data.catalogue import DATA_SETS
 from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
 from verl_credit.data.sources import split_of
-from verl_credit.doctor.inputs.data import check_data
+from verl_credit.doctor.inputs.data import read_rows
 from verl_credit.reward.qa import BOXED, compute_score
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
 
@@ -159,7 +159,7 @@ def report(out):
 def assert_law(out, files=("train", "val", "test")):
     """Preflight takes every row, and a trajectory that answers with any gold alias scores 1."""
     paths = [str(out / f"{name}.parquet") for name in files if (out / f"{name}.parquet").exists()]
-    assert check_data(paths, "data.train_files") > 0
+    assert read_rows(paths, "data.train_files")
     for path in paths:
         for row in rows_of(path):
             truth = row["reward_model"]["ground_truth"]

@@ -1,17 +1,18 @@
 """The answers that ride behind a row fit its micro-batch, or the run ends before it starts."""
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 
 from kit.byte_world import make_tokenizer
-from kit.preflight import GOOD
+from kit.machine import SKIP, says
 from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
 from verl_credit.config.rules import validate
 from verl_credit.config.rules.row_room import engine_tokens
-from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, check_answers, worst_row
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, answer_room, answers_fit, worst_row
+from verl_credit.doctor.inputs.data import Row as DataRow
+from verl_credit.doctor.inputs.recipe import check_answers
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 from verl_credit.turns.branches import plan_branches
@@ -63,38 +64,30 @@ def test_a_budget_that_suffices_is_accepted(overrides):
     validate(load_config("lab", overrides))
 
 
-def data(tmp_path, *golds, **truth):
-    rows = [
-        {"prompt": GOOD["prompt"], "reward_model": {"ground_truth": {"target": list(g), **truth}}}
-        for g in golds
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    return f"data.train_files={tmp_path}/train.parquet"
+def rows(*golds):
+    return [DataRow(f"x row {n}", [], {"target": list(aliases)}) for n, aliases in enumerate(golds)]
 
 
-def preflight(tmp_path, tokenizer, given, *overrides):
-    tokenizer.save_pretrained(tmp_path / "policy")
-    given = [given, f"actor_rollout_ref.model.path={tmp_path}/policy", *overrides]
-    return check_answers(load_config("lab", given))
+def fitted(tokenizer, given, *overrides):
+    config = load_config("lab", list(overrides))
+    return answers_fit(config, answer_room(config), tokenizer, given)
 
 
 TEMPLATE = "algorithm.info_gain_template='<answer>{answer}'"
 PER_TAG = 1  # the byte world's tokenizer: the tag is a token, every other byte is one
 
 
-def test_the_row_that_needs_most_is_named_with_what_it_needs(tmp_path, tokenizer):
+def test_the_row_that_needs_most_is_named_with_what_it_needs(tokenizer):
     """5 contexts x (tag + 10 bytes, tag + 20 bytes): all aliases of the second row."""
-    given = data(tmp_path, ["x" * 25], ["y" * 10, "z" * 20], ["w"])
+    given = rows(["x" * 25], ["y" * 10, "z" * 20], ["w"])
     needed = 5 * (2 * PER_TAG + 30)
     with pytest.raises(PreflightError) as error:
-        preflight(tmp_path, tokenizer, given, TEMPLATE, f"{BUDGET}={ROW + needed - 1}")
+        fitted(tokenizer, given, TEMPLATE, f"{BUDGET}={ROW + needed - 1}")
     said = str(error.value)
-    assert (
-        f"{BUDGET}={ROW + needed - 1}" in said and "train.parquet row 1" in said and "2 gold answers" in said
-    )
+    assert f"{BUDGET}={ROW + needed - 1}" in said and "x row 1" in said and "2 gold answers" in said
     assert f"= {ROW}" in said and "5 x 32 tokens" in said and f"Set it to {ROW + needed} or more" in said
     assert "info_gain_aliases=first" in said
-    told = preflight(tmp_path, tokenizer, given, TEMPLATE, f"{BUDGET}={ROW + needed}")
+    told = fitted(tokenizer, given, TEMPLATE, f"{BUDGET}={ROW + needed}")
     assert f"= {needed}; {BUDGET}={ROW + needed} has room for {needed}" in told
 
 
@@ -107,31 +100,34 @@ def test_the_row_that_needs_most_is_named_with_what_it_needs(tmp_path, tokenizer
         (["search.max_searches=2"], 3 * (2 * PER_TAG + 30)),
     ],
 )
-def test_what_counts_is_what_rides(tmp_path, tokenizer, overrides, needed):
-    given = data(tmp_path, ["x" * 25], ["y" * 10, "z" * 20, "z" * 20], ["w"])
-    preflight(tmp_path, tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed}")
+def test_what_counts_is_what_rides(tokenizer, overrides, needed):
+    given = rows(["x" * 25], ["y" * 10, "z" * 20, "z" * 20], ["w"])
+    fitted(tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed}")
     with pytest.raises(PreflightError, match=f"Set it to {ROW + needed} or more"):
-        preflight(tmp_path, tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed - 1}")
+        fitted(tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed - 1}")
 
 
-def test_nothing_is_counted_where_nothing_rides(tmp_path):
-    unbounded = ["algorithm.info_gain_scorer=server", f"{MODEL_LEN}=null"]
-    for overrides in (["credit=grpo"], unbounded):
-        assert check_answers(load_config("lab", ["data.train_files=nowhere", *overrides])) is None
+@pytest.mark.parametrize(
+    "overrides", [["credit=grpo"], ["algorithm.info_gain_scorer=server", f"{MODEL_LEN}=null"]]
+)
+def test_nothing_is_counted_where_nothing_rides(overrides):
+    """Neither rows nor tokenizer are looked at."""
+    context = Context(None, load_config("lab", ["data.train_files=nowhere", *overrides]))
+    assert says(check_answers(context), SKIP)
 
 
-def test_what_the_server_scores_fits_its_longest_sequence(tmp_path, tokenizer):
+def test_what_the_server_scores_fits_its_longest_sequence(tokenizer):
     """One answer behind the longest row, and the token that the engine writes: other answers have requests of their own."""
-    given = data(tmp_path, ["x" * 25], ["y" * 10, "z" * 20])
+    given = rows(["x" * 25], ["y" * 10, "z" * 20])
     served = (TEMPLATE, "algorithm.info_gain_scorer=server")
     needed = ROW + PER_TAG + 25 + 1
     with pytest.raises(PreflightError) as error:
-        preflight(tmp_path, tokenizer, given, *served, f"{MODEL_LEN}={needed - 1}")
+        fitted(tokenizer, given, *served, f"{MODEL_LEN}={needed - 1}")
     said = str(error.value)
     assert f"{MODEL_LEN}={needed - 1} cannot hold" in said and f"Set it to {needed} or more" in said
     assert "row 0" in said and "1 x 26 tokens" in said
-    assert f"{MODEL_LEN}={needed} has room for 26" in preflight(
-        tmp_path, tokenizer, given, *served, f"{MODEL_LEN}={needed}"
+    assert f"{MODEL_LEN}={needed} has room for 26" in fitted(
+        tokenizer, given, *served, f"{MODEL_LEN}={needed}"
     )
 
 
@@ -154,26 +150,13 @@ def test_auto_is_the_longest_row_and_what_the_server_scores_behind_it():
     assert length(f"{MODEL_LEN}=9000") == 9000 and length(f"{MODEL_LEN}=null") is None
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_told(tmp_path):
-    (tmp_path / "policy").mkdir()
-    config = load_config("lab", [data(tmp_path, ["x"]), f"actor_rollout_ref.model.path={tmp_path}/policy"])
+def test_a_tokenizer_that_cannot_write_answers_is_refused_with_the_model(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "nothing")
     with pytest.raises(
-        PreflightError, match="actor_rollout_ref.model.path=.*/policy: no tokenizer can be loaded"
+        PreflightError, match="actor_rollout_ref.model.path=p: the gold answers cannot be written .* of t:"
     ):
-        check_answers(config)
-
-
-def test_a_tokenizer_that_is_not_here_is_told_with_the_reason(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError("no network")
-
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
-    config = load_config("lab", [data(tmp_path, ["x"]), "actor_rollout_ref.model.path=hub/name"])
-    said = check_answers(config)
-    assert (
-        "answers were not counted: the tokenizer of hub/name cannot be loaded here (OSError: no network)"
-        in said
-    )
+        model = ["actor_rollout_ref.model.path=p", "actor_rollout_ref.model.tokenizer_path=t"]
+        fitted(tokenizer, rows(["x"]), *model)
 
 
 @pytest.mark.parametrize("context", ["observation", "call"])
@@ -185,8 +168,8 @@ def test_no_more_rides_than_was_counted(tokenizer, context, template):
     asked = settings(info_gain_context=context, info_gain_template=template)
     turns = turn_batch([row], tokenizer)
     plan = plan_branches(gain_requests(turns, asked, tokenizer), turns)
-    truth = {"prompt": "Who?", "reward_model": {"ground_truth": turns.ground_truths[0]}}
-    where, tokens, golds = worst_row(tokenizer, asked, iter([("here", truth)]))
+    row = DataRow("here", "Who?", turns.ground_truths[0])
+    where, tokens, golds = worst_row(tokenizer, asked, [row])
     assert (where, golds) == ("here", 2)
     counted = 3 * tokens
     exact = context == "observation"
@@ -206,10 +189,7 @@ def test_rows_that_surely_fit_are_not_tokenised(tokenizer):
         def __getattr__(self, name):
             return getattr(tokenizer, name)
 
-    def rows():
-        truths = [{"target": ["x" * n]} for n in range(1, 40)]
-        return iter([(str(t), {"prompt": "Who?", "reward_model": {"ground_truth": t}}) for t in truths])
-
-    where, tokens, _ = worst_row(Counting(), settings(), rows(), 1000)
-    assert (where, tokens) == (str({"target": ["x" * 39]}), 40) and Counting.calls < 5
-    assert worst_row(Counting(), settings(), rows(), 0)[1] == 40
+    given = rows(*(["x" * n] for n in range(1, 40)))
+    where, tokens, _ = worst_row(Counting(), settings(), given, 1000)
+    assert (where, tokens) == ("x row 38", 40) and Counting.calls < 5
+    assert worst_row(Counting(), settings(), given, 0)[1] == 40

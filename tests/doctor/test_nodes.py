@@ -8,7 +8,10 @@ import pytest
 
 from kit.machine import FAIL, MACHINE, PASS, SKIP, says
 from kit.recipes import OWN, check, load_config
+from verl_credit.doctor.checks import CHECKS, examine
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
+from verl_credit.doctor.result import skipped
 from verl_credit.errors import ConfigError
 from verl_credit.host.process import doctor_probes
 from verl_credit.search.servers import loopback
@@ -117,7 +120,7 @@ def test_the_cluster_is_asked_for_files_that_are_there_and_then_gone(config, tmp
 
     shared = with_url(config, "http://10.0.0.1:8000")
     shared.run_dir = str(tmp_path / "not" / "made" / "yet")
-    assert says(check_nodes(CLUSTER, shared, ask, lambda address: ""), PASS, "spark-1, spark-2 see run_dir=")
+    assert says(check_nodes(Context(CLUSTER, shared), ask), PASS, "spark-1, spark-2 see run_dir=")
     assert [Path(path).parent for path in asked] == [tmp_path]
     assert list(tmp_path.iterdir()) == []
 
@@ -127,14 +130,17 @@ def test_where_there_is_nothing_to_ask(config, monkeypatch):
         pytest.fail("asked")
 
     monkeypatch.setattr("verl_credit.machine.ray_address.cluster_address", lambda e: e.get("RAY_ADDRESS", ""))
-    assert says(check_nodes(CLUSTER, None, ask), SKIP, "no recipe")
-    assert says(check_nodes(MACHINE, config, ask), SKIP, "no cluster")
-    assert says(check_nodes(CLUSTER, config, ask, lambda address: "refused"), SKIP, "see ray")
+    assert says(check_nodes(Context(MACHINE, config), ask), SKIP, "no cluster")
+    (entry,) = [entry for entry in CHECKS if entry.name == "nodes"]
+    for lacking in ("recipe", "ray"):
+        assert says(
+            examine(Context(CLUSTER, config), [entry], [skipped("x", lacking)])[1], SKIP, f"see {lacking}"
+        )
 
 
 @pytest.mark.parametrize("code, said", [(None, ""), (1, "RuntimeError: Version mismatch"), (0, "no JSON")])
 def test_a_cluster_that_gives_no_answer(config, code, said):
-    found = check_nodes(CLUSTER, config, lambda *_: (code, said), lambda address: "")
+    found = check_nodes(Context(CLUSTER, config), lambda *_: (code, said))
     assert says(found, FAIL, f"the cluster at {ADDRESS}", said)
 
 

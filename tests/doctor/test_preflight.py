@@ -12,10 +12,10 @@ from kit.preflight import GOOD, policy, write
 from kit.recipes import load_config
 from kit.scripted_server import dead_port, scripted_server
 from verl_credit.cli import main
-from verl_credit.doctor.inputs.data import check_data
+from verl_credit.doctor.inputs.data import read_rows
 from verl_credit.doctor.inputs.hub import HubError, fetch_config
-from verl_credit.doctor.inputs.model import check_model, check_positions
-from verl_credit.doctor.inputs.retriever import check_server
+from verl_credit.doctor.inputs.model import require_model, require_positions
+from verl_credit.doctor.inputs.retriever import ask_servers
 from verl_credit.errors import PreflightError
 
 
@@ -30,42 +30,42 @@ def no_hub(monkeypatch):
         ([{**GOOD, "reward_model": {"ground_truth": {"target": [""]}}}], "row 0: reward_model.ground_truth"),
         ([GOOD, {**GOOD, "reward_model": None}], "row 1: reward_model.ground_truth"),
         ([{**GOOD, "prompt": []}], "row 0: empty prompt"),
+        ([{**GOOD, "reward_model": "72"}], "row 0: reward_model.ground_truth"),
         ([{"question": "x"}], "lacks the columns"),
     ],
 )
 def test_data_that_cannot_be_learnt_from(tmp_path, rows, said):
     with pytest.raises(PreflightError, match=said):
-        check_data(write(tmp_path / "train.parquet", rows), "data.train_files")
+        read_rows(write(tmp_path / "train.parquet", rows), "data.train_files")
 
 
 def test_missing_and_empty_data(tmp_path):
     with pytest.raises(PreflightError, match=r"data.train_files: .*nowhere.parquet does not exist"):
-        check_data(str(tmp_path / "nowhere.parquet"), "data.train_files")
+        read_rows(str(tmp_path / "nowhere.parquet"), "data.train_files")
     empty = tmp_path / "empty.parquet"
     parquet.write_table(pa.Table.from_pylist([GOOD]).slice(0, 0), empty)
     with pytest.raises(PreflightError, match="holds no rows"):
-        check_data([str(empty)], "data.val_files")
-    assert (
-        check_data([write(tmp_path / "a.parquet", [GOOD]), write(tmp_path / "b.parquet", [GOOD])], "k") == 2
-    )
+        read_rows([str(empty)], "data.val_files")
+    files = [write(tmp_path / name, [GOOD]) for name in ("a.parquet", "b.parquet")]
+    assert [row.where for row in read_rows(files, "k")] == [f"{file} row 0" for file in files]
 
 
 def test_files_that_are_no_data(tmp_path):
     (tmp_path / "train.jsonl").write_text("{}")
     with pytest.raises(PreflightError, match="is not a parquet file"):
-        check_data(str(tmp_path / "train.jsonl"), "data.train_files")
+        read_rows(str(tmp_path / "train.jsonl"), "data.train_files")
     with pytest.raises(PreflightError, match="give a parquet file"):
-        check_data(None, "data.train_files")
+        read_rows(None, "data.train_files")
     with pytest.raises(PreflightError, match="holds 1 rows; at least 8 are needed"):
-        check_data(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
+        read_rows(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
 
 
 def test_model_folder_without_a_model(tmp_path):
     with pytest.raises(PreflightError, match=r"actor_rollout_ref.model.path=.*no config.json"):
-        check_model(str(tmp_path))
+        require_model(str(tmp_path))
     with pytest.raises(PreflightError, match="give a model folder or a hub name"):
-        check_model(None)
-    check_model("hdfs://here/or/there")  # verl's own
+        require_model(None)
+    require_model("hdfs://here/or/there")  # verl's own
 
 
 @pytest.mark.parametrize("overrides, length", [([], 464), (["algorithm.info_gain_scorer=server"], 721)])
@@ -80,35 +80,35 @@ def test_a_model_without_positions_for_the_longest_row_is_refused(tmp_path, over
             {"text_config": {"max_position_embeddings": needed}},
         ):
             (tmp_path / "config.json").write_text(json.dumps(values))
-            check_positions(config)
+            require_positions(config)
         (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": needed - 1}))
         with pytest.raises(PreflightError, match=f"has {needed - 1} positions .* shorten the rows to 463"):
-            check_positions(config)
+            require_positions(config)
 
 
 def test_a_config_that_is_no_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(PreflightError, match="model.path=.*config.json is not JSON"):
-        check_positions(load_config("lab", [f"actor_rollout_ref.model.path={tmp_path}"]))
+        require_positions(load_config("lab", [f"actor_rollout_ref.model.path={tmp_path}"]))
 
 
 def test_positions_of_a_model_that_is_not_here_are_not_asked():
-    check_positions(load_config("lab", ["actor_rollout_ref.model.path=Qwen/Qwen3-4B-Instruct-9999"]))
+    require_positions(load_config("lab", ["actor_rollout_ref.model.path=Qwen/Qwen3-4B-Instruct-9999"]))
 
 
 def test_a_model_that_is_not_on_the_hub_is_refused_before_the_start(tmp_path, hub):
     name = "Qwen/Qwen3-4B-Instruct-9999"
     with pytest.raises(PreflightError, match=f"path={name}: HF_HUB_OFFLINE is set.*hf download {name}"):
-        check_model(name)
+        require_model(name)
     with pytest.raises(PreflightError, match="path=models/mine/best: .*OWNER/NAME"):
-        check_model("models/mine/best")
+        require_model("models/mine/best")
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     folder = hub(name, tmp_path / "model")
     with pytest.raises(PreflightError, match="the cache has no weights of it"):
-        check_model(name)
+        require_model(name)
     (folder / "model.safetensors").write_text("")
-    check_model(name)
+    require_model(name)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_retriever_that_answers_is_ready(server, monkeypatch):
         "http_proxy", "http://127.0.0.1:9"
     )  # the tool's client uses no proxy, nor does the check
     for url in (server.url, [server.url], f"{server.url}/retrieve"):
-        fingerprint, said = check_server(settings(url))
+        fingerprint, said = ask_servers(settings(url))
         assert fingerprint is None
         assert said == f"{server.url} names no index (GET /info: status 404)"
 
@@ -169,15 +169,15 @@ def test_a_retriever_that_answers_is_ready(server, monkeypatch):
 def test_a_retriever_that_answers_nonsense_is_not_ready(server):
     server.script = [(200, {"detail": "no"})]
     with pytest.raises(PreflightError, match="not ready"):
-        check_server(settings(server.url))
+        ask_servers(settings(server.url))
     with pytest.raises(PreflightError, match="search.url has no value"):
-        check_server(settings(None))
+        ask_servers(settings(None))
 
 
 def test_the_index_is_named_by_its_server(server):
     server.info = {"fingerprint": "ab12", "rows": 3}
     for expected in (None, "ab12"):
-        found = check_server(settings(f"{server.url}/retrieve", index_fingerprint=expected))
+        found = ask_servers(settings(f"{server.url}/retrieve", index_fingerprint=expected))
         assert found == ("ab12", f"{server.url} ab12")
 
 
@@ -196,17 +196,17 @@ def test_the_index_is_named_by_its_server(server):
 )
 def test_an_info_of_another_kind_names_no_index_and_harms_nobody(server, info, said):
     server.info = info
-    fingerprint, told = check_server(settings(server.url))
+    fingerprint, told = ask_servers(settings(server.url))
     assert fingerprint is None and said in told
 
 
 def test_another_index_than_the_expected_one_is_refused(server):
     server.info = {"fingerprint": "ab12"}
     with pytest.raises(PreflightError, match=f"search.index_fingerprint=cd34 .*{server.url} ab12"):
-        check_server(settings(server.url, index_fingerprint="cd34"))
+        ask_servers(settings(server.url, index_fingerprint="cd34"))
     server.info = None
     with pytest.raises(PreflightError, match="search.index_fingerprint=cd34 .*names no index"):
-        check_server(settings(server.url, index_fingerprint="cd34"))
+        ask_servers(settings(server.url, index_fingerprint="cd34"))
 
 
 @pytest.mark.parametrize("other, said", [({"fingerprint": "cd34"}, "cd34"), (None, "names no index")])
@@ -215,45 +215,54 @@ def test_servers_of_different_indexes_are_refused(server, other, said):
     with scripted_server() as second:
         second.info = other
         both = settings([server.url, second.url])
-        with pytest.raises(PreflightError, match=f"the same index.*{server.url} ab12; {second.url} {said}"):
-            check_server(both)
+        with pytest.raises(PreflightError, match=f"one index.*{server.url} ab12; {second.url} {said}"):
+            ask_servers(both)
         second.info = server.info
-        assert check_server(both)[0] == "ab12"
+        assert ask_servers(both)[0] == "ab12"
 
 
 def test_one_server_of_several_that_is_down_is_named(server):
     with dead_port() as dead, pytest.raises(PreflightError, match=f"not ready.*retriever {dead}"):
-        check_server(settings([server.url, dead]))
+        ask_servers(settings([server.url, dead]))
 
 
 def test_the_token_is_sent_and_never_shown(server, monkeypatch):
     guarded = settings(server.url, token_env="RETRIEVER_TOKEN")
     with pytest.raises(PreflightError, match="search.token_env=RETRIEVER_TOKEN"):
-        check_server(guarded)
+        ask_servers(guarded)
     monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret")
-    check_server(guarded)
+    ask_servers(guarded)
     assert [headers["Authorization"] for headers in server.request_headers] == ["Bearer s3cret"] * 2
     server.script = [(401, b"who are you?")]
     with pytest.raises(PreflightError, match="status 401") as caught:
-        check_server(guarded)
+        ask_servers(guarded)
     assert "s3cret" not in str(caught.value)
     monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret\n")
     with pytest.raises(PreflightError, match="token: ") as caught:
-        check_server(guarded)
+        ask_servers(guarded)
     assert "s3cret" not in str(caught.value)
+
+
+def started(tmp_path, rows, url):
+    """The exit code of `train` on these rows."""
+    file = write(tmp_path / "train.parquet", rows)
+    arguments = [
+        f"data.train_files={file}",
+        f"data.val_files={file}",
+        f"search.url={url}",
+        f"run_dir={tmp_path}/run",
+    ]
+    arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", "search.require_schema=false"]
+    return main(["train", "--config-name", "search_cpu", *arguments])
 
 
 def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypatch, capsys):
     """What the trainer, the checkpoint and config.yaml read."""
     server.info = {"fingerprint": "ab12"}
-    row = write(tmp_path / "train.parquet", [GOOD] * 8)
     seen = []
     monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", seen.append)
     monkeypatch.setattr("verl_credit.host.process.launch.launch", seen.append)
-    arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
-    arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
-    arguments += ["search.require_schema=false"]
-    assert main(["train", "--config-name", "search_cpu", *arguments]) == 0
+    assert started(tmp_path, [GOOD] * 8, server.url) == 0
     assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
     assert OmegaConf.load(tmp_path / "run/config.yaml").search.index_fingerprint == "ab12"
@@ -261,34 +270,18 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
 
 def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch, capsys):
     many = {**GOOD, "reward_model": {"ground_truth": {"target": [f"gold {n}" for n in range(300)]}}}
-    row = write(tmp_path / "train.parquet", [GOOD] * 8 + [many])
     monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", lambda config: None)
-    arguments = [f"data.train_files={row}", f"data.val_files={row}", f"search.url={server.url}"]
-    arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", f"run_dir={tmp_path}/run"]
-    arguments += ["search.require_schema=false"]
-    assert main(["train", "--config-name", "search_cpu", *arguments]) == 4
+    assert started(tmp_path, [GOOD] * 8 + [many], server.url) == 4
     said = capsys.readouterr().out
     assert "log_prob_max_token_len_per_gpu=8448 cannot hold" in said and "train.parquet row 8" in said
 
 
 def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):
-    row = write(tmp_path / "train.parquet", [GOOD])
-    arguments = [f"data.train_files={row}", f"data.val_files={row}", "actor_rollout_ref.model.path=x"]
     with dead_port() as url:
-        code = main(
-            [
-                "train",
-                "--config-name",
-                "search_cpu",
-                *arguments,
-                f"search.url={url}",
-                f"run_dir={tmp_path}/run",
-            ]
-        )
-    assert code == 4
+        assert started(tmp_path, [GOOD], url) == 4
     assert f"search.url={url}: the retriever is not ready" in capsys.readouterr().out
 
 
 def test_mistyped_key_exits_4(capsys):
     assert main(["train", "--config-name", "lab", "algorithm.gama=1"]) == 4
-    assert "did you mean algorithm.gamma" in capsys.readouterr().out
+    assert "Did you mean algorithm.gamma" in capsys.readouterr().out

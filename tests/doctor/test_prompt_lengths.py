@@ -1,15 +1,18 @@
-"""Prompts longer than their room are refused with row and lengths, as the agent loop would write them."""
+"""Prompts over the limit are refused with row and lengths, as the agent loop would write them."""
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from omegaconf import OmegaConf
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 from kit.byte_world import make_tokenizer
+from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, says
 from kit.recipes import load_config
-from verl_credit.doctor.inputs.prompt_lengths import PromptMeter, check_all_prompts, check_prompts
-from verl_credit.doctor.inputs.recipe import check_data_files
-from verl_credit.doctor.result import Status
+from verl_credit.doctor.checks import CHECKS, examine
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.inputs.data import Row
+from verl_credit.doctor.inputs.prompt_lengths import PromptMeter, count_prompts
 from verl_credit.errors import PreflightError
 from verl_credit.search.protocol import SCHEMA
 
@@ -32,129 +35,118 @@ def asked(text):
     return [{"role": "user", "content": text}]
 
 
-def config(tmp_path, prompts, *overrides, limit=400):
-    truth = {"ground_truth": {"target": ["a"]}}
-    rows = [{"prompt": p if isinstance(p, list) else asked(p), "reward_model": truth} for p in prompts]
-    path = tmp_path / "train.parquet"
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-    given = [
-        f"data.train_files={path}",
-        f"data.val_files={path}",
-        "actor_rollout_ref.model.path=x",
-        "search.url=http://x",
-    ]
-    return load_config("search_cpu", [*given, f"data.max_prompt_length={limit}", *overrides])
+GIVEN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 
 
-def test_a_prompt_is_counted_as_the_agent_loop_writes_it(tokenizer, tmp_path):
-    told = config(tmp_path, ["q"], "+data.apply_chat_template_kwargs.brief=true")
+@pytest.fixture
+def config():
+    """A batch of 8 rows, prompts of 400 tokens."""
+    return load_config("search_cpu", [*GIVEN, "data.max_prompt_length=400"])
+
+
+def counted(config, tokenizer, prompts, key="data.val_files", **options):
+    rows = [Row(f"x row {n}", p if isinstance(p, list) else asked(p), "a") for n, p in enumerate(prompts)]
+    return count_prompts(config, key, rows, tokenizer, **options)
+
+
+def test_a_prompt_is_counted_as_the_agent_loop_writes_it(tokenizer, config):
+    OmegaConf.update(config, "data.apply_chat_template_kwargs.brief", True, force_add=True)
     builder = ContinuousTokenBuilder(tokenizer, chat_template_kwargs={"brief": True})
     for searches in (4, 0):
-        told.search.max_searches = searches
+        config.search.max_searches = searches
         tools = [SCHEMA] if searches else []
         ids = builder.build_initial_tokens(asked("Who wrote <tool_call>?"), tools=tools)
-        assert PromptMeter(tokenizer, told).count(asked("Who wrote <tool_call>?")) == len(ids)
+        assert PromptMeter(tokenizer, config).count(asked("Who wrote <tool_call>?")) == len(ids)
 
 
-def room(tokenizer, told, text):
-    """Tokens of the prompt, and of all but its text."""
-    n = PromptMeter(tokenizer, told).count(asked(text))
-    return n, n - len(text)
-
-
-def test_a_prompt_that_just_fits_passes_and_one_more_token_is_refused(tokenizer, tmp_path):
-    told = config(tmp_path, ["short", "w" * 100, "short"])
-    told.data.max_prompt_length, _ = room(tokenizer, told, "w" * 100)
-    assert check_prompts(told, "data.train_files", tokenizer) == []
-    told.data.max_prompt_length -= 1
-    said = (
-        r"data.train_files: 1 of 3 prompts are longer than data.max_prompt_length=\d+ tokens \(the longest, .*train.parquet "
-        rf"row 1, has {told.data.max_prompt_length + 1}\).*search tool counted.*filter_overlong_prompts=true"
+def test_a_prompt_that_just_fits_passes_and_one_more_token_is_refused(tokenizer, config):
+    prompts = ["short", "w" * 100, "short"]
+    config.data.max_prompt_length = PromptMeter(tokenizer, config).count(asked("w" * 100))
+    assert counted(config, tokenizer, prompts) == []
+    config.data.max_prompt_length -= 1
+    limit = config.data.max_prompt_length
+    message = (
+        rf"data.val_files: 1 of 3 prompts are longer than data.max_prompt_length={limit} tokens \(the longest, x row 1, has "
+        rf"{limit + 1}\).*search tool counted.*Raise data.max_prompt_length to {limit + 1}.*filter_overlong_prompts=true"
     )
-    with pytest.raises(PreflightError, match=said):
-        check_prompts(told, "data.train_files", tokenizer)
+    with pytest.raises(PreflightError, match=message):
+        counted(config, tokenizer, prompts)
+    config.data.filter_overlong_prompts = True
+    with pytest.raises(PreflightError, match="counts without the search tool's schema"):
+        counted(config, tokenizer, prompts)
 
 
-def test_what_is_left_out_is_counted(tokenizer, tmp_path):
-    told = config(tmp_path, ["w" * 900, "short", "w" * 800], "data.filter_overlong_prompts=true", limit=500)
-    (line,) = check_prompts(told, "data.train_files", tokenizer)
+def test_what_is_left_out_is_counted(tokenizer, config):
+    prompts = ["w" * 900, "short", "w" * 800]
+    config.data.max_prompt_length, config.data.filter_overlong_prompts = 500, True
+    (line,) = counted(config, tokenizer, prompts)
     assert (
-        line.startswith("data.train_files: 2 of 3 prompts are longer")
+        line.startswith("data.val_files: 2 of 3 prompts are longer")
         and "row 0" in line
         and "left out" in line
     )
-    with pytest.raises(PreflightError, match="leaves 1 rows, and at least 2 are needed"):
-        check_prompts(told, "data.train_files", tokenizer, at_least=2)
+    with pytest.raises(PreflightError, match="data.train_files: .*leaves 1 rows, and at least 8 are needed"):
+        counted(config, tokenizer, prompts, "data.train_files")
 
 
-def test_verl_s_filter_does_not_see_the_search_tool(tokenizer, tmp_path):
-    told = config(tmp_path, ["w" * 100], "data.filter_overlong_prompts=true")
-    told.data.max_prompt_length = room(tokenizer, told, "w" * 100)[0] - 1
-    with pytest.raises(PreflightError, match="counts without the search tool's schema"):
-        check_prompts(told, "data.train_files", tokenizer)
-
-
-def test_more_doubtful_prompts_than_are_counted_is_said(tokenizer, tmp_path):
+def test_more_doubtful_prompts_than_are_counted_is_said(tokenizer, config):
     """Control tokens are many bytes of one token: doubtful by their bytes, short when counted."""
-    told = config(tmp_path, ["<tool_call>" * n for n in (60, 50, 40)])
-    (line,) = check_prompts(told, "data.train_files", tokenizer, most=2)
-    assert (
-        line == "data.train_files: the 2 longest of 3 prompts were counted, 1 that may be too long were not"
-    )
-    assert check_prompts(told, "data.train_files", tokenizer) == []
+    prompts = ["<tool_call>" * n for n in (60, 50, 40)]
+    (line,) = counted(config, tokenizer, prompts, most=2)
+    assert line == "data.val_files: the 2 longest of 3 prompts were counted, 1 that may be too long were not"
+    assert counted(config, tokenizer, prompts) == []
 
 
-def test_a_prompt_that_the_template_cannot_write_is_named(tokenizer, tmp_path):
-    told = config(tmp_path, [asked("q"), [{"role": "user", "content": None}]])
+def test_a_prompt_that_the_template_cannot_write_is_named(config):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("{{ m.content }}", "{{ m.content.strip() }}")
-    with pytest.raises(
-        PreflightError, match="train.parquet row 1: the chat template cannot write this prompt"
-    ):
-        check_prompts(told, "data.train_files", tokenizer)
+    with pytest.raises(PreflightError, match="x row 1: the chat template cannot write this prompt"):
+        counted(config, tokenizer, [asked("q"), [{"role": "user", "content": None}]])
 
 
-def test_training_and_validation_are_checked_with_the_model_s_tokenizer(tokenizer, tmp_path):
-    told = config(tmp_path, ["short"] * 8)
+LISTED = [check for check in CHECKS if check.name == "tokenizer" or check.name.startswith("prompts")]
+
+
+def looked_at(config, **options):
+    return examine(Context(MACHINE, config, **options), LISTED)
+
+
+def test_training_and_validation_are_checked_with_the_model_s_tokenizer(tokenizer, config, tmp_path):
+    truth = {"ground_truth": {"target": ["a"]}}
+    for name, prompts in (("train", ["short"] * 8), ("val", ["w" * 900])):
+        rows = [{"prompt": asked(prompt), "reward_model": truth} for prompt in prompts]
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        config.data[f"{name}_files"] = [f"{tmp_path}/{name}.parquet"]
     tokenizer.save_pretrained(tmp_path / "policy")
-    told.actor_rollout_ref.model.path = str(tmp_path / "policy")
-    assert check_all_prompts(told) == []
-    parquet.write_table(pa.Table.from_pylist([{"prompt": asked("w" * 900)}]), tmp_path / "val.parquet")
-    told.data.val_files = [str(tmp_path / "val.parquet")]
-    with pytest.raises(PreflightError, match="data.val_files: 1 of 1 prompts"):
-        check_all_prompts(told)
+    config.actor_rollout_ref.model.path = str(tmp_path / "policy")
+    loaded, train, val = looked_at(config)
+    assert says(loaded, PASS) and says(train, PASS) and says(val, FAIL, "data.val_files: 1 of 1 prompts")
     shorter = TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role == 'tool' else m.content[:5] }}")
-    told.actor_rollout_ref.model.custom_chat_template = shorter
-    assert check_all_prompts(told) == []
+    config.actor_rollout_ref.model.custom_chat_template = shorter
+    assert [result.status for result in looked_at(config)] == [PASS] * 3
+    config.data.max_prompt_length = 50
+    _, train, val = looked_at(config)
+    assert says(train, FAIL, "8 of 8 prompts are longer") and says(val, FAIL, "1 of 1 prompts are longer")
 
 
-def test_the_doctor_counts_where_it_has_the_tokenizer(tokenizer, tmp_path):
-    told = config(tmp_path, ["short"] * 8)
-    (train, _) = check_data_files(None, told)
-    assert train.status == Status.PASS and "prompt lengths not looked at" in train.found
-    tokenizer.save_pretrained(tmp_path / "policy")
-    told.actor_rollout_ref.model.path = str(tmp_path / "policy")
-    (train, _) = check_data_files(None, told)
-    assert train.status == Status.PASS and train.found == "8 rows in 1 files"
-    told.data.max_prompt_length = 50
-    (train, val) = check_data_files(None, told)
-    assert train.status == val.status == Status.FAIL and "8 of 8 prompts are longer" in train.found
+@pytest.mark.parametrize("may_fetch", [True, False])
+def test_a_tokenizer_that_cannot_be_loaded(config, tmp_path, monkeypatch, may_fetch):
+    config.actor_rollout_ref.model.path = str(tmp_path)
+    loaded, train, val = looked_at(config)
+    assert says(loaded, FAIL, f"model.path={tmp_path}: no tokenizer can be loaded from there")
+    assert says(train, SKIP, "see tokenizer") and says(val, SKIP, "see tokenizer")
+    asked = []
 
-
-def test_a_tokenizer_that_cannot_be_loaded(tmp_path, monkeypatch):
-    told = config(tmp_path, ["short"] * 8)
-    told.actor_rollout_ref.model.path = str(tmp_path)
-    with pytest.raises(PreflightError, match="no tokenizer can be loaded from there"):
-        check_all_prompts(told)
-
-    def refuse(*_, **__):
+    def refuse(*_, local_files_only, **__):
+        asked.append(local_files_only)
         raise OSError("no network")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
-    told.actor_rollout_ref.model.path = "hub/name"
-    (line,) = check_all_prompts(told)
-    assert (
-        "prompts were not counted: the tokenizer of hub/name cannot be loaded here (OSError: no network)"
-        in line
-    )
-    assert "Whether its chat template writes the search tool was not tried" in line
+    config.actor_rollout_ref.model.path = "hub/name"
+    monkeypatch.setattr(Context, "rows", lambda self, key: [])
+    loaded, train, val = looked_at(config, may_fetch=may_fetch)
+    missing = "the tokenizer of hub/name cannot be loaded here (OSError: no network)"
+    rest = ["its chat template was not tried", "neither prompts nor answers were counted"]
+    assert says(loaded, WARN, missing, *rest, "data.max_prompt_length=400 would lose their beginning")
+    assert says(train, SKIP, missing) and says(val, SKIP, missing)
+    assert asked == [not may_fetch]

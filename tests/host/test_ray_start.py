@@ -14,8 +14,10 @@ from kit.lab_run import run
 from kit.machine import FAIL, LAPTOP, PASS, says
 from kit.recipes import load_config
 from verl_credit.commands import train as train_module
+from verl_credit.commands.with_verl import check_with_verl
 from verl_credit.config import compose
 from verl_credit.doctor import ray_checks
+from verl_credit.doctor.context import Context
 from verl_credit.errors import PreflightError
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
@@ -108,7 +110,7 @@ def test_a_verl_that_starts_half_way_is_told_in_one_line(monkeypatch):
     with pytest.raises(
         PreflightError, match="verl does not start here: ValueError: Unknown platform 'nonsense'. Reg"
     ) as caught:
-        train_module._check_with_verl(None)
+        check_with_verl("verl", None)
     assert "VERL_USE_MODELSCOPE=true" in str(caught.value) and "a-secret" not in str(caught.value)
 
 
@@ -126,9 +128,9 @@ def test_which_cluster_a_run_would_join(alone):
 def test_auto_needs_a_cluster_to_find(alone):
     config = load_config("lab", [])
     OmegaConf.update(config, ADDRESS, "auto", force_add=True)
-    assert says(ray_checks.check_cluster(LAPTOP, config), FAIL, f"{ADDRESS}=auto, and no cluster")
+    assert says(ray_checks.check_cluster(Context(LAPTOP, config)), FAIL, f"{ADDRESS}=auto, and no cluster")
     head = Process(7, 1, "gcs_server", ("/x/ray/core/src/ray/gcs/gcs_server",))
-    assert says(ray_checks.check_cluster(replace(LAPTOP, processes=(head,)), config), PASS)
+    assert says(ray_checks.check_cluster(Context(replace(LAPTOP, processes=(head,)), config)), PASS)
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from omegaconf import OmegaConf
+
 from verl_credit.doctor.result import Status
 from verl_credit.machine.facts import GIB, Device, Facts, Memory, Torch
 
@@ -35,3 +37,17 @@ def says(result, status, *texts):
     assert result.status is status, told
     assert all(text in told for text in texts), told
     return True
+
+
+def on_cuda(config, **changes):
+    """The lab's recipe as it would ask a GPU for vLLM; inner keys of changes written trainer__nnodes=2."""
+    config = config.copy()
+    vllm = {
+        "trainer.device": "cuda",
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+        **{f"ray_kwargs.ray_init.{key}": None for key in ("num_cpus", "num_gpus", "object_store_memory")},
+    }
+    for key, value in {**vllm, **changes}.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    return config

@@ -11,8 +11,10 @@ from omegaconf import OmegaConf
 
 from kit.retriever_fakes import FakeIndex, app_of, client_of
 from verl_credit.config.keys import Search
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.inputs.recipe import check_retriever
 from verl_credit.doctor.result import Status
+from verl_credit.errors import PreflightError
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
 from verl_credit_retriever.serving.sockets import check_host
@@ -68,14 +70,15 @@ def test_the_doctor_asks_a_protected_server_with_the_token(monkeypatch):
         thread.start()
         try:
             monkeypatch.setenv("SEARCH_TOKEN", TOKEN)
-            right = check_retriever(None, config)
+            right = check_retriever(Context(None, config))
             monkeypatch.setenv("SEARCH_TOKEN", "another")
-            wrong = check_retriever(None, config)
+            with pytest.raises(PreflightError, match="401") as wrong:
+                check_retriever(Context(None, config))
         finally:
             server.should_exit = True
             thread.join()
     assert (right.status, right.found) == (Status.PASS, f"index: {url} {FakeIndex.fingerprint}")
-    assert wrong.status is Status.FAIL and "401" in wrong.found and "another" not in wrong.found
+    assert "another" not in str(wrong.value)
 
 
 def test_where_a_token_comes_from(tmp_path):

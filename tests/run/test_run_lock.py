@@ -168,7 +168,7 @@ def test_train_refuses_a_port_in_use(tmp_path, capsys, nothing_heavy):
 
 
 def test_train_refuses_missing_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train_module, "check_server", lambda settings: (None, "ready"))
+    monkeypatch.setattr("verl_credit.doctor.inputs.recipe.ask_servers", lambda search: (None, "ready"))
     monkeypatch.setattr(train_module, "_launch", lambda *_: pytest.fail("it was started"))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -20,6 +20,7 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.doctor.checks import before_training
 from verl_credit.errors import ConfigError, ExitCode, show_value
 from verl_credit.turns.scorers import SCORERS
 
@@ -61,6 +62,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
             *([f"     costs {stage.cost}"] if stage.cost else []),
         ]
     lines += ["", *value_lines(config, values), *idle_lines(config)]
+    lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
     return "\n".join(lines)
 

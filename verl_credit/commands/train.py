@@ -10,19 +10,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.commands.with_verl import check_with_verl, set_environment
 from verl_credit.config.compose import load_config
 from verl_credit.config.required import missing_line
 from verl_credit.config.rules import validate
 from verl_credit.config.unread import idle_lines
-from verl_credit.doctor.command import refuse_unfit_machine
-from verl_credit.doctor.inputs.answer_budget import check_answers
-from verl_credit.doctor.inputs.data import check_data
-from verl_credit.doctor.inputs.model import check_model, check_positions
-from verl_credit.doctor.inputs.prompt_lengths import check_all_prompts
-from verl_credit.doctor.inputs.retriever import check_server
+from verl_credit.doctor.checks import Stage, require
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.hardware.software import wants_cuda
+from verl_credit.doctor.result import Status
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
-from verl_credit.host.process.other_tools import check_other_tools
-from verl_credit.host.process.template_check import check_template
+from verl_credit.machine.gather import gather
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left
 from verl_credit.run.lock import run_lock
@@ -30,16 +28,6 @@ from verl_credit.run.network import network_lines
 from verl_credit.run.progress import Progress, Throttled, say_at_once
 from verl_credit.run.versions import write_versions
 from verl_credit.search.redact import redact
-
-# Read by Ray and verl in this process and handed on to every worker.
-ENVIRONMENT = {
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-    "VERL_USE_EXTERNAL_PLUGINS": "auto",
-}
 
 
 def train(name: str, overrides: list[str], config_dir: str | None = None) -> int:
@@ -62,7 +50,7 @@ def _train(config: DictConfig) -> int:
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
     run_dir = Path(config.run_dir)
-    _environment(cpu=config.trainer.device == "cpu")
+    set_environment(cpu=config.trainer.device == "cpu")
     with _terminate_as_interrupt(), ExitStack() as stack:
         stack.enter_context(run_lock(run_dir, say_at_once))
         _lock_checkpoints(config, stack)
@@ -71,13 +59,7 @@ def _train(config: DictConfig) -> int:
             progress.say(reason)
             _report(run_dir, progress)
             return ExitCode.NOTHING_LEFT
-        for line in [*refuse_unfit_machine(config), *idle_lines(config)]:
-            progress.note("idle", line)
-        for line in network_lines(os.environ, config):
-            progress.note("network", line)
-        if "lab" in config:
-            _prepare_lab(config, stack, progress)
-        _preflight(config, progress)
+        _make_ready(config, stack, progress)
         _save_config(config, run_dir)
         stack.callback(_report, run_dir, progress)
         stack.enter_context(progress)
@@ -98,13 +80,6 @@ def _progress(run_dir: Path, config: DictConfig) -> Progress:
         return Progress(run_dir, config.trainer.total_training_steps or 0)
     except DamagedFile as error:
         raise PreflightError(f"{error}; mend the line or take another run_dir") from error
-
-
-def _environment(*, cpu: bool) -> None:
-    # One thread each: several processes whose threads wait for each other on few cores are many times slower.
-    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if cpu else {}
-    for key, value in {**ENVIRONMENT, **extra}.items():
-        os.environ.setdefault(key, value)
 
 
 def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> None:
@@ -131,36 +106,34 @@ def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> No
         raise PreflightError(f"lab.dir={config.lab.dir}: {error}") from error
 
 
-def _preflight(config: DictConfig, progress: Progress) -> None:
-    if config.search.max_searches:
-        fingerprint, said = check_server(config.search)
-        with open_dict(config):  # so that the run's files and a resume know the index
-            config.search.index_fingerprint = fingerprint
-        progress.say(f"index: {said}")
-    check_model(config.actor_rollout_ref.model.path)
-    check_positions(config)
-    searches, batch = bool(config.search.max_searches), config.data.train_batch_size
-    check_data(config.data.train_files, "data.train_files", at_least=batch, searches=searches)
-    check_data(config.data.val_files, "data.val_files", searches=searches)
-    for line in check_all_prompts(config, check_template):
-        progress.note("data", line)
-    _check_with_verl(config)
-    for line in check_other_tools(config):
-        progress.note("tools", line)
-    if said := check_answers(config):
-        progress.say(said)
+def _make_ready(config: DictConfig, stack: ExitStack, progress: Progress) -> None:
+    """Everything that must hold holds, and the lab is built. What was read to know that is gone afterwards."""
+    context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
+    _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
+    for line in idle_lines(config):
+        progress.note("idle", line)
+    for line in network_lines(os.environ, config):
+        progress.note("network", line)
+    if "lab" in config:
+        _prepare_lab(config, stack, progress)
+    _preflight(context, progress)
 
 
-def _check_with_verl(config: DictConfig) -> None:
-    """The first time that all of verl is imported here: what it dislikes about this machine it says while that happens."""
-    try:
-        from verl_credit.host.process.launch import check_with_verl
-    except (ImportError, ValueError) as error:
-        read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
-        told = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
-        reason = " ".join(str(error).split())
-        raise PreflightError(f"verl does not start here: {type(error).__name__}: {reason}{told}") from error
-    check_with_verl(config)
+def _preflight(context: Context, progress: Progress) -> None:
+    _check(context, progress, Stage.INPUTS)
+    if context.index_fingerprint is not None:
+        with open_dict(context.config):  # so that the run's files and a resume know the index
+            context.config.search.index_fingerprint = context.index_fingerprint
+
+
+def _check(context: Context, progress: Progress, *stages: Stage) -> None:
+    for check, result in require(context, *stages):
+        if result.status is Status.WARN:
+            of_machine = check.event == "idle"
+            line = f"warning: {result.name}: {result.line()}" if of_machine else result.found
+            progress.note(check.event, line)
+        elif result.status is Status.PASS and check.told:
+            progress.say(result.found)
 
 
 def _save_config(config: DictConfig, run_dir: Path) -> None:

@@ -19,16 +19,15 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import FOLDERS
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.disk import existing
-from verl_credit.doctor.ray_checks import Ask, answer_of, ask_host, check_cluster
-from verl_credit.doctor.result import Result, Status, failed, passed, skipped
-from verl_credit.machine.facts import Facts
+from verl_credit.doctor.probe import answer_of
+from verl_credit.doctor.ray_checks import Ask, ask_host
+from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.machine.ray_address import run_address
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
-
-NAME = "nodes"
 
 
 @dataclass(frozen=True)
@@ -41,26 +40,21 @@ class Mark:
     text: str
 
 
-def check_nodes(facts: Facts, config: DictConfig | None, ask: Ask = ask_host, reach=None) -> Result:
+def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
     """Asked only where a run would join a cluster."""
-    if config is None:
-        return skipped(NAME, "no recipe was given")
-    address = run_address(facts.environment, config)
+    config = context.config
+    address = run_address(context.facts.environment, config)
     if not address:
-        return skipped(NAME, "no cluster: a run has this machine alone")
-    if check_cluster(facts, config, reach).status is not Status.PASS:
-        return skipped(NAME, "the cluster cannot be asked (see ray)")
+        return skipped("no cluster: a run has this machine alone")
     with ExitStack() as stack:
         try:
             marks = [stack.enter_context(marked(key, folder)) for key, folder in folders(config)]
         except OSError as error:
-            return failed(NAME, f"{error.filename}: {error.strerror}", "folders that can be written",
+            return failed(f"{error.filename}: {error.strerror}", "folders that can be written",
                           " ".join(f"{key}=ELSEWHERE" for key in FOLDERS))  # fmt: skip
         found = answer_of(*ask("files", address, json.dumps([mark.file for mark in marks])))
     if isinstance(found, str):
-        return failed(
-            NAME, f"the cluster at {address}: {found}", "a cluster whose nodes run a task", "see ray"
-        )
+        return failed(f"the cluster at {address}: {found}", "a cluster whose nodes run a task", "see ray")
     return judge_nodes(found["nodes"], marks, config)
 
 
@@ -92,12 +86,11 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
     """
     nodes = [node for node in nodes if node["cpus"] > 0]
     if broken := [f"{node['host']}: {node['error']}" for node in nodes if "error" in node]:
-        return failed(NAME, "; ".join(broken), "nodes that run a task", "see ray")
+        return failed("; ".join(broken), "nodes that run a task", "see ray")
     for number, mark in enumerate(marks):
         blind = [f"{n['host']} ({n['found'][number]})" for n in nodes if n["found"][number] != mark.text]
         if blind:
             return failed(
-                NAME,
                 f"{mark.key}={mark.folder}: what this machine writes there is not seen by {', '.join(blind)}",
                 "one folder for all nodes: the trainer runs on any of them and writes there, and this process reads it",
                 f"{mark.key}=FOLDER on a file system that all nodes share",
@@ -105,14 +98,13 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
     machines = sorted({node["host"] for node in nodes})
     if len(machines) > 1 and (alone := loopback_server(config)):
         return failed(
-            NAME,
             f"{alone}, and agent loops run on {', '.join(machines)}",
             "an address that every node reaches",
             "verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE, search.url=http://ADDRESS:PORT, "
             "search.token_env",
         )
     told = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
-    return passed(NAME, f"{', '.join(node['host'] for node in nodes)} see {told}")
+    return passed(f"{', '.join(node['host'] for node in nodes)} see {told}")
 
 
 def loopback_server(config: DictConfig) -> str:

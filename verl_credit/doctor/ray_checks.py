@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
-from verl_credit.doctor.result import Result, Status, failed, passed, skipped
+from verl_credit.doctor.probe import PROBE_S, answer_of
+from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 from verl_credit.machine.ray_address import ADDRESS, given_address, run_address, unreachable
 
 PROBES = "verl_credit.host.process.doctor_probes"
-PROBE_S = 180.0
 CPUS_PER_RANK = 3  # of the placement group that verl makes for every rank
 # What ray.init refuses beside an address.
 LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -26,38 +26,30 @@ def ask_host(*question: str) -> tuple[int | None, str]:
     return in_a_process(["-m", PROBES, *question], PROBE_S)
 
 
-def check_ray(
-    facts: Facts, config: DictConfig | None, ask: Ask = ask_host, reach: Callable[[str], str] | None = None
-) -> list[Result]:
-    """A cluster: reachable, resources, plugin on every node. None: what a local one would have, plugin here."""
-    first, address = check_cluster(facts, config, reach), run_address(facts.environment, config)
+def check_plugin(context: Context, ask: Ask = ask_host) -> Result | list[Result]:
+    """In a fresh process here, or in fresh workers of the cluster, whose resources are looked at too."""
+    config, address = context.config, run_address(context.facts.environment, context.config)
     if not address:
-        return [first] if "ray" not in facts.packages else [first, _plugin_here(ask)]
-    if first.status is Status.FAIL:
-        return [first]
-    code, said = ask("cluster", address)
-    found = answer_of(code, said)
+        return _plugin_here(ask)
+    found = answer_of(*ask("cluster", address))
     if isinstance(found, str):
-        return [failed("ray", f"the cluster at {address}: {found}", "a cluster that takes this Python and Ray",
-                       "the same versions of both on every node")]  # fmt: skip
+        return failed(f"the cluster at {address}: {found}", "a cluster that takes this Python and Ray",
+                      "the same versions of both on every node")  # fmt: skip
     nodes = found["nodes"]
     return [_resources(address, nodes, config), _plugin_everywhere(nodes)]
 
 
-def check_cluster(
-    facts: Facts, config: DictConfig | None, reach: Callable[[str], str] | None = None
-) -> Result:
+def check_cluster(context: Context, reach: Callable[[str], str] | None = None) -> Result:
     """What can be told without starting a process: an address that answers and the keys beside it, or local resources."""
-    name = "ray"
+    facts, config = context.facts, context.config
     if "ray" not in facts.packages:
-        return failed(name, "ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")
+        return failed("ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")
     address = run_address(facts.environment, config)
     if not address:
         return _local(facts, config)
     if why := (reach or unreachable)(address):
         where = "RAY_ADDRESS" if facts.environment.get("RAY_ADDRESS") else "/tmp/ray/ray_current_cluster"
         return failed(
-            name,
             f"{ADDRESS if given_address(config) == address else where} says {address}, and nobody answers there ({why})",
             "a cluster that runs",
             "ray start --head on the first machine, ray start --address=HOST:6379 on the others; or "
@@ -65,12 +57,11 @@ def check_cluster(
         )
     if config is not None and (refused := _refused_keys(config)):
         return failed(
-            name,
             f"a cluster at {address}, and {', '.join(refused)}",
             "ray.init refuses these beside a cluster",
             " ".join(f"{key.partition('=')[0]}=null" for key in refused),
         )
-    return passed(name, f"a cluster answers at {address}")
+    return passed(f"a cluster answers at {address}")
 
 
 def _refused_keys(config: DictConfig) -> list[str]:
@@ -85,25 +76,25 @@ def _local(facts: Facts, config: DictConfig | None) -> Result:
     gpus = init.get("num_gpus") if init.get("num_gpus") is not None else len(facts.devices)
     found = f"no cluster; a run starts one here with {cpus} CPUs and {gpus} GPUs"
     if config is None:
-        return passed("ray", found)
+        return passed(found)
     trainer = config.trainer
     if given_address(config) == "auto" and not any(p.title.endswith("gcs_server") for p in facts.processes):
-        return failed("ray", f"{ADDRESS}=auto, and no cluster runs here", "a cluster that runs",
+        return failed(f"{ADDRESS}=auto, and no cluster runs here", "a cluster that runs",
                       f"ray start --head, or {ADDRESS}=null for a local one")  # fmt: skip
     if trainer.nnodes > 1:
-        return failed("ray", f"no cluster, and trainer.nnodes={trainer.nnodes}", f"a cluster of {trainer.nnodes} nodes",
+        return failed(f"no cluster, and trainer.nnodes={trainer.nnodes}", f"a cluster of {trainer.nnodes} nodes",
                       "ray start --head here, ray start --address=HOST:6379 on the others")  # fmt: skip
     wanted = cpus_wanted(config)
     if gpus < trainer.n_gpus_per_node and wants_cuda(config):
-        return failed("ray", found, f"{trainer.n_gpus_per_node} GPUs (trainer.n_gpus_per_node)",
+        return failed(found, f"{trainer.n_gpus_per_node} GPUs (trainer.n_gpus_per_node)",
                       f"trainer.n_gpus_per_node={gpus}, or another hardware=" if gpus else "see cuda")  # fmt: skip
     if gpus < trainer.n_gpus_per_node:
-        return failed("ray", found, f"{trainer.n_gpus_per_node} logical GPUs: verl asks for one per rank",
+        return failed(found, f"{trainer.n_gpus_per_node} logical GPUs: verl asks for one per rank",
                       f"ray_kwargs.ray_init.num_gpus={trainer.n_gpus_per_node}")  # fmt: skip
     if cpus < wanted:
-        return failed("ray", found, f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits "
+        return failed(found, f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits "
                       "for ever", f"ray_kwargs.ray_init.num_cpus={wanted} (logical, they are not reserved)")  # fmt: skip
-    return passed("ray", found)
+    return passed(found)
 
 
 def cpus_wanted(config: DictConfig) -> int:
@@ -112,22 +103,25 @@ def cpus_wanted(config: DictConfig) -> int:
 
 
 def _resources(address: str, nodes: list[dict], config: DictConfig | None) -> Result:
-    told = ", ".join(f"{n['host']} ({n['cpus']:g} CPUs, {n['gpus']:g} GPUs)" for n in nodes)
+    name, told = (
+        "resources",
+        ", ".join(f"{n['host']} ({n['cpus']:g} CPUs, {n['gpus']:g} GPUs)" for n in nodes),
+    )
     found = f"cluster at {address}: {told or 'no node'}"
     if config is None:
-        return passed("ray", found)
+        return passed(found, name)
     each, count = config.trainer.n_gpus_per_node, config.trainer.nnodes
     fit = [n for n in nodes if n["gpus"] >= each and n["cpus"] >= CPUS_PER_RANK * each]
     if len(fit) >= count:
-        return passed("ray", found)
-    return failed("ray", found, f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each",
-                  f"start Ray on more nodes, or trainer.nnodes={max(1, len(fit))}")  # fmt: skip
+        return passed(found, name)
+    return failed(found, f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each",
+                  f"start Ray on more nodes, or trainer.nnodes={max(1, len(fit))}", name)  # fmt: skip
 
 
 def _plugin_here(ask: Ask) -> Result:
     found = answer_of(*ask("plugin"))
     if isinstance(found, str):
-        return failed("plugin", f"a fresh process: {found}", "a process that imports verl registers the plugin",
+        return failed(f"a fresh process: {found}", "a process that imports verl registers the plugin",
                       "pip install 'verl-credit[verl]' in this environment")  # fmt: skip
     return _plugin({"a fresh process": found})
 
@@ -135,10 +129,10 @@ def _plugin_here(ask: Ask) -> Result:
 def _plugin_everywhere(nodes: list[dict]) -> Result:
     broken = [f"{n['host']}: {n['error']}" for n in nodes if "error" in n]
     if broken:
-        return failed("plugin", "; ".join(broken), "a fresh worker of every node registers the plugin",
+        return failed("; ".join(broken), "a fresh worker of every node registers the plugin",
                       "install verl-credit in the environment of every node")  # fmt: skip
     if not nodes:
-        return skipped("plugin", "the cluster has no node")
+        return skipped("the cluster has no node")
     return _plugin({n["host"]: n["plugin"] for n in nodes})
 
 
@@ -146,21 +140,6 @@ def _plugin(found: dict[str, dict[str, bool]]) -> Result:
     lacking = {where: [name for name, there in names.items() if not there] for where, names in found.items()}
     if any(lacking.values()):
         told = "; ".join(f"{where} lacks {', '.join(names)}" for where, names in lacking.items() if names)
-        return failed(
-            "plugin", told, "all of ours in verl's registries", "install the same verl-credit everywhere"
-        )
+        return failed(told, "all of ours in verl's registries", "install the same verl-credit everywhere")
     some = next(iter(found.values()))
-    return passed("plugin", f"{len(some)} names registered in {', '.join(found)}")
-
-
-def answer_of(code: int | None, said: str) -> dict | str:
-    """The JSON of the last line, or what went wrong in words."""
-    lines = [line for line in said.strip().splitlines() if line.strip()]
-    if code is None:
-        return f"no answer in {PROBE_S:g} s"
-    if code == 0 and lines:
-        try:
-            return json.loads(lines[-1])
-        except ValueError:
-            pass
-    return lines[-1][:300] if lines else f"it ended with exit code {code} and said nothing"
+    return passed(f"{len(some)} names registered in {', '.join(found)}")

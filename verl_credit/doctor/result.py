@@ -18,7 +18,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """``found``: what is there; ``right``: what would be right; ``mend``: the command or setting that mends it."""
+    """``found``: what is there; ``right``: what would be right; ``mend``: the command or setting that mends it.
+
+    A check with one result leaves the name empty: it is the check's own.
+    """
 
     name: str
     status: Status
@@ -34,17 +37,17 @@ class Result:
         return "; ".join(part for part in (self.found, self.right, self.mend) if part)
 
 
-def passed(name: str, found: str) -> Result:
+def passed(found: str, name: str = "") -> Result:
     return Result(name, Status.PASS, found)
 
 
-def warned(name: str, found: str, right: str, mend: str = "") -> Result:
+def warned(found: str, right: str = "", mend: str = "", name: str = "") -> Result:
     return Result(name, Status.WARN, found, right, mend)
 
 
-def failed(name: str, found: str, right: str, mend: str = "") -> Result:
+def failed(found: str, right: str, mend: str = "", name: str = "") -> Result:
     return Result(name, Status.FAIL, found, right, mend)
 
 
-def skipped(name: str, why: str) -> Result:
+def skipped(why: str, name: str = "") -> Result:
     return Result(name, Status.SKIP, why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.machine.facts import Facts, Ptxas, size
@@ -19,9 +20,10 @@ FIRST_PTXAS = {
 }
 
 
-def check_cuda(facts: Facts, config: DictConfig | None) -> Result:
+def check_cuda(context: Context) -> Result:
     """Driver, runtime, devices with their capability; as many as the recipe takes on a node."""
-    name, torch, wanted = "cuda", facts.torch, wants_cuda(config)
+    facts, config = context.facts, context.config
+    torch, wanted = facts.torch, wants_cuda(config)
     runtime = f"driver for CUDA {facts.driver or '?'}, torch built for CUDA {torch.cuda or '-'}"
     devices = ", ".join(
         f"{d.name} (sm_{d.capability[0]}{d.capability[1]}, {size(d.total)})" for d in facts.devices
@@ -29,27 +31,25 @@ def check_cuda(facts: Facts, config: DictConfig | None) -> Result:
     if not facts.devices:
         why = f": {torch.error}" if torch.error else ""
         if not wanted:
-            return skipped(name, f"no CUDA device{why}")
+            return skipped(f"no CUDA device{why}")
         if clustered(facts, config):
-            return skipped(name, "no CUDA device here; the Ray cluster's nodes have to bring them (see ray)")
+            return skipped("no CUDA device here; the Ray cluster's nodes have to bring them (see ray)")
         return failed(
-            name,
             f"trainer.device=cuda, and no CUDA device is visible ({runtime}){why}",
             "nvidia-smi lists a device, and its driver is at least as new as torch's CUDA",
             "mend the driver or CUDA_VISIBLE_DEVICES, or take a recipe for this machine: hardware=laptop",
         )
     if driver_too_old(facts.driver, torch.cuda):
-        return failed(name, runtime, f"a driver for CUDA {torch.cuda} or newer",
+        return failed(runtime, f"a driver for CUDA {torch.cuda} or newer",
                       "update the driver, or install a torch built for its CUDA")  # fmt: skip
     per_node = 0 if config is None or not wanted else config.trainer.n_gpus_per_node
     if len(facts.devices) < per_node and not clustered(facts, config):
         return failed(
-            name,
             f"{len(facts.devices)} devices ({devices}), and trainer.n_gpus_per_node={per_node}",
             "as many as the recipe takes",
             f"trainer.n_gpus_per_node={len(facts.devices)}, or another hardware=",
         )
-    return passed(name, f"{devices}; {runtime}")
+    return passed(f"{devices}; {runtime}")
 
 
 def driver_too_old(driver: str, runtime: str | None) -> bool:
@@ -64,26 +64,25 @@ def clustered(facts: Facts, config: DictConfig | None) -> bool:
     return bool(facts.environment.get("RAY_ADDRESS")) or (config is not None and config.trainer.nnodes > 1)
 
 
-def check_ptxas(facts: Facts, config: DictConfig | None) -> Result:
+def check_ptxas(context: Context) -> Result:
     """Blackwell only: triton brings an assembler of its own, which may be older than the device."""
-    name = "ptxas"
+    facts = context.facts
     blackwell = [d for d in facts.devices if d.capability[0] >= 10]
     if not blackwell:
-        return skipped(name, "no Blackwell device (capability 10.0 or higher)")
+        return skipped("no Blackwell device (capability 10.0 or higher)")
     needed = max(first_ptxas(d.capability) for d in blackwell)
     device = max(blackwell, key=lambda d: first_ptxas(d.capability))
     which = f"sm_{device.capability[0]}{device.capability[1]} ({device.name})"
     variable, used = assembler_of(facts)
     right = f"ptxas of CUDA {_dotted(needed)} or newer for {which}"
     if used is not None and used.version >= needed:
-        return passed(name, f"{used.path}, of CUDA {_dotted(used.version)}: knows {which}")
+        return passed(f"{used.path}, of CUDA {_dotted(used.version)}: knows {which}")
     found = f"{used.path}, of CUDA {_dotted(used.version)}" if used else "no ptxas that runs"
     newer = [p for p in facts.ptxas if not p.bundled and p.version >= needed]
     if newer:
         best = max(newer, key=lambda p: p.version)
-        return failed(name, f"triton would call {found}", right, f"export {variable}={best.path}")
+        return failed(f"triton would call {found}", right, f"export {variable}={best.path}")
     return failed(
-        name,
         f"triton would call {found}, and no newer one is on this machine",
         right,
         f"install one (apt install cuda-nvcc-13-0, or pip install nvidia-cuda-nvcc), then export {variable}=PATH/bin/ptxas",

@@ -8,43 +8,34 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.doctor.inputs.recipe import parameters_of
-from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.machine.facts import GIB, Facts, size
+from verl_credit.config.required import MODEL
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.inputs.model_files import parameters_of
+from verl_credit.doctor.result import Result, failed, passed, warned
+from verl_credit.machine.facts import GIB, size
 
 
-def check_disk(
-    facts: Facts, config: DictConfig | None, parameters: int | None = None, usage=shutil.disk_usage
-) -> Result:
+def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
     """Space for the checkpoints that are kept and the one that is being written."""
-    name = "disk"
-    if config is None:
-        return skipped(name, "no recipe was given")
+    config = context.config
     there = existing(_folder(config))
     free = usage(there).free
     found = f"{size(free)} free at {there}"
     if not _writes(config):
-        return passed(
-            name, f"{found}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})"
-        )
+        return passed(f"{found}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})")
+    parameters = context.parameters
     if parameters is None:
-        if free < GIB:
-            return warned(
-                name,
-                found,
-                "1 GiB at least; the model's size is not known",
-                "trainer.default_local_dir=ELSEWHERE",
-            )
-        return passed(name, f"{found}; the model's size is not known")
+        right, mend = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
+        return warned(found, right, mend) if free < GIB else passed(f"{found}; the model's size is not known")
     one, kept = checkpoint_bytes(config, parameters), checkpoints_kept(config)
     all_of_them = one * ((kept or 1) + 1)
     number = kept or "every one (trainer.max_actor_ckpt_to_keep=null)"
     right = f"{size(one)} a checkpoint, {size(all_of_them)} with {number} kept and one being written"
     if free < one:
-        return failed(name, found, right, "make space, or trainer.default_local_dir=ELSEWHERE")
+        return failed(found, right, "make space, or trainer.default_local_dir=ELSEWHERE")
     if free < all_of_them:
-        return warned(name, found, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
-    return passed(name, f"{found}; {right}")
+        return warned(found, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
+    return passed(f"{found}; {right}")
 
 
 def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:
@@ -53,7 +44,7 @@ def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> li
     largest: dict[int, float] = {}
     places: dict[int, Path] = {}
     for config in configs:
-        parameters = parameters_of(config) if _writes(config) else None
+        parameters = parameters_of(OmegaConf.select(config, MODEL)) if _writes(config) else None
         if parameters is None:
             continue
         folder, one = _folder(config), checkpoint_bytes(config, parameters)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 from packaging.version import InvalidVersion, Version
 
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.machine import engine_share
 from verl_credit.doctor.hardware.room import plan_here
 from verl_credit.doctor.result import Result, passed, skipped, warned
@@ -22,13 +23,13 @@ JOB = 8 * GIB  # of one nvcc at its peak (flashinfer#3634)
 SHARE_KEY = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
-def check_flashinfer(facts: Facts, config: DictConfig | None) -> Result:
+def check_flashinfer(context: Context) -> Result:
     """FlashInfer raises while it is imported when one of its two optional packages is of another version."""
-    name, version = "flashinfer", facts.packages.get(FLASHINFER)
-    if config is not None and engine_share(config) is None:
-        return skipped(name, "the recipe does not roll out with vLLM on a GPU")
+    facts, version = context.facts, context.facts.packages.get(FLASHINFER)
+    if context.config is not None and engine_share(context.config) is None:
+        return skipped("the recipe does not roll out with vLLM on a GPU")
     if version is None:
-        return skipped(name, f"{FLASHINFER} is not installed; vLLM chooses other kernels")
+        return skipped(f"{FLASHINFER} is not installed; vLLM chooses other kernels")
     cubin, jit_cache = facts.packages.get(CUBIN), facts.packages.get(JIT_CACHE)
     others = {CUBIN: cubin, JIT_CACHE: jit_cache}
     found = f"{FLASHINFER} {version}, " + ", ".join(f"{n} {v or 'not installed'}" for n, v in others.items())
@@ -37,16 +38,15 @@ def check_flashinfer(facts: Facts, config: DictConfig | None) -> Result:
         unchecked = facts.environment.get(UNCHECKED)
         fetch = " ".join(f"{n}=={version}" for n in odd)
         return warned(
-            name,
             f"{found}, {UNCHECKED}={unchecked}" if unchecked else found,
             "one version: FlashInfer raises for another when it is imported (unless told not to compare), and vLLM ends",
             f"pip install {fetch} --index-url {WHEELS} (from 0.6.14 on {CUBIN} is not on the public index; "
             f"{JIT_CACHE}: {WHEELS}/cu130), or pip uninstall {' '.join(odd)}: kernels are then fetched or compiled",
         )
     if cubin is None:
-        return warned(name, found, f"{CUBIN} {version}, or a first start that fetches and compiles kernels",
+        return warned(found, f"{CUBIN} {version}, or a first start that fetches and compiles kernels",
                       f"pip install {CUBIN}=={version} --index-url {WHEELS}")  # fmt: skip
-    return passed(name, found)
+    return passed(found)
 
 
 def same_release(version: str, other: str) -> bool:
@@ -57,17 +57,18 @@ def same_release(version: str, other: str) -> bool:
         return version == other
 
 
-def check_compilation(facts: Facts, config: DictConfig | None) -> Result:
+def check_compilation(context: Context) -> Result:
     """Unified memory: what vLLM's share and the plan leave has to hold the compilers of a first start.
 
     jobs x 8 GiB <= memory - planned in the rollout phase,  jobs = MAX_JOBS, or ninja's default: cores + 2
     """
-    name, share = "compilation", engine_share(config)
+    facts, config = context.facts, context.config
+    share = engine_share(config)
     device = next((d for d in facts.devices if d.unified), None)
     if share is None:
-        return skipped(name, "no recipe that rolls out with vLLM on a GPU")
+        return skipped("no recipe that rolls out with vLLM on a GPU")
     if device is None:
-        return skipped(name, "no device shares its memory with the CPU")
+        return skipped("no device shares its memory with the CPU")
     left, said = _left(facts, config, device, share)
     given = _max_jobs(facts)
     jobs = given or facts.cpus + 2
@@ -79,11 +80,11 @@ def check_compilation(facts: Facts, config: DictConfig | None) -> Result:
         right = (
             f"a share below {SHARE:g}: at .80 and at .50 a first start froze such a machine (sglang#35860)"
         )
-        return warned(name, found, right, f"{SHARE_KEY}=0.3, {mend}")
+        return warned(found, right, f"{SHARE_KEY}=0.3, {mend}")
     right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
     if jobs > fit:
-        return warned(name, found, right, mend if fit else f"a smaller {SHARE_KEY}, {mend}")
-    return passed(name, found)
+        return warned(found, right, mend if fit else f"a smaller {SHARE_KEY}, {mend}")
+    return passed(found)
 
 
 def _left(facts: Facts, config: DictConfig, device: Device, share: float) -> tuple[float, str]:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import AUTO, named
+from verl_credit.config.required import MODEL
 from verl_credit.config.rules.scorer import ATTENTION
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.inputs.hub import cached_config
-from verl_credit.doctor.inputs.recipe import MODEL
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.errors import ConfigError
-from verl_credit.machine.facts import Facts
 from verl_credit.machine.gather import in_a_process
 from verl_credit.plan.model_shape import shape_of
 
@@ -37,47 +37,47 @@ def run_trial(name: str, heads: tuple[int, int, int], device: str = "cuda") -> t
     return in_a_process(["-c", TRIAL, name, device, *map(str, heads)], TRIAL_S)
 
 
-def check_flash(facts: Facts, config: DictConfig | None, trial: Trial = run_trial) -> Result:
+def check_flash(context: Context, trial: Trial = run_trial) -> Result:
     """Importable is not enough: a wheel for another torch or device imports and then fails in the first call."""
-    name, version = "flash-attn", facts.packages.get("flash-attn")
-    attention = _attention(config)
+    facts, config = context.facts, context.config
+    version, attention = facts.packages.get("flash-attn"), _attention(config)
     required = wants_cuda(config) and attention in (VARLEN, "flash_attention_2")
     if version is None:
         if required:
-            return failed(name, f"not installed, and {ATTENTION}={attention}", "flash-attn for this torch and CUDA",
+            return failed(f"not installed, and {ATTENTION}={attention}", "flash-attn for this torch and CUDA",
                           f"pip install flash-attn --no-build-isolation, or {ATTENTION}={AUTO}")  # fmt: skip
-        return skipped(name, "not installed; SDPA stands in for it, and our log-probs for its loss")
+        return skipped("not installed; SDPA stands in for it, and our log-probs for its loss")
     if not facts.devices:
-        return skipped(name, f"flash-attn {version} is installed, and there is no CUDA device to run it on")
+        return skipped(f"flash-attn {version} is installed, and there is no CUDA device to run it on")
     mend = (
         "reinstall it for this torch (pip install --force-reinstall --no-build-isolation flash-attn), "
         f"or leave it out: {ATTENTION}={AUTO} takes SDPA"
     )
-    return _tried(name, f"flash-attn {version}", VARLEN, config, trial, failed if required else warned, mend)
+    return _tried(f"flash-attn {version}", VARLEN, config, trial, failed if required else warned, mend)
 
 
-def check_sdpa(facts: Facts, config: DictConfig | None, trial: Trial = run_trial) -> Result:
+def check_sdpa(context: Context, trial: Trial = run_trial) -> Result:
     """What `auto` takes where flash-attn is not, or does not run."""
-    name, attention = "sdpa", _attention(config)
+    facts, config, attention = context.facts, context.config, _attention(context.config)
     if not facts.devices:
-        return skipped(name, "no CUDA device; on a CPU attention is SDPA, row by row")
+        return skipped("no CUDA device; on a CPU attention is SDPA, row by row")
     if attention not in (None, AUTO, SDPA):
-        return skipped(name, f"{ATTENTION}={attention}")
+        return skipped(f"{ATTENTION}={attention}")
     alone = attention == SDPA or "flash-attn" not in facts.packages
     judge = failed if wants_cuda(config) and alone else warned
     mend = "a torch built for this device; it needs one of SDPA's fused backends (flash, memory-efficient)"
-    return _tried(name, "SDPA", SDPA, config, trial, judge, mend)
+    return _tried("SDPA", SDPA, config, trial, judge, mend)
 
 
-def check_flex(facts: Facts, config: DictConfig | None, trial: Trial = run_trial) -> Result:
+def check_flex(context: Context, trial: Trial = run_trial) -> Result:
     """FlexAttention has to compile, which takes triton, a C compiler and an assembler that knows the device."""
-    name, attention = "flex-attention", _attention(config)
-    if not facts.devices:
-        return skipped(name, "no CUDA device")
+    config, attention = context.config, _attention(context.config)
+    if not context.facts.devices:
+        return skipped("no CUDA device")
     if attention != FLEX:
-        return skipped(name, f"not asked for: {ATTENTION}={AUTO} takes flash-attn or SDPA before it")
+        return skipped(f"not asked for: {ATTENTION}={AUTO} takes flash-attn or SDPA before it")
     mend = "see ptxas; a C compiler and Python.h are needed too (apt install gcc python3-dev)"
-    return _tried(name, "FlexAttention", FLEX, config, trial, failed if wants_cuda(config) else warned, mend)
+    return _tried("FlexAttention", FLEX, config, trial, failed if wants_cuda(config) else warned, mend)
 
 
 def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
@@ -97,18 +97,16 @@ def _attention(config: DictConfig | None) -> str | None:
     return None if config is None else OmegaConf.select(config, ATTENTION)
 
 
-def _tried(name: str, what: str, kernel: str, config, trial: Trial, judge, mend: str) -> Result:
+def _tried(what: str, kernel: str, config, trial: Trial, judge, mend: str) -> Result:
     heads = heads_of(config)
     code, said = trial(kernel, heads)
     lines = [line for line in said.strip().splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
     if code is None:
-        return judge(
-            name, f"{what}: not done after {TRIAL_S:g} s ({last[:200]})", "a small call that ends", mend
-        )
+        return judge(f"{what}: not done after {TRIAL_S:g} s ({last[:200]})", "a small call that ends", mend)
     if code != 0 or not last.startswith("agrees:"):
         return judge(
-            name, f"{what} does not run: {last[:300]}", "a small call that agrees with the definition", mend
+            f"{what} does not run: {last[:300]}", "a small call that agrees with the definition", mend
         )
     shown = f"{heads[0]} heads of queries, {heads[1]} of keys, {heads[2]} wide"
-    return passed(name, f"{what} runs on {shown}, in bf16: {last.removeprefix('agrees: ')}")
+    return passed(f"{what} runs on {shown}, in bf16: {last.removeprefix('agrees: ')}")

@@ -9,6 +9,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.defaults import flat_values
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.machine.facts import GIB, Device, Facts, size
@@ -23,26 +24,29 @@ SWITCHED_ON_LATER = "transfer_queue.enable"  # false in every configuration; ver
 BUSY = 0.1  # of a device's memory in use by somebody else is worth a word
 
 
-def check_memory(facts: Facts, config: DictConfig | None) -> list[Result]:
-    return [_host_memory(facts), *(_device_memory(i, d, facts, config) for i, d in enumerate(facts.devices))]
+def check_memory(context: Context) -> list[Result]:
+    devices = enumerate(context.facts.devices)
+    return [
+        _host_memory(context.facts),
+        *(_device_memory(f"memory of device {i}", d, context) for i, d in devices),
+    ]
 
 
 def _host_memory(facts: Facts) -> Result:
-    memory, name = facts.memory, "memory"
+    memory = facts.memory
     found = (
         f"{size(memory.available)} available of {size(memory.total)} (files in the cache count as available)"
     )
     if memory.limit is not None:
         found += f"; control group: {size(memory.limit_used)} of {size(memory.limit)} used"
     if memory.usable < SMALLEST_FREE:
-        return warned(name, found, f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)",
+        return warned(found, f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)",
                       "end what you do not need, or raise the container's limit (docker run --memory)")  # fmt: skip
-    return passed(name, found)
+    return passed(found)
 
 
-def _device_memory(number: int, device: Device, facts: Facts, config: DictConfig | None) -> Result:
-    name = f"memory of device {number}"
-    free = device_free(device, facts)
+def _device_memory(name: str, device: Device, context: Context) -> Result:
+    free = device_free(device, context.facts)
     if device.unified:
         found = (
             f"{size(free)} free of {size(device.total)}, shared with the CPU (MemAvailable: cudaMemGetInfo says "
@@ -50,18 +54,18 @@ def _device_memory(number: int, device: Device, facts: Facts, config: DictConfig
         )
     else:
         found = f"{size(free)} free of {size(device.total)}"
-    share = engine_share(config)
+    share = engine_share(context.config)
     if share is not None and free < share * device.total:
         return failed(
-            name,
             found,
             f"vLLM takes actor_rollout_ref.rollout.gpu_memory_utilization={share:g} of all of it = "
             f"{size(share * device.total)} when it starts",
             "end what holds it (see processes), or lower that share",
+            name,
         )
     if not device.unified and free < (1 - BUSY) * device.total:
-        return warned(name, found, "an idle device", "nvidia-smi names who holds it")
-    return passed(name, found)
+        return warned(found, "an idle device", "nvidia-smi names who holds it", name)
+    return passed(found, name)
 
 
 def device_free(device: Device, facts: Facts) -> int:
@@ -75,43 +79,34 @@ def engine_share(config: DictConfig | None) -> float | None:
     return float(config.actor_rollout_ref.rollout.gpu_memory_utilization)
 
 
-def check_shm(facts: Facts, config: DictConfig | None) -> Result:
+def check_shm(context: Context) -> Result:
     """Ray's object store lies there, and NCCL's buffers between the GPUs of a node."""
-    memory, name = facts.memory, "/dev/shm"
+    memory, config = context.facts.memory, context.config
     if not memory.shm_total:
-        return skipped(name, "this system has none")
+        return skipped("this system has none")
     asked = None if config is None else OmegaConf.select(config, "ray_kwargs.ray_init.object_store_memory")
     wanted = asked or min(RAY_SHARE * memory.total, memory.available)
     found = f"{size(memory.shm_free)} free of {size(memory.shm_total)}"
     if memory.shm_free >= wanted:
-        return passed(name, found)
+        return passed(found)
     return warned(
-        name,
         found,
         f"{size(wanted)} for Ray's object store; without it Ray uses the disk, which is slow",
         "docker run --shm-size, or ray_kwargs.ray_init.object_store_memory (bytes) smaller",
     )
 
 
-def check_ports(
-    facts: Facts, config: DictConfig | None, holder: Callable[[int], str | None] | None = None
-) -> Result:
+def check_ports(context: Context, holder: Callable[[int], str | None] | None = None) -> Result:
     """Every port that the recipe gives a number to has to be free."""
-    name = "ports"
-    if config is None:
-        return skipped(name, "no recipe was given")
-    wanted = dict(named_ports(config))
+    wanted = dict(named_ports(context.config))
     taken = {key: who for key, port in wanted.items() if (who := (holder or port_holder)(port))}
     if taken:
         return failed(
-            name,
             "; ".join(f"{key}={wanted[key]} is in use by {who}" for key, who in taken.items()),
             "ports that are free",
             " ".join(f"{key}=ANOTHER" for key in taken),
         )
-    return passed(
-        name, f"free: {', '.join(f'{k}={p}' for k, p in wanted.items())}" if wanted else "none is fixed"
-    )
+    return passed(f"free: {', '.join(f'{k}={p}' for k, p in wanted.items())}" if wanted else "none is fixed")
 
 
 def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:

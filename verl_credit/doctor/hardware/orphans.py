@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from omegaconf import DictConfig
-
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.result import Result, passed, warned
-from verl_credit.machine.facts import Facts, Process, size
+from verl_credit.machine.facts import Process, size
 from verl_credit.machine.ray_address import cluster_address
 
 ENGINE = re.compile(
@@ -19,12 +18,12 @@ RETRIEVER = re.compile(r"verl_credit_retriever|verl-credit-retriever")
 INITS = ("init", "systemd", "tini", "docker-init", "dumb-init", "catatonit", "launchd")
 
 
-def check_processes(facts: Facts, config: DictConfig | None) -> Result:
+def check_processes(context: Context) -> Result:
+    facts = context.facts
     found = orphans(facts.processes, cluster_address(facts.environment))
     if not found:
-        return passed("processes", "no engine process without a parent")
+        return passed("no engine process without a parent")
     return warned(
-        "processes",
         "; ".join(describe(process, facts.now) for process in found),
         "engine processes whose run has ended hold memory and ports",
         f"look at them, then: kill {' '.join(str(p.pid) for p in found)}",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.errors import ConfigError
-from verl_credit.machine.facts import GIB, Device, Facts, size
+from verl_credit.machine.facts import GIB, Device, size
 from verl_credit.plan.plan import Plan, make_plan
 
 STATE = ("weights", "gradients", "optimizer")  # counted; activations and the engine's needs are estimates
@@ -15,28 +16,26 @@ STATE = ("weights", "gradients", "optimizer")  # counted; activations and the en
 ELSEWHERE = (None, "cpu", "laptop", "gb10")  # machines of a recipe that was sent to a GPU of its own memory
 
 
-def check_room(facts: Facts, config: DictConfig | None) -> Result:
+def check_room(context: Context) -> Result:
     """Fails when weights, gradients and optimiser alone are larger than a device; otherwise what is predicted not to fit
     is a warning, for a prediction must not stop a run that would work."""
-    name = "room"
-    if config is None:
-        return skipped(name, "no recipe, nothing to hold")
+    facts, config = context.facts, context.config
     if not wants_cuda(config):
-        return skipped(name, "on a CPU: verl-credit plan says what is predicted")
+        return skipped("on a CPU: verl-credit plan says what is predicted")
     if not facts.devices:
-        return skipped(name, "no device to fit")
+        return skipped("no device to fit")
     try:
         plan = plan_here(config, min(facts.devices, key=lambda device: device.total))
     except ConfigError as error:
-        return skipped(name, f"cannot be planned: {error}")
+        return skipped(f"cannot be planned: {error}")
     state, phase = _state(plan), plan.peak
     found = (
         f"{phase.name}: {size(phase.total)} predicted, of it {size(state)} weights, gradients and optimiser"
     )
     right = f"at most {size(phase.capacity)} a device"
     if state > phase.capacity:
-        return failed(name, found, right, _mend(plan))
-    return passed(name, found) if plan.fits else warned(name, found, right, _mend(plan))
+        return failed(found, right, _mend(plan))
+    return passed(found) if plan.fits else warned(found, right, _mend(plan))
 
 
 def plan_here(config: DictConfig, device: Device) -> Plan:

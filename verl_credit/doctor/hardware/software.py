@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.vllm_version import VllmError, judge_vllm, pinned
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
-from verl_credit.machine.facts import Facts
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
@@ -19,51 +19,43 @@ CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pyto
 PYTHON = ((3, 11), (3, 13))  # from this one up to, not including, that one: pyproject.toml
 
 
-def check_python(facts: Facts, config: DictConfig | None) -> Result:
-    version = ".".join(map(str, facts.python))
-    low, high = (".".join(map(str, v)) for v in PYTHON)
-    if PYTHON[0] <= facts.python[:2] < PYTHON[1]:
-        return passed("python", f"Python {version}")
+def check_python(context: Context) -> Result:
+    found, (low, high) = context.facts.python, PYTHON
+    version, *ends = (".".join(map(str, v)) for v in (found, low, high))
+    if low <= found[:2] < high:
+        return passed(f"Python {version}")
     return failed(
-        "python",
         f"Python {version}",
-        f"at least {low}, below {high}",
+        "at least {}, below {}".format(*ends),
         "python3.12 -m venv .venv, and install there",
     )
 
 
-def check_torch(facts: Facts, config: DictConfig | None) -> Result:
+def check_torch(context: Context) -> Result:
     """Is it there, and is it the CPU build while the recipe wants CUDA?"""
-    torch, name = facts.torch, "torch"
+    torch, config = context.facts.torch, context.config
     if torch.version is None:
-        return failed(
-            name, f"torch does not import: {torch.error}", "a torch that imports", "pip install torch"
-        )
+        return failed(f"torch does not import: {torch.error}", "a torch that imports", "pip install torch")
     build = f"torch {torch.version}, built for {f'CUDA {torch.cuda}' if torch.cuda else 'CPUs only'}"
     if wants_cuda(config) and torch.cuda is None:
-        return failed(
-            name,
-            f"{build}, and trainer.device=cuda",
-            "a CUDA build",
-            CUDA_13,
-        )
-    spark = next((d for d in facts.devices if d.unified), None)
+        return failed(f"{build}, and trainer.device=cuda", "a CUDA build", CUDA_13)
+    spark = next((d for d in torch.devices if d.unified), None)
     asked = config is None or wants_cuda(config)
     if asked and spark is not None and torch.cuda is not None and torch.cuda.startswith("12."):
         return warned(
-            name,
             f"{build}, on {spark.name}",
             "built for CUDA 13: reports say 1.9 to 2.9 times as fast there (docs/spark.md)",
             f"{CUDA_13} for the same version, and a vLLM built for CUDA 13",
         )
-    return passed(name, build)
+    return passed(build)
 
 
-def check_requirements(facts: Facts, config: DictConfig | None) -> list[Result]:
+def check_requirements(context: Context) -> list[Result]:
     """One result for what verl needs and one for what we need: everything missing or out of range."""
+    installed = context.facts.packages
     return [
-        judge_requirements("verl's requirements", _requires("verl"), "", facts.packages),
-        judge_requirements("our requirements", _requires("verl-credit"), "verl", facts.packages, warned),
+        judge_requirements("verl's requirements", _requires("verl"), "", installed),
+        judge_requirements("our requirements", _requires("verl-credit"), "verl", installed, warned),
     ]
 
 
@@ -76,8 +68,8 @@ def judge_requirements(
     we stopped testing, verl's where it breaks.
     """
     if lines is None:
-        return failed(name, "the distribution is not installed", "stock verl 0.9.1 beside verl-credit",
-                      "pip install 'verl-credit[verl]'")  # fmt: skip
+        return failed("the distribution is not installed", "stock verl 0.9.1 beside verl-credit",
+                      "pip install 'verl-credit[verl]'", name)  # fmt: skip
     wrong, counted, judge = [], 0, outside
     for requirement in map(Requirement, lines):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
@@ -91,27 +83,28 @@ def judge_requirements(
         elif not requirement.specifier.contains(version, prereleases=True):
             wrong.append((plain, f"{requirement.name} {version}"))
     if not wrong:
-        return passed(name, f"{counted} packages, all in range")
+        return passed(f"{counted} packages, all in range", name)
     return judge(
-        name,
         ", ".join(found for _, found in wrong),
         ", ".join(right for right, _ in wrong),
         "pip install " + " ".join(f"'{right}'" for right, _ in wrong),
+        name,
     )
 
 
-def check_environment(facts: Facts, config: DictConfig | None) -> Result:
+def check_environment(context: Context) -> Result:
     """The variables by which verl would leave our plugin out, or take another kind of device than the recipe's."""
-    name, policy = "environment", facts.environment.get(PLUGINS, "auto")
+    environment, config = context.facts.environment, context.config
+    policy = environment.get(PLUGINS, "auto")
     if not loads_ours(policy):
-        return failed(name, f"{PLUGINS}={policy}: verl would not load verl_credit, nor its platform, engine and loss",
+        return failed(f"{PLUGINS}={policy}: verl would not load verl_credit, nor its platform, engine and loss",
                       f"not set, auto, or a list with {OURS} in it", f"unset {PLUGINS}")  # fmt: skip
     device = None if config is None else config.trainer.device
-    platform = facts.environment.get(PLATFORM, "").strip().lower()
+    platform = environment.get(PLATFORM, "").strip().lower()
     if device is not None and platform and (platform == "cpu") != (device == "cpu"):
-        return failed(name, f"{PLATFORM}={platform}, and trainer.device={device}",
+        return failed(f"{PLATFORM}={platform}, and trainer.device={device}",
                       "not set: train chooses the platform by trainer.device", f"unset {PLATFORM}")  # fmt: skip
-    return passed(name, f"verl loads the plugin ({PLUGINS}={policy})")
+    return passed(f"verl loads the plugin ({PLUGINS}={policy})")
 
 
 def loads_ours(policy: str) -> bool:
@@ -120,14 +113,13 @@ def loads_ours(policy: str) -> bool:
     return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 
 
-def check_vllm(facts: Facts, config: DictConfig | None) -> Result:
+def check_vllm(context: Context) -> Result:
     """Against what verl supports; a version that contains "cpu" is the CPU lane."""
-    name = "vllm"
-    version = facts.packages.get("vllm")
+    version, config = context.facts.packages.get("vllm"), context.config
     engine = None if config is None else config.actor_rollout_ref.rollout.name
     if engine != "vllm" and version is None:
         wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
-        return skipped(name, f"not installed; {wanted}")
+        return skipped(f"not installed; {wanted}")
     pin = pinned(_requires("verl") or [])
     device = "cpu" if config is None else config.trainer.device
     try:
@@ -135,12 +127,12 @@ def check_vllm(facts: Facts, config: DictConfig | None) -> Result:
     except VllmError as error:
         mend = f"pip install 'vllm{pin}'"
         right = "a vLLM that verl's replica can start"
-        return (failed if engine == "vllm" else warned)(name, str(error), right, mend)
+        return (failed if engine == "vllm" else warned)(str(error), right, mend)
     if remark is None:
-        return passed(name, f"vllm {version}, the one verl pins")
+        return passed(f"vllm {version}, the one verl pins")
     if "cpu" in version:
-        return passed(name, remark)
-    return warned(name, remark, "the pinned one is what verl was tested with", f"pip install 'vllm{pin}'")
+        return passed(remark)
+    return warned(remark, "the pinned one is what verl was tested with", f"pip install 'vllm{pin}'")
 
 
 def wants_cuda(config: DictConfig | None) -> bool:

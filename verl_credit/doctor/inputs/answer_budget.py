@@ -10,8 +10,7 @@ with contexts = search.max_searches + 1. The longest row is the one that the len
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from omegaconf import DictConfig
@@ -20,35 +19,11 @@ from verl_credit.config.keys import AUTO
 from verl_credit.config.rules.budget import LOG_PROB, _contexts, _row, sequence_parallel
 from verl_credit.config.rules.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.settings import CreditSettings
-from verl_credit.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
-from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.doctor.inputs.data import Row
+from verl_credit.errors import PreflightError
 from verl_credit.reward.qa import stated_form
 from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of
-
-
-def check_answers(config: DictConfig) -> str | None:
-    """The answers that are scored with the training rows fit their micro-batches; what they need, None where none are.
-
-    Loads the policy's tokenizer and counts. Raises PreflightError.
-    """
-    if _room(config, CreditSettings.from_config(config)) is None:
-        return None
-    model = config.actor_rollout_ref.model
-    path = model.get("tokenizer_path") or model.path
-    try:
-        tokenizer = load_tokenizer(model)
-    except NotHere as error:
-        return f"answers were not counted: {error}; such as do not fit are failed scores at their step"
-    try:
-        return answers_fit(config, tokenizer, parquet_rows(config.data.train_files))
-    except ConfigError as error:
-        raise PreflightError(str(error)) from error
-    except (OSError, ValueError) as error:
-        raise PreflightError(
-            f"actor_rollout_ref.model.path={model.path}: the gold answers cannot be written with the tokenizer of {path}: "
-            f"{error}"
-        ) from error
 
 
 class Room(NamedTuple):
@@ -60,8 +35,9 @@ class Room(NamedTuple):
     """How often an answer stands there."""
 
 
-def _room(config: DictConfig, settings: CreditSettings) -> Room | None:
+def answer_room(config: DictConfig) -> Room | None:
     """Where answers are scored, if that place has so many tokens and no more."""
+    settings = CreditSettings.from_config(config)
     actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
     if settings.scores_gain and settings.algorithm.info_gain_scorer == "server":
         # null: all positions of the model. One token is written.
@@ -74,21 +50,27 @@ def _room(config: DictConfig, settings: CreditSettings) -> Room | None:
     return Room(LOG_PROB, budget, budget * sequence_parallel(actor) - row, contexts)
 
 
-def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]]) -> str:
+def answers_fit(config: DictConfig, place: Room, tokenizer, rows: Iterable[Row]) -> str:
     """What the answers of these rows need at most, as a sentence.
 
-    ``rows``: (where it stands, a row with ``prompt`` and ``reward_model``). Raises ConfigError with the row that needs most
-    and what the budget would have to be, ValueError for a tokenizer or a row whose answer cannot be written.
+    Raises PreflightError with the row that needs most and what the budget would have to be, and for a tokenizer that cannot
+    write the answers.
     """
-    settings, row = CreditSettings.from_config(config), _row(config)
-    key, budget, room, contexts = _room(config, settings)
-    where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
+    (key, budget, room, contexts), row, model = place, _row(config), config.actor_rollout_ref.model
+    try:
+        settings = CreditSettings.from_config(config)
+        where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"actor_rollout_ref.model.path={model.path}: the gold answers cannot be written with the tokenizer of "
+            f"{model.get('tokenizer_path') or model.path}: {error}"
+        ) from error
     needed = contexts * tokens
     golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
     said = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"
     if needed > room:
         fewer = ", or algorithm.info_gain_aliases=first" if n_golds > 1 else ""
-        raise ConfigError(
+        raise PreflightError(
             f"{key}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
             f"data.max_response_length = {row}, and {said} = {needed}. Set it to {budget + needed - room} or more{fewer}"
         )
@@ -96,22 +78,20 @@ def answers_fit(config: DictConfig, tokenizer, rows: Iterator[tuple[str, dict]])
 
 
 def worst_row(
-    tokenizer, settings: CreditSettings, rows: Iterator[tuple[str, dict]], enough: int = 0
+    tokenizer, settings: CreditSettings, rows: Iterable[Row], enough: int = 0
 ) -> tuple[str, int, int]:
     """(where, tokens behind one context, gold answers) of the row that needs most.
 
-    Rows are looked at from the longest text on. One whose bytes are no more than the most tokens found needs no more, for a
-    token has a byte at least; nor is one counted that cannot need more than ``enough``, so that where all rows surely fit,
-    the row with the longest text is the one named.
+    Rows are tried longest text first, until no remaining row can exceed the maximum found (a token has a byte at least) or
+    ``enough``: where all rows surely fit, the row with the longest text is the one named.
     """
     counter = _Counter(tokenizer, settings)
     texts = []
-    for where, row in rows:
-        truth = row["reward_model"]["ground_truth"]
+    for where, prompt, truth in rows:
         golds = aliases_that_count(truth, settings.algorithm.info_gain_aliases)
         template = settings.algorithm.info_gain_template
         if template == AUTO:
-            template = auto_template(stated_form(truth), lambda row=row: str(row["prompt"]))
+            template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))
         for together in (
             [golds] if settings.algorithm.info_gain_scorer == "branch" else [[gold] for gold in golds]
         ):
@@ -152,13 +132,3 @@ class _Counter:
 def ridden(answer: PseudoAnswer) -> int:
     """Tokens of an answer's branch: nothing behind the gold tokens, and one before the first of them."""
     return answer.gold_end + (answer.gold_start == 0)
-
-
-def parquet_rows(files: str | Sequence[str]) -> Iterator[tuple[str, dict]]:
-    """(file and number, row) of every row, prompt and gold answers only."""
-    import pyarrow.parquet as parquet
-
-    for path in [files] if isinstance(files, str) else files:
-        table = parquet.read_table(Path(path).expanduser(), columns=["prompt", "reward_model"])
-        for number, row in enumerate(table.to_pylist()):
-            yield f"{path} row {number}", row

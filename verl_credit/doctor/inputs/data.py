@@ -3,64 +3,84 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+from omegaconf import DictConfig
+
+from verl_credit.config.required import DATA
 from verl_credit.errors import PreflightError
 from verl_credit.reward.qa import answer_form, gold_answers, stated_form
 
+TRAIN, VAL = DATA
+COLUMNS = ["prompt", "reward_model"]
 
-def check_data(files, key: str, *, at_least: int = 1, searches: bool = True) -> int:
-    """Every row has a prompt and a gold answer, and there are enough of them. Returns the number of rows.
+
+class Row(NamedTuple):
+    where: str
+    """The file, and the row's number in it."""
+    prompt: list[dict]
+    truth: object
+    """``reward_model.ground_truth``"""
+
+
+def rows_needed(config: DictConfig, key: str) -> int:
+    return config.data.train_batch_size if key == TRAIN else 1
+
+
+def read_rows(files, key: str, *, at_least: int = 1, searches: bool = True) -> list[Row]:
+    """Every row has a prompt and a gold answer, and there are enough of them. Raises PreflightError.
 
     ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
     """
-    import pyarrow
-    import pyarrow.parquet as parquet
-
     paths = [files] if isinstance(files, str) else files
     if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
-    total = 0
-    for path in paths:
-        if not Path(path).expanduser().exists():
-            raise PreflightError(f"{key}: {path} does not exist")
-        try:
-            table = parquet.read_table(Path(path).expanduser())
-        except pyarrow.ArrowException as error:
-            raise PreflightError(f"{key}: {path} is not a parquet file: {error}") from error
-        missing = {"prompt", "reward_model"} - set(table.column_names)
-        if missing:
-            raise PreflightError(
-                f"{key}: {path} lacks the columns {sorted(missing)}; it has {table.column_names}"
-            )
-        for number, row in enumerate(table.select(["prompt", "reward_model"]).to_pylist()):
-            _check_row(path, number, row)
-            if not searches:
-                _check_form(path, number, row)
-        total += table.num_rows
-    if total < at_least:
+    rows = [row for path in paths for row in _read(path, key)]
+    for row in rows:
+        _check(row, searches)
+    if len(rows) < at_least:
         raise PreflightError(
-            f"{key}: {', '.join(paths)} holds {total or 'no'} rows; at least {at_least} are needed"
+            f"{key}: {', '.join(paths)} holds {len(rows) or 'no'} rows; at least {at_least} are needed"
         )
-    return total
+    return rows
 
 
-def _check_row(path: str, number: int, row: dict) -> None:
-    if not row["prompt"]:
-        raise PreflightError(f"{path} row {number}: empty prompt")
+def _read(path: str, key: str) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise PreflightError(f"{key}: {path} does not exist")
     try:
-        truth = (row["reward_model"] or {}).get("ground_truth")
-        gold_answers(truth)
-        answer_form(truth)
+        dataset = parquet.ParquetDataset(file)
+        names = dataset.schema.names
+        if missing := set(COLUMNS) - set(names):
+            raise PreflightError(f"{key}: {path} lacks the columns {sorted(missing)}; it has {names}")
+        found = dataset.read(columns=COLUMNS).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise PreflightError(f"{key}: {path} is not a parquet file: {error}") from error
+    return [
+        Row(f"{path} row {number}", row["prompt"], _truth(row["reward_model"]))
+        for number, row in enumerate(found)
+    ]
+
+
+def _truth(reward_model: object) -> object:
+    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+
+
+def _check(row: Row, searches: bool) -> None:
+    if not row.prompt:
+        raise PreflightError(f"{row.where}: empty prompt")
+    try:
+        gold_answers(row.truth)
+        answer_form(row.truth)
     except ValueError as error:
-        raise PreflightError(f"{path} row {number}: {error}") from error
-
-
-def _check_form(path: str, number: int, row: dict) -> None:
-    """A row that does not say how it is answered, in a prompt that does not either."""
-    truth = row["reward_model"]["ground_truth"]
-    if stated_form(truth) is None and "<answer>" not in str(row["prompt"]):
+        raise PreflightError(f"{row.where}: {error}") from error
+    if not searches and stated_form(row.truth) is None and "<answer>" not in str(row.prompt):
         raise PreflightError(
-            f"{path} row {number}: reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
+            f"{row.where}: reward_model.ground_truth={row.truth!r} has no form, so that the answer is read from "
             "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be 0. "
             "`verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt that asks for \\boxed{}; "
             "'form': 'tag' is for a policy that writes the tag unasked"

@@ -1,17 +1,17 @@
-"""The policy's folder or hub name holds a model."""
+"""The policy's folder or hub name holds a model, which has a position for every token of a row."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.doctor.inputs.hub import HubError, cached_config, refuse_absent
+from verl_credit.doctor.inputs.hub import HubError, refuse_absent
+from verl_credit.doctor.inputs.model_files import model_values
 from verl_credit.errors import PreflightError
 
 
-def check_model(path: str | None) -> None:
+def require_model(path: str | None) -> None:
     """A local path must hold a model; a name must be one that the hub has, or its cache."""
     if not path or not isinstance(path, str):
         raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
@@ -29,17 +29,7 @@ def check_model(path: str | None) -> None:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 
 
-def model_values(path: str) -> dict | None:
-    """The model's config.json, from its folder or the hub's cache; None where neither has it. Raises PreflightError."""
-    file = Path(path).expanduser() / "config.json"
-    found = str(file) if file.exists() else cached_config(path)
-    try:
-        return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PreflightError(f"actor_rollout_ref.model.path={path}: {found} is not JSON ({error})") from error
-
-
-def check_positions(config: DictConfig) -> None:
+def require_positions(config: DictConfig) -> None:
     """The model has a position for every token of the longest sequence; one whose config is not here is not asked."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length

@@ -1,25 +1,18 @@
-"""Prompts that are longer than their room: the rollout would cut off their beginning, and say so in no log of ours."""
+"""Prompts over the limit: verl's rollout would truncate them silently."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.rules.other_tools import tools_given
-from verl_credit.doctor.inputs.model import model_values
+from verl_credit.doctor.inputs.data import Row, rows_needed
+from verl_credit.doctor.inputs.model_files import model_values
 from verl_credit.errors import PreflightError
 
 MOST = 5000  # prompts of a key that are tokenised
 SLACK = 16  # tokens by which a template may differ between two texts
-
-
-class Row(NamedTuple):
-    path: str
-    number: int
-    prompt: list[dict]
 
 
 class PromptMeter:
@@ -57,8 +50,8 @@ class PromptMeter:
         return self._around[roles] + sum(len(message["content"].encode()) for message in prompt)
 
 
-def check_prompts(
-    config: DictConfig, key: str, tokenizer, *, at_least: int = 1, most: int = MOST
+def count_prompts(
+    config: DictConfig, key: str, rows: Sequence[Row], tokenizer, *, most: int = MOST
 ) -> list[str]:
     """What to say of the prompts in ``key``; raises PreflightError for such as would be cut.
 
@@ -66,42 +59,54 @@ def check_prompts(
     With data.filter_overlong_prompts verl leaves long ones out, but counts without the search tool's schema.
     """
     limit, filters = config.data.max_prompt_length, bool(config.data.get("filter_overlong_prompts"))
-    meter, rows, doubtful = PromptMeter(tokenizer, config), 0, []
-    for row in _rows(config.data[key.rpartition(".")[2]]):
-        rows += 1
-        if (bound := _told(row, meter.at_most)) > limit:
-            doubtful.append((bound, row))
+    meter, needed = PromptMeter(tokenizer, config), rows_needed(config, key)
+    doubtful = [(bound, row) for row in rows if (bound := _measured(row, meter.at_most)) > limit]
     doubtful.sort(key=lambda pair: -pair[0])
-    long = [(n, row) for _, row in doubtful[:most] if (n := _told(row, meter.count)) > limit]
     unread = max(0, len(doubtful) - most)
     left_out, cut = [], []
-    for n, row in long:
-        dropped = filters and meter.count(row.prompt, with_tools=False) > limit
-        (left_out if dropped else cut).append((n, row))
+    for _, row in doubtful[:most]:
+        if (n := _measured(row, meter.count)) > limit:
+            dropped = filters and meter.count(row.prompt, with_tools=False) > limit
+            (left_out if dropped else cut).append((n, row.where))
+
+    def longer(found: list[tuple[float, str]]) -> str:
+        n, where = max(found)
+        return (
+            f"{key}: {'at least ' if unread else ''}{len(found)} of {len(rows)} prompts are longer than "
+            f"data.max_prompt_length={limit} tokens (the longest, {where}, has {n})"
+        )
+
     if cut:
-        raise PreflightError(_refusal(key, cut, rows, unread, limit, filters))
-    if rows - len(left_out) < at_least:
+        text = (
+            f"{longer(cut)}, chat template and search tool counted: their beginning would be cut off. "
+            f"Raise data.max_prompt_length to {max(cut)[0]}"
+        )
+        if filters:
+            text += (
+                "; data.filter_overlong_prompts does not see them, it counts without the search tool's schema"
+            )
+        else:
+            text += ", shorten them, or leave them out with data.filter_overlong_prompts=true"
+        raise PreflightError(text)
+    if len(rows) - len(left_out) < needed:
         raise PreflightError(
-            f"{key}: {_longer(left_out, rows, unread, limit)}; data.filter_overlong_prompts=true leaves "
-            f"{rows - len(left_out)} rows, and at least {at_least} are needed"
+            f"{longer(left_out)}; data.filter_overlong_prompts=true leaves {len(rows) - len(left_out)} rows, and at "
+            f"least {needed} are needed"
         )
-    said = []
-    if left_out:
-        longer = _longer(left_out, rows, unread, limit)
-        said.append(f"{key}: {longer} and left out (data.filter_overlong_prompts=true)")
+    lines = [f"{longer(left_out)} and left out (data.filter_overlong_prompts=true)"] if left_out else []
     if unread:
-        said.append(
-            f"{key}: the {most} longest of {rows} prompts were counted, {unread} that may be too long were not"
+        lines.append(
+            f"{key}: the {most} longest of {len(rows)} prompts were counted, {unread} that may be too long were not"
         )
-    return said
+    return lines
 
 
 class NotHere(RuntimeError):
     """A tokenizer that is in no folder here and could not be fetched; says which and why."""
 
 
-def load_tokenizer(model: DictConfig):
-    """The policy's, with the recipe's chat template.
+def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
+    """The policy's, with the recipe's chat template; without ``may_fetch`` from a folder or the hub's cache.
 
     Raises PreflightError for a local folder from which none can be loaded, NotHere for a name that gives none here.
     """
@@ -111,7 +116,9 @@ def load_tokenizer(model: DictConfig):
     folder = Path(path).expanduser()
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            str(folder) if folder.exists() else path, trust_remote_code=bool(model.get("trust_remote_code"))
+            str(folder) if folder.exists() else path,
+            trust_remote_code=bool(model.get("trust_remote_code")),
+            local_files_only=not may_fetch,
         )
     except Exception as error:  # libraries of the tokenizer's own raise what they like
         if folder.exists():
@@ -124,66 +131,15 @@ def load_tokenizer(model: DictConfig):
     return tokenizer
 
 
-TemplateCheck = Callable[[DictConfig, "PromptMeter"], None]
-
-
-def check_all_prompts(config: DictConfig, check_template: TemplateCheck | None = None) -> list[str]:
-    """Training and validation, and the template that writes them; lines for the run's notes."""
-    model = config.actor_rollout_ref.model
-    try:
-        tokenizer = load_tokenizer(model)
-    except NotHere as error:
-        return [
-            f"prompts were not counted: {error}. Whether its chat template writes the search tool was not tried, and longer "
-            f"prompts than data.max_prompt_length="
-            f"{config.data.max_prompt_length} would lose their beginning"
-        ]
-    if check_template is not None:
-        check_template(config, PromptMeter(tokenizer, config))
-    said = []
-    if others := tools_given(config):
-        said.append(f"prompts were counted without the tools of {', '.join(others)}")
-    said += check_prompts(config, "data.train_files", tokenizer, at_least=config.data.train_batch_size)
-    return said + check_prompts(config, "data.val_files", tokenizer)
-
-
-def _rows(files) -> Iterator[Row]:
-    import pyarrow.parquet as parquet
-
-    for path in [files] if isinstance(files, str) else files:
-        column = parquet.read_table(Path(path).expanduser(), columns=["prompt"]).column("prompt")
-        for number, prompt in enumerate(column.to_pylist()):
-            yield Row(path, number, prompt)
-
-
-def _told(row: Row, measure) -> float:
-    """A template that cannot write a prompt (no system role, say) raises what it likes."""
+def _measured(row: Row, measure) -> float:
+    """Chat templates raise arbitrary exceptions, for a system role that they do not have, say."""
     try:
         return measure(row.prompt)
     except Exception as error:
         raise PreflightError(
-            f"{row.path} row {row.number}: the chat template cannot write this prompt ({_first_line(error)}); expected "
+            f"{row.where}: the chat template cannot write this prompt ({_first_line(error)}); expected "
             "a list of messages with role and content"
         ) from error
-
-
-def _longer(found: list[tuple[int, Row]], rows: int, unread: int, limit: int) -> str:
-    n, row = max(found, key=lambda pair: pair[0])
-    count = f"at least {len(found)}" if unread else str(len(found))
-    return (
-        f"{count} of {rows} prompts are longer than data.max_prompt_length={limit} tokens (the longest, {row.path} row "
-        f"{row.number}, has {n})"
-    )
-
-
-def _refusal(key: str, cut: list[tuple[int, Row]], rows: int, unread: int, limit: int, filters: bool) -> str:
-    text = (
-        f"{key}: {_longer(cut, rows, unread, limit)}, chat template and search tool counted: their beginning would be cut "
-        f"off. Raise data.max_prompt_length to {max(n for n, _ in cut)}"
-    )
-    if filters:
-        return f"{text}; data.filter_overlong_prompts does not see them, it counts without the search tool's schema"
-    return f"{text}, shorten them, or leave them out with data.filter_overlong_prompts=true"
 
 
 def _first_line(error: Exception) -> str:

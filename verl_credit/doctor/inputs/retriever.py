@@ -11,7 +11,7 @@ from verl_credit.search.redact import redact
 from verl_credit.search.settings import client_for, token_of, urls_of
 
 
-def check_server(settings) -> tuple[str | None, str]:
+def ask_servers(settings) -> tuple[str | None, str]:
     """Every server of ``search.url`` answers a real query of the client that the tool uses, from one index.
 
     Returns (fingerprint of the index or None, what the servers say of it).

@@ -1,0 +1,184 @@
+"""Python, torch, packages, variables, vLLM and FlashInfer, on machines that are not there."""
+
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import verl
+
+from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, on_cuda, says
+from kit.recipes import load_config
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.hardware import first_start, software
+from verl_credit.doctor.hardware.vllm_version import VllmError, judge_vllm, pinned
+from verl_credit.machine.facts import Torch
+
+LAB = load_config("lab", [])
+CUDA = on_cuda(LAB)
+
+
+@pytest.mark.parametrize(
+    "version, status", [((3, 10, 14), FAIL), ((3, 11, 0), PASS), ((3, 12, 9), PASS), ((3, 13, 0), FAIL)]
+)
+def test_python(version, status):
+    assert says(software.check_python(Context(replace(MACHINE, python=version))), status)
+
+
+BROKEN = replace(MACHINE, torch=Torch(None, error="no libcudart"))
+FOR_CUDA_12 = replace(MACHINE, torch=Torch("2.11.0", "12.9", (GB10,)))
+ON_GB10 = ["on NVIDIA GB10", "built for CUDA 13", "whl/cu130"]
+
+
+@pytest.mark.parametrize(
+    "facts, config, status, texts",
+    [
+        (MACHINE, CUDA, PASS, ["CUDA 13.0"]),
+        (LAPTOP, LAB, PASS, ["CPUs only"]),
+        (LAPTOP, None, PASS, []),
+        (LAPTOP, CUDA, FAIL, ["CPUs only, and trainer.device=cuda", "pip install --force-reinstall"]),
+        (BROKEN, None, FAIL, ["no libcudart"]),
+        (FOR_CUDA_12, CUDA, WARN, ON_GB10),
+        (FOR_CUDA_12, None, WARN, ON_GB10),
+        (FOR_CUDA_12, LAB, PASS, []),
+        (replace(MACHINE, torch=Torch("2.11.0", "12.8", (GB10,))), CUDA, WARN, ON_GB10),
+        (replace(MACHINE, torch=Torch("2.11.0", "13.0", (GB10,))), CUDA, PASS, []),
+        (replace(MACHINE, torch=Torch("2.11.0", "12.8", (H100,))), CUDA, PASS, []),
+    ],
+)
+def test_torch(facts, config, status, texts):
+    assert says(software.check_torch(Context(facts, config)), status, *texts)
+
+
+@pytest.mark.parametrize(
+    "policy, status",
+    [
+        (None, PASS), ("auto", PASS), (" AUTO ", PASS), ("verl_credit", PASS), ("other, Verl_Credit", PASS),
+        ("none", FAIL), (" None", FAIL), ("", FAIL), ("other", FAIL), ("verl_credit2,auto", FAIL),
+    ],
+)  # fmt: skip
+def test_a_list_of_plugins_without_ours(policy, status):
+    facts = replace(LAPTOP, environment={} if policy is None else {software.PLUGINS: policy})
+    texts = [f"VERL_USE_EXTERNAL_PLUGINS={policy}", "verl_credit"] if status is FAIL else []
+    assert says(software.check_environment(Context(facts, LAB)), status, *texts)
+    assert says(software.check_environment(Context(facts)), status, *texts)
+
+
+POLICIES = ("auto", " AUTO ", "verl_credit", "x, Verl_Credit", "none", " None", "", "x", "verl_credit2,auto")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_verl_makes_of_the_list_of_plugins(policy):
+    """The rule is verl's: the lines of its own source, on an entry point with our name."""
+    assert entry_points(group="verl.plugins")[software.OURS].value == "verl_credit.host.external"
+    source = Path(verl.__file__).read_text()
+    begin, end = source.index("_plugins_policy = os"), source.index('if os.getenv("VERL_USE_MODELSCOPE"')
+    lines = source[begin:end].replace("from importlib.metadata import entry_points as _entry_points", "")
+    loaded = []
+    point = SimpleNamespace(name=software.OURS, load=lambda: loaded.append(software.OURS))
+    exec(lines, {"os": SimpleNamespace(getenv=lambda *_: policy), "_entry_points": lambda group: [point]})
+    assert bool(loaded) is software.loads_ours(policy)
+
+
+@pytest.mark.parametrize(
+    "platform, config, status, texts",
+    [
+        ("nvidia", LAB, FAIL, ["VERL_PLATFORM=nvidia, and trainer.device=cpu", "unset VERL_PLATFORM"]),
+        ("cpu", CUDA, FAIL, ["VERL_PLATFORM=cpu, and trainer.device=cuda"]),
+        ("cpu", LAB, PASS, []),
+        ("nvidia", CUDA, PASS, []),
+        ("cpu", None, PASS, []),
+    ],
+)
+def test_a_platform_that_is_not_the_recipes(platform, config, status, texts):
+    facts = replace(MACHINE, environment={software.PLATFORM: platform})
+    assert says(software.check_environment(Context(facts, config)), status, *texts)
+
+
+VERLS = ["transformers<5.11,>=5.5.3,!=5.6.0", "tensordict<=0.10.0", "vllm==0.24.0; extra == 'vllm'"]
+OURS = ["a<2; extra == 'verl'", "b"]
+
+
+@pytest.mark.parametrize(
+    "lines, extra, installed, outside, status, texts",
+    [
+        (VERLS, "", {"transformers": "5.10.4", "tensordict": "0.10.0"}, FAIL, PASS, ["2 packages"]),
+        (VERLS, "", {"transformers": "5.11.0", "tensordict": "0.10.0"}, FAIL, FAIL,
+         ["transformers 5.11.0", "pip install 'transformers"]),
+        (VERLS, "", {"transformers": "5.6.0", "tensordict": "0.10.0"}, FAIL, FAIL, ["transformers 5.6.0"]),
+        (VERLS, "", {"transformers": "5.9.0"}, FAIL, FAIL, ["tensordict is missing"]),
+        (VERLS, "", {"transformers": "5.9.0", "tensordict": "0.11.0rc1"}, FAIL, FAIL, ["tensordict 0.11.0rc1"]),
+        (OURS, "verl", {"a": "2.0", "b": "1"}, WARN, WARN, ["a 2.0", "pip install 'a<2'"]),
+        (OURS, "verl", {"a": "2.0"}, WARN, FAIL, ["b is missing"]),
+        (None, "", {}, FAIL, FAIL, ["not installed"]),
+    ],
+)  # fmt: skip
+def test_ranges_of_metadata(lines, extra, installed, outside, status, texts):
+    """Of ours a version out of range is a warning; what is missing is a failure."""
+    judge = software.warned if outside is WARN else software.failed
+    found = software.judge_requirements("x", lines, extra, installed, judge)
+    assert says(found, status, *texts) and found.name == "x"
+
+
+def test_these_are_the_requirements_that_verl_really_has():
+    lines = software._requires("verl")
+    assert any(line.startswith("transformers") for line in lines) and software._requires("no-such") is None
+    assert pinned(lines) == "==0.24.0"
+
+
+@pytest.mark.parametrize(
+    "version, engine, device, status, texts",
+    [
+        ("0.24.0", "vllm", "cuda", PASS, ["the one verl pins"]),
+        ("0.24.0+cu130", "vllm", "cuda", PASS, ["the one verl pins"]),
+        ("0.21.0", "vllm", "cuda", WARN, ["vllm 0.21.0", "vllm==0.24.0"]),
+        ("0.17.1", "vllm", "cuda", FAIL, ["older than 0.18.0", "pip install 'vllm==0.24.0'"]),
+        ("0.17.1", "hf", "cuda", WARN, ["older than 0.18.0"]),
+        (None, "vllm", "cuda", FAIL, ["not installed"]),
+        (None, "hf", "cuda", SKIP, ["rolls out with hf"]),
+        ("mine", "vllm", "cuda", FAIL, ["no version number"]),
+        ("0.27.1+cpu", "vllm", "cuda", FAIL, ["a CPU build, and trainer.device=cuda"]),
+        ("0.27.1+cpu", "vllm", "cpu", PASS, ["a CPU build; not compared"]),
+    ],
+)
+def test_vllm(version, engine, device, status, texts):
+    config = CUDA.copy()
+    config.actor_rollout_ref.rollout.name, config.trainer.device = engine, device
+    facts = replace(MACHINE, packages={"vllm": version} if version else {})
+    assert says(software.check_vllm(Context(facts, config)), status, *texts)
+
+
+def test_the_cpu_lane_of_vllm_is_excepted_by_name():
+    assert judge_vllm("0.27.1+cpu", "==0.24.0", device="cpu")
+    with pytest.raises(VllmError, match="CPU build"):
+        judge_vllm("0.27.1+cpu", "==0.24.0", device="cuda")
+
+
+@pytest.mark.parametrize(
+    "cubin, jit_cache, status, texts",
+    [
+        ("0.6.14", None, PASS, ["flashinfer-jit-cache not installed"]),
+        ("0.6.14", "0.6.14+cu130", PASS, ["0.6.14+cu130"]),
+        ("0.6.13", None, WARN, ["flashinfer-cubin==0.6.14 --index-url https://flashinfer.ai/whl"]),
+        ("0.6.14.post1", None, WARN, ["pip uninstall flashinfer-cubin"]),
+        ("0.6.14", "0.6.1+cu130", WARN, ["flashinfer-jit-cache==0.6.14"]),
+        (None, None, WARN, ["flashinfer-cubin not installed", "fetches and compiles"]),
+    ],
+)
+def test_flashinfer_and_its_packages_are_of_one_version(cubin, jit_cache, status, texts):
+    others = {"flashinfer-cubin": cubin, "flashinfer-jit-cache": jit_cache}
+    facts = replace(
+        MACHINE, packages={"flashinfer-python": "0.6.14"} | {n: v for n, v in others.items() if v}
+    )
+    assert says(first_start.check_flashinfer(Context(facts, CUDA)), status, *texts)
+    assert says(first_start.check_flashinfer(Context(facts)), status, *texts)
+
+
+def test_flashinfer_where_it_does_not_matter():
+    check = first_start.check_flashinfer
+    odd = replace(MACHINE, packages={"flashinfer-python": "0.6.14", "flashinfer-cubin": "0.6.13"})
+    assert says(check(Context(MACHINE, CUDA)), SKIP, "not installed")
+    assert says(check(Context(odd, LAB)), SKIP, "does not roll out with vLLM")
+    unchecked = replace(odd, environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"})
+    assert says(check(Context(unchecked, CUDA)), WARN, "VERSION_CHECK=1")

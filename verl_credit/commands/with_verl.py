@@ -1,0 +1,80 @@
+"""The checks that need verl. `train` makes them in its own process, `doctor` in another: ``python -m ... CONFIG.yaml``,
+whose last line is JSON, {check: result}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.doctor.checks import CHECKS, examine
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
+from verl_credit.doctor.result import Result, passed, skipped, warned
+from verl_credit.errors import PreflightError
+from verl_credit.host.process.other_tools import check_other_tools
+from verl_credit.host.process.template_check import check_template
+from verl_credit.machine.gather import gather
+
+# Read by Ray and verl in this process and handed on to every worker.
+ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VERL_USE_EXTERNAL_PLUGINS": "auto",
+}
+
+
+def set_environment(*, cpu: bool) -> None:
+    # One thread each: several processes whose threads wait for each other on few cores are many times slower.
+    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if cpu else {}
+    for key, value in {**ENVIRONMENT, **extra}.items():
+        os.environ.setdefault(key, value)
+
+
+def _template(context: Context) -> Result:
+    if not context.config.search.max_searches:
+        return skipped("the recipe does not search")
+    check_template(context.config, PromptMeter(context.tokenizer, context.config))
+    return passed("the chat template writes the search tool and what a search returns")
+
+
+def _verl(context: Context) -> Result:
+    """The first time that all of verl is imported here: what it dislikes about this machine it says while that happens."""
+    try:
+        from verl_credit.host.process.launch import check_with_verl
+    except (ImportError, ValueError) as error:
+        read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
+        told = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
+        reason = " ".join(str(error).split())
+        raise PreflightError(f"verl does not start here: {type(error).__name__}: {reason}{told}") from error
+    check_with_verl(context.config)
+    return passed("the plugin is registered, every name is known, and verl accepts the configuration")
+
+
+def _tools(context: Context) -> Result:
+    lines = check_other_tools(context.config)
+    return warned("; ".join(lines)) if lines else skipped("no tool beside the search")
+
+
+WITH_VERL = {"template": _template, "verl": _verl, "tools": _tools}
+
+
+def check_with_verl(name: str, context: Context) -> Result:
+    return WITH_VERL[name](context)
+
+
+def main(config: DictConfig) -> None:
+    set_environment(cpu=config.trainer.device == "cpu")
+    context = Context(gather(torch=False), config, with_verl=check_with_verl)
+    found = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
+    print("\n" + json.dumps({result.name: result.as_dict() for result in found}))
+
+
+if __name__ == "__main__":
+    main(OmegaConf.load(sys.argv[1]))

@@ -1,0 +1,74 @@
+"""What the checks look at: facts about the machine, the recipe, and what is read from the recipe's inputs, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_credit.config.required import MODEL
+from verl_credit.doctor.inputs.data import Row, read_rows, rows_needed
+from verl_credit.doctor.inputs.model_files import parameters_of
+from verl_credit.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
+from verl_credit.doctor.probe import VerlProcess
+from verl_credit.doctor.result import Result
+from verl_credit.machine.facts import Facts
+
+
+@dataclass
+class Context:
+    facts: Facts
+    config: DictConfig | None = None
+    with_verl: Callable[[str, Context], Result] = field(default_factory=VerlProcess)
+    """Makes the check of that name with verl: in this process, or in one of its own."""
+    may_fetch: bool = False
+    """The tokenizer may come from the hub."""
+    index_fingerprint: str | None = None
+    """Of the index that the search servers serve, once they were asked."""
+    _rows: dict[str, list[Row]] = field(default_factory=dict)
+
+    def value(self, key: str):
+        """None for a value that the user has yet to give."""
+        try:
+            return OmegaConf.select(self.config, key)
+        except OmegaConfBaseException:
+            return None
+
+    def unbuilt(self, *paths: object) -> str:
+        """The lab's own files are made by the run; that they are absent is no fault."""
+        if "lab" not in self.config:
+            return ""
+        folder = Path(str(self.config.lab.dir)).expanduser()
+        given = [Path(path) for path in paths if isinstance(path, str)]
+        if all(path.exists() or not path.is_relative_to(folder) for path in given):
+            return ""
+        return f"the lab is not built yet: `verl-credit train` or `verl-credit lab --dir {folder}` builds it"
+
+    def rows(self, key: str) -> list[Row]:
+        if key not in self._rows:
+            at_least, searches = rows_needed(self.config, key), bool(self.config.search.max_searches)
+            self._rows[key] = read_rows(self.value(key), key, at_least=at_least, searches=searches)
+        return self._rows[key]
+
+    @property
+    def tokenizer(self):
+        """Raises PreflightError, and NotHere where it cannot be had."""
+        if isinstance(self._tokenizer, NotHere):
+            raise self._tokenizer
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self):
+        try:
+            return load_tokenizer(self.config.actor_rollout_ref.model, may_fetch=self.may_fetch)
+        except NotHere as error:
+            return error
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """Of the recipe's model; None where nothing says."""
+        return parameters_of(self.value(MODEL))
