@@ -1,5 +1,6 @@
-"""CUDA devices, their memory and their assembler, and whether a recipe fits them; none of them is there."""
+"""CUDA devices, their memory, assembler and attention kernels, and whether a recipe fits them; none of them is there."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,13 +9,14 @@ from omegaconf import OmegaConf
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.doctor.context import Context
-from verl_credit.doctor.hardware import device, first_start, machine
+from verl_credit.doctor.hardware import device, first_start, kernels, machine
 from verl_credit.doctor.hardware.room import check_room, plan_here
 from verl_credit.machine import gather
 from verl_credit.machine.facts import GIB, Memory, Ptxas, Torch
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
+MODEL = "actor_rollout_ref.model.path"
 BROKEN = replace(LAPTOP, torch=Torch("2.11.0", "13.0", error="RuntimeError: driver too old"))
 LEADER = replace(LAPTOP, environment={"RAY_ADDRESS": "10.0.0.1:6379"})
 
@@ -52,13 +54,7 @@ CHOSEN = "TRITON_PTXAS_PATH"
     [
         ((9, 0), (OLD,), {}, SKIP, ["no Blackwell"]),
         ((10, 0), (OLD,), {}, PASS, ["/triton/ptxas, of CUDA 12.8: knows sm_100"]),
-        (
-            (12, 1),
-            (OLD,),
-            {},
-            FAIL,
-            ["no newer one", "CUDA 12.9 or newer for sm_121", "apt install cuda-nvcc"],
-        ),
+        ((12, 1), (OLD,), {}, FAIL, ["no newer one", "12.9 or newer for sm_121", "apt install cuda-nvcc"]),
         ((12, 1), (OLD, TOOLKIT), {}, FAIL, [f"export {CHOSEN}=/usr/local/cuda-13.0/bin/ptxas"]),
         ((12, 1), (OLD, TOOLKIT), {CHOSEN: TOOLKIT.path}, PASS, ["/usr/local/cuda-13.0/bin/ptxas"]),
         ((12, 1), (OLD, TOOLKIT), {CHOSEN: "/gone"}, FAIL, ["no ptxas that runs"]),
@@ -138,12 +134,7 @@ EIGHT = with_devices(*[H100] * 8)
         (EIGHT, GIVEN, PASS, ["7.5 GiB weights"]),
         (MACHINE, ALONE, WARN, ["59.9 GiB weights", "lora_rank"]),
         (MACHINE, [*ALONE, "model=qwen3_8b"], FAIL, ["122.1 GiB weights", "at most", "lora_rank"]),
-        (
-            EIGHT,
-            [*GIVEN, "actor_rollout_ref.model.path=some/where"],
-            SKIP,
-            ["cannot be planned", "some/where"],
-        ),
+        (EIGHT, [*GIVEN, f"{MODEL}=some/where"], SKIP, ["cannot be planned", "some/where"]),
     ],
 )
 def test_room_for_what_the_recipe_holds(facts, overrides, status, texts):
@@ -214,3 +205,72 @@ def test_a_share_that_leaves_no_compiler_its_memory(spark):
 )
 def test_compilation_where_there_is_nothing_to_say(facts, config, text):
     assert says(first_start.check_compilation(Context(facts, config)), SKIP, text)
+
+
+AGREES = (0, "some warning\nagrees: it (within 0.01 of the definition)\n")
+NEVER = None  # the trial that must not be started
+NO_KERNEL = (1, "Traceback\nRuntimeError: no kernel image is available\n")
+NO_BACKEND = (1, "RuntimeError: no attention kernel works for 'credit_sdpa': sdpa: No available kernel")
+INSTALLED = replace(MACHINE, packages={"flash-attn": "2.8.3"})
+NO_DEVICE = replace(INSTALLED, torch=Torch("2.11.0", "13.0"))
+
+
+@pytest.mark.parametrize(
+    "kernel, attention, facts, answer, status, texts",
+    [
+        ("flash", "auto", INSTALLED, AGREES, PASS, ["flash-attn 2.8.3 runs on 32 heads of queries", "within 0.01"]),
+        ("flash", "auto", INSTALLED, NO_KERNEL, WARN,
+         ["does not run: RuntimeError: no kernel image", "attn_implementation=auto"]),
+        ("flash", "auto", INSTALLED, (0, "agrees: x\nand more"), WARN, ["does not run"]),
+        ("flash", "auto", INSTALLED, (-11, ""), WARN, ["no output"]),
+        ("flash", "auto", NO_DEVICE, NEVER, SKIP, ["no CUDA device to run it on"]),
+        ("flash", "auto", MACHINE, NEVER, SKIP, ["not installed"]),
+        ("flash", "credit_varlen", INSTALLED, NO_KERNEL, FAIL, []),
+        ("flash", "credit_varlen", MACHINE, NEVER, FAIL, ["not installed, and"]),
+        ("flash", "flash_attention_2", INSTALLED, NO_KERNEL, FAIL, []),
+        ("flash", "flash_attention_2", MACHINE, NEVER, FAIL, ["not installed, and"]),
+        ("sdpa", "auto", MACHINE, AGREES, PASS, ["SDPA runs on 32 heads of queries, 8 of keys, 128 wide"]),
+        ("sdpa", "auto", MACHINE, NO_BACKEND, FAIL, ["No available kernel", "fused backends"]),
+        ("sdpa", "auto", INSTALLED, NO_BACKEND, WARN, []),
+        ("sdpa", "auto", LAPTOP, NEVER, SKIP, []),
+        ("sdpa", "credit_flex", MACHINE, NEVER, SKIP, ["attn_implementation=credit_flex"]),
+        ("flex", "auto", MACHINE, NEVER, SKIP, ["auto takes flash-attn or SDPA before it"]),
+        ("flex", "credit_flex", MACHINE, AGREES, PASS, []),
+        ("flex", "credit_flex", MACHINE, (None, "compiling\n"), FAIL, ["not done after 240 s (compiling)"]),
+        ("flex", "credit_flex", MACHINE, (1, "PTXASError: sm_121a"), FAIL, ["PTXASError: sm_121a", "ptxas"]),
+        ("flex", "credit_flex", LAPTOP, NEVER, SKIP, []),
+    ],
+)  # fmt: skip
+def test_a_kernel_has_to_run_and_not_only_to_import(kernel, attention, facts, answer, status, texts):
+    """With the heads of Qwen3-4B."""
+
+    def trial(name, heads):
+        assert (name, heads) == ({"flash": kernels.VARLEN}.get(kernel, f"credit_{kernel}"), (32, 8, 128))
+        return answer
+
+    config = on_cuda(LAB, **{MODEL: "Qwen/Qwen3-4B", kernels.ATTENTION: attention})
+    check = getattr(kernels, f"check_{kernel}")
+    assert says(check(Context(facts, config), trial), status, *texts)
+
+
+@pytest.mark.slow
+def test_the_trials_themselves_run():
+    """The true ones, in processes of their own, of both kernels that `auto` may take; on the CPU, without flash-attn."""
+    context = Context(INSTALLED, on_cuda(LAB, **{MODEL: "no such model"}))
+
+    def on_the_cpu(name, heads):
+        assert heads == kernels.HEADS
+        return kernels.run_trial(name, (4, 2, 16), "cpu")
+
+    assert says(kernels.check_sdpa(context, on_the_cpu), PASS, "bf16: sdpa (within 0.0")
+    missing = "no attention kernel works for 'credit_varlen': varlen: ModuleNotFoundError: No module named 'flash_attn'"
+    assert says(kernels.check_flash(context, on_the_cpu), WARN, missing)
+
+
+def test_the_trial_has_the_heads_of_the_recipes_model(tmp_path):
+    shape = {"hidden_size": 64, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}
+    shape |= {"model_type": "qwen3", "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    for path, heads in ((str(tmp_path), (6, 3, 24)), ("Qwen/Qwen3-0.6B", (16, 8, 128))):
+        assert kernels.heads_of(on_cuda(LAB, **{MODEL: path})) == heads
+    assert kernels.heads_of(None) == kernels.HEADS

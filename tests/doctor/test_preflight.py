@@ -12,6 +12,7 @@ from kit.preflight import GOOD, policy, write
 from kit.recipes import load_config
 from kit.scripted_server import dead_port, scripted_server
 from verl_credit.cli import main
+from verl_credit.config.keys import Search
 from verl_credit.doctor.inputs.data import read_rows
 from verl_credit.doctor.inputs.hub import HubError, fetch_config
 from verl_credit.doctor.inputs.model import require_model, require_positions
@@ -131,6 +132,9 @@ def test_what_the_hub_answers_is_said(hub, monkeypatch, error, said):
         fetch_config("a/b", download)
 
 
+SEARCH = Search(timeout_s=5.0, max_retries=0).model_dump()
+
+
 @pytest.fixture
 def server():
     """Search-R1's script has POST /retrieve alone: no readiness check, no /info."""
@@ -139,21 +143,7 @@ def server():
 
 
 def settings(url, **changes):
-    return OmegaConf.create(
-        {
-            "url": url,
-            "topk": 3,
-            "timeout_s": 5.0,
-            "max_retries": 0,
-            "max_page_chars": 100,
-            "breaker_failures": 5,
-            "breaker_pause_s": 5.0,
-            "shuffle_seed": None,
-            "token_env": None,
-            "index_fingerprint": None,
-            **changes,
-        }
-    )
+    return OmegaConf.create({**SEARCH, "url": url, **changes})
 
 
 def test_a_retriever_that_answers_is_ready(server, monkeypatch):

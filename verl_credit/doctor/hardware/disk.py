@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.required import MODEL
 from verl_credit.doctor.context import Context
-from verl_credit.doctor.inputs.model_files import parameters_of
+from verl_credit.doctor.inputs.model import parameters_of
 from verl_credit.doctor.result import Result, failed, passed, warned
 from verl_credit.machine.facts import GIB, size
 

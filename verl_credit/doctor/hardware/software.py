@@ -10,8 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from verl_credit.doctor.context import Context
-from verl_credit.doctor.hardware.vllm_version import VllmError, judge_vllm, pinned
-from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.doctor.result import Result, failed, passed, warned
 
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
@@ -54,8 +53,8 @@ def check_requirements(context: Context) -> list[Result]:
     """One result for what verl needs and one for what we need: everything missing or out of range."""
     installed = context.facts.packages
     return [
-        judge_requirements("verl's requirements", _requires("verl"), "", installed),
-        judge_requirements("our requirements", _requires("verl-credit"), "verl", installed, warned),
+        judge_requirements("verl's requirements", requirements_of("verl"), "", installed),
+        judge_requirements("our requirements", requirements_of("verl-credit"), "verl", installed, warned),
     ]
 
 
@@ -113,33 +112,11 @@ def loads_ours(policy: str) -> bool:
     return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 
 
-def check_vllm(context: Context) -> Result:
-    """Against what verl supports; a version that contains "cpu" is the CPU lane."""
-    version, config = context.facts.packages.get("vllm"), context.config
-    engine = None if config is None else config.actor_rollout_ref.rollout.name
-    if engine != "vllm" and version is None:
-        wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
-        return skipped(f"not installed; {wanted}")
-    pin = pinned(_requires("verl") or [])
-    device = "cpu" if config is None else config.trainer.device
-    try:
-        remark = judge_vllm(version, pin, device=device)
-    except VllmError as error:
-        mend = f"pip install 'vllm{pin}'"
-        right = "a vLLM that verl's replica can start"
-        return (failed if engine == "vllm" else warned)(str(error), right, mend)
-    if remark is None:
-        return passed(f"vllm {version}, the one verl pins")
-    if "cpu" in version:
-        return passed(remark)
-    return warned(remark, "the pinned one is what verl was tested with", f"pip install 'vllm{pin}'")
-
-
 def wants_cuda(config: DictConfig | None) -> bool:
     return config is not None and config.trainer.device == "cuda"
 
 
-def _requires(distribution: str) -> list[str] | None:
+def requirements_of(distribution: str) -> list[str] | None:
     try:
         return requires(distribution) or []
     except PackageNotFoundError:

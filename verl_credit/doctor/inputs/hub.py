@@ -55,29 +55,23 @@ def fetch_config(name: str, download=hf_hub_download) -> str:
         raise HubError("no folder here, and no name that the hub could have (OWNER/NAME)") from error
     if found := cached_config(name):
         return found
-    fetch = _fetch(name)
+    fetch, where = _fetch(name), f"in the cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
-        raise HubError(f"HF_HUB_OFFLINE is set, and it is not in the cache {constants.HF_HUB_CACHE}; {fetch}")
+        raise HubError(f"HF_HUB_OFFLINE is set, and it is not {where}; {fetch}")
     try:
         return download(name, CONFIG, etag_timeout=TIMEOUT_S)
-    except GatedRepoError as error:
-        raise HubError(
-            f"the hub lets nobody read it who has not asked: accept its terms at https://huggingface.co/{name}, "
-            "then hf auth login or HF_TOKEN"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise HubError(
-            "no such model on the hub, or a private one and no token for it (hf auth login, HF_TOKEN)"
-        ) from error
-    except LocalEntryNotFoundError as error:  # the hub did not answer
-        raise HubError(
-            f"the hub does not answer, and it is not in the cache {constants.HF_HUB_CACHE}; {fetch}"
-        ) from error
-    except EntryNotFoundError as error:
-        raise HubError(f"the hub has it without a {CONFIG}: not a model that transformers loads") from error
     except Exception as error:  # the client's transport raises what its version of httpx does
-        said = " ".join(str(error).split())[:300]
-        raise HubError(f"the hub cannot be asked ({type(error).__name__}: {said}); {fetch}") from error
+        reason = " ".join(str(error).split())[:300]
+        unknown = f"the hub cannot be asked ({type(error).__name__}: {reason}); {fetch}"
+        answers = {
+            GatedRepoError: f"gated: accept its terms at https://huggingface.co/{name}, then hf auth login or HF_TOKEN",
+            RepositoryNotFoundError: "no such model on the hub, or a private one and no token (hf auth login, HF_TOKEN)",
+            LocalEntryNotFoundError: f"the hub does not answer, and it is not {where}; {fetch}",
+            EntryNotFoundError: f"the hub has it without a {CONFIG}: not a model that transformers loads",
+        }
+        raise HubError(
+            next((text for kind, text in answers.items() if isinstance(error, kind)), unknown)
+        ) from error
 
 
 def _fetch(name: str) -> str:

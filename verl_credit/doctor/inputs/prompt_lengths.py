@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.doctor.inputs.data import Row, rows_needed
-from verl_credit.doctor.inputs.model_files import model_values
+from verl_credit.doctor.inputs.model import model_values
 from verl_credit.errors import PreflightError
 
 MOST = 5000  # prompts of a key that are tokenised

@@ -9,8 +9,7 @@ from verl_credit.doctor.context import Context
 from verl_credit.doctor.inputs.answer_budget import answer_room, answers_fit
 from verl_credit.doctor.inputs.data import TRAIN
 from verl_credit.doctor.inputs.hub import cached_config
-from verl_credit.doctor.inputs.model import require_model, require_positions
-from verl_credit.doctor.inputs.model_files import Unreadable, read_model
+from verl_credit.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
 from verl_credit.doctor.inputs.prompt_lengths import NotHere, count_prompts
 from verl_credit.doctor.inputs.retriever import ask_servers
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
