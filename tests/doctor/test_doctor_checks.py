@@ -1,7 +1,9 @@
 """The one list of checks: who makes which, what a failure does to the others, and the command on a faked machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,7 @@ from kit.byte_world import make_tokenizer
 from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.commands import with_verl
+from verl_credit.commands import train, with_verl
 from verl_credit.doctor import checks, command
 from verl_credit.doctor.checks import CHECKS, Check, Stage, Train, before_training, examine, require
 from verl_credit.doctor.context import Context
@@ -96,6 +98,24 @@ def test_train_is_refused_by_the_first_failure_of_a_stage(monkeypatch):
         listed(check("b", error=PreflightError("a.b=1: nobody there")))
     with pytest.raises(PreflightError, match="^b: the check itself broke: KeyError"):
         listed(check("b", error=KeyError("x")))
+
+
+def test_train_keeps_warnings_by_kind_and_tells_what_it_is_asked_to(monkeypatch):
+    def entry(*, event="idle", told=False, found):
+        return replace(check("c", found), event=event, told=told)
+
+    kept, spoken = [], []
+    progress = SimpleNamespace(note=lambda *words: kept.append(words), say=spoken.append)
+    listed = (
+        entry(found=warned("odd", "even")),
+        entry(found=warned("2 left out"), event="data"),
+        entry(found=passed("index: x"), told=True),
+        entry(found=passed("fine")),
+        entry(found=skipped("nothing"), told=True),
+    )
+    monkeypatch.setattr(checks, "CHECKS", listed)
+    train._check(Context(MACHINE, LAB), progress, Stage.MACHINE)
+    assert kept == [("idle", "warning: c: odd; even"), ("data", "2 left out")] and spoken == ["index: x"]
 
 
 def test_one_process_makes_all_checks_that_need_verl():

@@ -101,7 +101,8 @@ CHECKS: tuple[Check, ...] = (
     Check("retriever", INPUTS, ALWAYS, recipe.check_retriever, "every search server answers a query, all from one index",
           RECIPE, told=True),
     Check("model", INPUTS, ALWAYS, recipe.check_model, "a folder in Hugging Face format, or a name on the hub", RECIPE),
-    Check("weights", INPUTS, NEVER, recipe.check_weights, "config.json, weights and tokenizer can be read", ("model",)),
+    Check("weights", INPUTS, NEVER, recipe.check_weights, "its files can be read; a download may have been cut short",
+          ("model",)),
     Check("positions", INPUTS, ALWAYS, recipe.check_positions, "the model has a position for every token of the longest row",
           ("model",)),
     *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from verl_credit.plan.model_shape import shape_of
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-class Unreadable(ValueError):
+class Unreadable(PreflightError):
     """Names the file and what is wrong with it."""
 
 
@@ -79,23 +80,16 @@ def parameters_of(path: str | None) -> int | None:
     """Of the model: counted in its files, else by its name or its config.json in the hub's cache; None: unknown."""
     if not path or not isinstance(path, str):
         return None
-    for folder in (Path(path).expanduser(), _cached_folder(path)):
-        try:
+    found = cached_config(path)
+    cached = Path(found).parent if found else None
+    for folder in (Path(path).expanduser(), cached):
+        with suppress(Unreadable):
             if folder is not None and folder.is_dir():
                 return count_parameters(folder)
-        except Unreadable:
-            continue
-    for model in (path, _cached_folder(path)):
-        try:
+    for model in (path, cached):
+        with suppress(ConfigError):
             return shape_of(model).parameters if model else None
-        except ConfigError:
-            continue
     return None
-
-
-def _cached_folder(path: str) -> Path | None:
-    found = cached_config(path)
-    return Path(found).parent if found else None
 
 
 def model_values(path: str) -> dict | None:
@@ -103,9 +97,9 @@ def model_values(path: str) -> dict | None:
     file = Path(path).expanduser() / "config.json"
     found = str(file) if file.exists() else cached_config(path)
     try:
-        return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PreflightError(f"actor_rollout_ref.model.path={path}: {found} is not JSON ({error})") from error
+        return None if found is None else read_json(Path(found))
+    except Unreadable as error:
+        raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 
 
 def require_model(path: str | None) -> None:

@@ -12,7 +12,7 @@ from verl_credit.doctor.inputs.hub import cached_config
 from verl_credit.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
 from verl_credit.doctor.inputs.prompt_lengths import NotHere, count_prompts
 from verl_credit.doctor.inputs.retriever import ask_servers
-from verl_credit.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.doctor.result import Result, passed, skipped, warned
 
 
 def check_retriever(context: Context) -> Result:
@@ -39,11 +39,7 @@ def check_weights(context: Context) -> Result:
     path = context.value(MODEL)
     folder = Path(path).expanduser()
     if folder.exists():
-        try:
-            return passed(f"{folder}: {read_model(folder)}")
-        except Unreadable as error:
-            return failed(str(error), "a folder in Hugging Face format",
-                          "fetch it again: a download may have been cut short")  # fmt: skip
+        return passed(f"{folder}: {read_model(folder)}")
     found, why = cached_config(path), "not in the cache"
     try:
         if found:
