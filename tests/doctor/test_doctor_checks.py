@@ -101,17 +101,17 @@ def test_train_is_refused_by_the_first_failure_of_a_stage(monkeypatch):
 
 
 def test_train_keeps_warnings_by_kind_and_tells_what_it_is_asked_to(monkeypatch):
-    def entry(*, event="idle", told=False, found):
-        return replace(check("c", found), event=event, told=told)
+    def entry(*, event="idle", shown=False, found):
+        return replace(check("c", found), event=event, shown=shown)
 
     kept, spoken = [], []
     progress = SimpleNamespace(note=lambda *words: kept.append(words), say=spoken.append)
     listed = (
         entry(found=warned("odd", "even")),
         entry(found=warned("2 left out"), event="data"),
-        entry(found=passed("index: x"), told=True),
+        entry(found=passed("index: x"), shown=True),
         entry(found=passed("fine")),
-        entry(found=skipped("nothing"), told=True),
+        entry(found=skipped("nothing"), shown=True),
     )
     monkeypatch.setattr(checks, "CHECKS", listed)
     train._check(Context(MACHINE, LAB), progress, Stage.MACHINE)

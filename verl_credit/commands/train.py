@@ -132,7 +132,7 @@ def _check(context: Context, progress: Progress, *stages: Stage) -> None:
             of_machine = check.event == "idle"
             line = f"warning: {result.name}: {result.line()}" if of_machine else result.found
             progress.note(check.event, line)
-        elif result.status is Status.PASS and check.told:
+        elif result.status is Status.PASS and check.shown:
             progress.say(result.found)
 
 

@@ -50,9 +50,9 @@ def _verl(context: Context) -> Result:
         from verl_credit.host.process.launch import check_with_verl
     except (ImportError, ValueError) as error:
         read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
-        told = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
+        where = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
         reason = " ".join(str(error).split())
-        raise PreflightError(f"verl does not start here: {type(error).__name__}: {reason}{told}") from error
+        raise PreflightError(f"verl does not start here: {type(error).__name__}: {reason}{where}") from error
     check_with_verl(context.config)
     return passed("the plugin is registered, every name is known, and verl accepts the configuration")
 

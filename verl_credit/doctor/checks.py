@@ -64,8 +64,8 @@ class Check:
     """Earlier checks without which this one has nothing to look at. ``recipe``: that one was given."""
     event: str = "idle"
     """Under which kind `train` keeps its warnings."""
-    told: bool = False
-    """`train` says what it found."""
+    shown: bool = False
+    """`train` prints what it found."""
 
 
 RECIPE = ("recipe",)
@@ -99,7 +99,7 @@ CHECKS: tuple[Check, ...] = (
     Check("nodes", CLUSTER, ALWAYS, node_checks.check_nodes, "every node sees the run's folders and search servers",
           ("recipe", "ray")),
     Check("retriever", INPUTS, ALWAYS, recipe.check_retriever, "every search server answers a query, all from one index",
-          RECIPE, told=True),
+          RECIPE, shown=True),
     Check("model", INPUTS, ALWAYS, recipe.check_model, "a folder in Hugging Face format, or a name on the hub", RECIPE),
     Check("weights", INPUTS, NEVER, recipe.check_weights, "its files can be read; a download may have been cut short",
           ("model",)),
@@ -121,7 +121,7 @@ CHECKS: tuple[Check, ...] = (
     Check("verl", INPUTS, ALWAYS, with_verl("verl"), "verl starts here and accepts the configuration", RECIPE),
     Check("tools", INPUTS, ALWAYS, with_verl("tools"), "verl loads the tools beside the search", RECIPE, event="tools"),
     Check("answers", INPUTS, ALWAYS, recipe.check_answers, "the longest row and its scored answers fit a micro-batch",
-          ("tokenizer", TRAIN), told=True),
+          ("tokenizer", TRAIN), shown=True),
     Check("plugin", TRIALS, NEVER, ray_checks.check_plugin, "a fresh process, or a worker of every node, has the plugin",
           ("ray",)),
     Check("flash-attn", TRIALS, NEVER, kernels.check_flash, "it runs and agrees with the definition"),

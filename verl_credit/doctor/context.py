@@ -39,7 +39,7 @@ class Context:
             return None
 
     def unbuilt(self, *paths: object) -> str:
-        """The lab's own files are made by the run; that they are absent is no fault."""
+        """The run builds the lab's own files, so that it is no fault when they are absent."""
         if "lab" not in self.config:
             return ""
         folder = Path(str(self.config.lab.dir)).expanduser()

@@ -15,9 +15,9 @@ WITH_VERL = "verl_credit.commands.with_verl"
 PROBE_S = 180.0
 
 
-def answer_of(code: int | None, said: str) -> dict | str:
+def answer_of(code: int | None, printed: str) -> dict | str:
     """The JSON of the last line, or what went wrong in words."""
-    lines = [line for line in said.strip().splitlines() if line.strip()]
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
     if code is None:
         return f"no answer in {PROBE_S:g} s"
     if code == 0 and lines:
@@ -25,7 +25,7 @@ def answer_of(code: int | None, said: str) -> dict | str:
             return json.loads(lines[-1])
         except ValueError:
             pass
-    return lines[-1][:300] if lines else f"it ended with exit code {code} and said nothing"
+    return lines[-1][:300] if lines else f"it ended with exit code {code} and printed nothing"
 
 
 class VerlProcess:

@@ -120,8 +120,8 @@ def require_model(path: str | None) -> None:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 
 
-def require_positions(config: DictConfig) -> None:
-    """The model has a position for every token of the longest sequence; one whose config is not here is not asked."""
+def require_positions(config: DictConfig) -> str:
+    """The model has a position for every token of the longest sequence, as far as its config is here and says."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     length = rollout.max_model_len or row
@@ -135,3 +135,4 @@ def require_positions(config: DictConfig) -> None:
             f"data.max_response_length = {row}: {model.path} has {positions} positions (max_position_embeddings of its "
             f"config.json); shorten the rows to {positions - (length - row)} tokens, or take another model"
         )
+    return f"{length} tokens at most, {positions or 'an unknown number of'} positions"
