@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from functools import reduce
 from typing import Any
 
 
@@ -63,6 +64,14 @@ class ConfigError(ValueError):
         else:
             said += f": {self.accepted}"
         super().__init__(message or said)
+
+    @classmethod
+    def of(cls, config: Mapping, key: str, *beside: str, accepted: str) -> ConfigError:
+        """With the values that ``config`` has for ``key`` and for the keys ``beside`` it."""
+        values = {
+            name: reduce(lambda node, part: node[part], name.split("."), config) for name in (key, *beside)
+        }
+        return cls(key=key, value=values.pop(key), accepted=accepted, beside=values)
 
 
 def show_value(value: Any) -> str:

@@ -18,6 +18,8 @@ from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
 
+MODE = "algorithm.info_gain_norm_mode"
+
 
 def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
@@ -26,7 +28,7 @@ def validate(config: DictConfig) -> None:
             read_section(section, config)
     settings = CreditSettings.from_config(config)
     _template(settings)
-    _curriculum(settings)
+    _curriculum(config, settings)
     _time_limit(config)
     _vllm_on_cpu(config)
     _lora_on_hf(config)
@@ -61,17 +63,13 @@ def _combinations(config: DictConfig) -> None:
     ours = _get(config, f"{LOSS}.loss_mode") == LOSS_MODE
     dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
     if dynamic and (estimator != ADV_ESTIMATOR or not MODES[mode].scales_clip):
-        raise ConfigError(
-            key=f"{LOSS}.dynamic_clip",
-            value=True,
-            beside={"algorithm.adv_estimator": estimator, "info_gain_norm_mode": mode},
-            accepted=f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
-            f"Set {LOSS}.dynamic_clip=false",
-        )
+        use = f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
+        use += f"Set {LOSS}.dynamic_clip=false"
+        raise ConfigError.of(config, f"{LOSS}.dynamic_clip", "algorithm.adv_estimator", MODE, accepted=use)
     n = _get(config, "actor_rollout_ref.rollout.n")
     if estimator == ADV_ESTIMATOR and n < 2:
-        need = "group-relative credit needs groups of at least 2"
-        raise ConfigError(key="actor_rollout_ref.rollout.n", value=n, accepted=need)
+        use = "group-relative credit needs groups of at least 2"
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.n", accepted=use)
     batch, mini = (
         _get(config, "data.train_batch_size"),
         _get(config, "actor_rollout_ref.actor.ppo_mini_batch_size"),
@@ -85,12 +83,10 @@ def _combinations(config: DictConfig) -> None:
         )
     mode = _get(config, "algorithm.info_gain_norm_mode")
     if estimator == ADV_ESTIMATOR and _get(config, "search.max_searches") == 0 and mode != "none":
-        raise ConfigError(
-            key="search.max_searches",
-            value=0,
-            beside={"algorithm.info_gain_norm_mode": mode},
-            accepted="without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none",
+        use = (
+            "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none"
         )
+        raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
     turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
     tokens = _get(config, "search.max_new_tokens")
     if turns * tokens > budget:
@@ -105,37 +101,29 @@ def _combinations(config: DictConfig) -> None:
 
 def _time_limit(config: DictConfig) -> None:
     if config.max_hours is not None and config.trainer.save_freq <= 0:
-        raise ConfigError(
-            key="max_hours",
-            value=config.max_hours,
-            beside={"trainer.save_freq": config.trainer.save_freq},
-            accepted="the last step would be lost; set trainer.save_freq",
-        )
+        use = "the last step would be lost; set trainer.save_freq"
+        raise ConfigError.of(config, "max_hours", "trainer.save_freq", accepted=use)
 
 
 def _vllm_on_cpu(config: DictConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     extension = OmegaConf.select(rollout, "engine_kwargs.vllm.worker_extension_cls")
     if _get(config, "trainer.device") == "cpu" and rollout.name == "vllm" and extension is None:
-        raise ConfigError(
-            key="actor_rollout_ref.rollout.name",
-            value="vllm",
-            beside={"trainer.device": "cpu"},
-            accepted="with vLLM's own CPU products the first sync of weights waits for ever; add "
+        use = (
+            "with vLLM's own CPU products the first sync of weights waits for ever; add "
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
-            "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension (docs/host.md)",
+            "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension (docs/host.md)"
         )
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
 
 
 def _lora_on_hf(config: DictConfig) -> None:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     rank = model.get("lora_rank") or 0
     if rollout.name == ROLLOUT_NAME and rank > 0 and not OmegaConf.select(model, "lora.merge"):
-        raise ConfigError(
-            key="actor_rollout_ref.model.lora_rank",
-            value=rank,
-            beside={"actor_rollout_ref.rollout.name": ROLLOUT_NAME},
-            accepted="that engine takes whole weights, no adapters; set actor_rollout_ref.model.lora_rank=0",
+        use = "that engine takes whole weights, no adapters; set actor_rollout_ref.model.lora_rank=0"
+        raise ConfigError.of(
+            config, "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.rollout.name", accepted=use
         )
 
 
@@ -152,16 +140,12 @@ def _template(settings: CreditSettings) -> None:
         )
 
 
-def _curriculum(settings: CreditSettings) -> None:
+def _curriculum(config: DictConfig, settings: CreditSettings) -> None:
     algorithm = settings.algorithm
     for name, ends in algorithm.info_gain_curriculum:
         if ends != (1, 1) and not MODES[algorithm.info_gain_norm_mode].curriculum:
-            raise ConfigError(
-                key=f"algorithm.info_gain_curriculum.{name}",
-                value=list(ends),
-                beside={"algorithm.info_gain_norm_mode": algorithm.info_gain_norm_mode},
-                accepted="that mode normalises gains and outcome together; use another mode",
-            )
+            use = "that mode normalises gains and outcome together; use another mode"
+            raise ConfigError.of(config, f"algorithm.info_gain_curriculum.{name}", MODE, accepted=use)
 
 
 def _get(config: DictConfig, key: str):

@@ -32,12 +32,11 @@ def validate_budgets(config: DictConfig) -> None:
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     row = _row(config)
     if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
-        raise ConfigError(
-            key="actor_rollout_ref.actor.use_dynamic_bsz",
-            value=actor.use_dynamic_bsz,
-            beside={"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": rollout.log_prob_use_dynamic_bsz},
-            accepted="verl wants them equal",
+        ours, other = (
+            "actor_rollout_ref.actor.use_dynamic_bsz",
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
         )
+        raise ConfigError.of(config, ours, other, accepted="verl wants them equal")
     referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if referred and ref.log_prob_use_dynamic_bsz:
         _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, sequence_parallel(ref), row)

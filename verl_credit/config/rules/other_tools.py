@@ -25,10 +25,6 @@ def validate_other_tools(config: DictConfig) -> None:
     """Raises ConfigError where the agent loop would offer none of them."""
     given = tools_given(config)
     if given and not config.search.max_searches:
-        key, path = next(iter(given.items()))
-        raise ConfigError(
-            key=key,
-            value=path,
-            beside={"search.max_searches": 0},
-            accepted=f"there is one turn and no call, so that its tools would never be used; set {key}=null",
-        )
+        key = next(iter(given))
+        use = f"there is one turn and no call, so that its tools would never be used; set {key}=null"
+        raise ConfigError.of(config, key, "search.max_searches", accepted=use)

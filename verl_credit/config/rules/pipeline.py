@@ -20,6 +20,9 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 
 AsSpec = Callable[[Any, str], Any]
+MODE, TRANSFORM, KIND = (
+    f"algorithm.{name}" for name in ("info_gain_norm_mode", "transform_mode", "uncertainty_kind")
+)
 OWN = "or a dotted path to your own (my_module.my_name)"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 
@@ -30,108 +33,78 @@ def validate_pipeline(config: DictConfig, settings: Algorithm) -> None:
     if estimator != ADV_ESTIMATOR:
         off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
         remedy = f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
-        _would_do_nothing(settings, off, "adv_estimator", estimator, "verl's estimator replaces ours", remedy)
+        _would_do_nothing(config, off, "adv_estimator", "verl's estimator replaces ours", remedy)
     _named("algorithm.advantage_mode", settings.advantage_mode, OUTCOME_OPERATORS)
-    _named_transform(settings, mode)
-    _named("algorithm.uncertainty_kind", settings.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec)
+    _named_transform(config, settings)
+    _named(KIND, settings.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec)
     if settings.algorithm_mode:
         _load("algorithm.algorithm_mode", settings.algorithm_mode)
         off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
-        _would_do_nothing(
-            settings, off, "algorithm_mode", settings.algorithm_mode, "that replaces the whole pipeline"
-        )
+        _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
     _outcome_level(config, settings, mode)
     _token_level(config, settings)
-    _planning(settings)
+    _planning(config, settings)
 
 
 def _would_do_nothing(
-    settings: Algorithm, off: dict[str, str | None], name: str, chosen: str, why: str, remedy: str = ""
+    config: DictConfig, off: dict[str, str | None], name: str, why: str, remedy: str = ""
 ) -> None:
-    """``algorithm.<name>=chosen`` leaves no work to the keys of ``off``, which have to stand at these values."""
+    """``algorithm.<name>`` leaves no work to the keys of ``off``, which have to stand at these values."""
     for key, default in off.items():
-        if (value := getattr(settings, key)) != default:
-            remedy = remedy or f"set it to {default}"
-            raise ConfigError(
-                key=f"algorithm.{key}",
-                value=value,
-                beside={f"algorithm.{name}": chosen},
-                accepted=f"{why}, so that this key would do nothing; {remedy}",
-            )
+        if config.algorithm[key] != default:
+            use = f"{why}, so that this key would do nothing; {remedy or f'set it to {default}'}"
+            raise ConfigError.of(config, f"algorithm.{key}", f"algorithm.{name}", accepted=use)
 
 
 def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
     if settings.advantage_mode != "grpo" and not MODES[mode].any_outcome_operator:
-        raise ConfigError(
-            key="algorithm.advantage_mode",
-            value=settings.advantage_mode,
-            beside={"algorithm.info_gain_norm_mode": mode},
-            accepted="that mode normalises outcomes itself and accepts grpo only; others: "
-            + modes_that("any_outcome_operator"),
-        )
+        use = "that mode normalises outcomes itself and accepts grpo only; others: "
+        use += modes_that("any_outcome_operator")
+        raise ConfigError.of(config, "algorithm.advantage_mode", MODE, accepted=use)
     first_turn = config.algorithm.info_gain_first_turn
     if MODES[mode].every_turn_needs_gain and first_turn != "prior":
-        raise ConfigError(
-            key="algorithm.info_gain_first_turn",
-            value=first_turn,
-            beside={"algorithm.info_gain_norm_mode": mode},
-            accepted="a turn without a gain would leave its baseline out, and the mode would be biased after all; set "
-            "info_gain_first_turn=prior",
-        )
+        use = "a turn without a gain would leave its baseline out, and the mode would be biased after all; "
+        use += "set info_gain_first_turn=prior"
+        raise ConfigError.of(config, "algorithm.info_gain_first_turn", MODE, accepted=use)
     if settings.advantage_mode != "maxrl":
         return
     penalty = config.reward.custom_reward_function.reward_kwargs.get("format_penalty", 0.0)
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
         raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
     negative = "that mode divides by the mean outcome, and this can make outcomes negative"
-    maxrl = {"algorithm.advantage_mode": "maxrl"}
     if penalty > 0:
-        raise ConfigError(key=PENALTY, value=penalty, beside=maxrl, accepted=f"{negative}; set it to 0")
+        use = f"{negative}; set it to 0"
+        raise ConfigError.of(config, PENALTY, "algorithm.advantage_mode", accepted=use)
     if config.algorithm.use_kl_in_reward:
-        remedy = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
-        raise ConfigError(key="algorithm.use_kl_in_reward", value=True, beside=maxrl, accepted=remedy)
+        use = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
+        raise ConfigError.of(config, "algorithm.use_kl_in_reward", "algorithm.advantage_mode", accepted=use)
 
 
 def _token_level(config: DictConfig, settings: Algorithm) -> None:
     mode, kind = settings.transform_mode, settings.uncertainty_kind
     if settings.canonical_transform:
         off = {"info_gain_norm_mode": "none", "advantage_mode": "grpo"}
-        _would_do_nothing(settings, off, "transform_mode", mode, "that transform shapes rewards itself")
+        _would_do_nothing(config, off, "transform_mode", "that transform shapes rewards itself")
         if canonical_kind(kind) != "shannon_entropy":
-            raise ConfigError(
-                key="algorithm.uncertainty_kind",
-                value=kind,
-                beside={"algorithm.transform_mode": mode},
-                accepted="that transform is defined on the policy's entropy: set algorithm.uncertainty_kind=shannon_entropy",
-            )
+            use = "that transform is defined on the policy's entropy: set algorithm.uncertainty_kind=shannon_entropy"
+            raise ConfigError.of(config, KIND, TRANSFORM, accepted=use)
     correction = config.algorithm.get("rollout_correction") or {}
     if canonical_kind(kind) == "shannon_entropy" and correction.get("bypass_mode", False):
-        raise ConfigError(
-            key="algorithm.uncertainty_kind",
-            value=kind,
-            beside={"algorithm.rollout_correction.bypass_mode": True},
-            accepted="entropies come with old_log_probs, which are then not computed; use surprisal or predictive_variance",
-        )
+        use = "entropies come with old_log_probs, which are then not computed; use surprisal or predictive_variance"
+        raise ConfigError.of(config, KIND, "algorithm.rollout_correction.bypass_mode", accepted=use)
     transform, sepa = TRANSFORMS.get(mode), settings.sepa
     if transform and transform.uses_sepa_controller and sepa.schedule == "linear" and sepa.steps == 0:
-        raise ConfigError(
-            key="algorithm.sepa.steps",
-            value=0,
-            beside={"algorithm.transform_mode": mode},
-            accepted="SEPA would stay off; give the steps of its ramp",
-        )
+        use = "SEPA would stay off; give the steps of its ramp"
+        raise ConfigError.of(config, "algorithm.sepa.steps", TRANSFORM, accepted=use)
 
 
-def _planning(settings: Algorithm) -> None:
+def _planning(config: DictConfig, settings: Algorithm) -> None:
     planning, grams = settings.planning, settings.strategic_grams
     _named("algorithm.planning.detector", planning.detector, DETECTORS)
     folder = planning.model
     if planning.detector == "anchors" and not (folder and Path(folder, "config.json").expanduser().exists()):
-        raise ConfigError(
-            key="algorithm.planning.model",
-            value=folder,
-            accepted="algorithm.planning.detector=anchors needs the folder of a sentence encoder in Hugging Face format",
-        )
+        use = "algorithm.planning.detector=anchors needs the folder of a sentence encoder in Hugging Face format"
+        raise ConfigError.of(config, "algorithm.planning.model", accepted=use)
     if grams is not None:
         try:
             parse_grams(grams)
@@ -142,17 +115,13 @@ def _planning(settings: Algorithm) -> None:
             ) from error
 
 
-def _named_transform(settings: Algorithm, turn_mode: str) -> None:
-    key, value = "algorithm.transform_mode", settings.transform_mode
-    spec = _named(key, value, (*TRANSFORMS, *CANONICAL), as_transform_spec)
+def _named_transform(config: DictConfig, settings: Algorithm) -> None:
+    turn_mode = settings.info_gain_norm_mode
+    spec = _named(TRANSFORM, settings.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
     if spec and spec.compute_context and turn_mode != "none" and not spec.uses_turn_advantages:
-        raise ConfigError(
-            key="algorithm.info_gain_norm_mode",
-            value=turn_mode,
-            beside={key: value},
-            accepted="that transform computes token advantages from episode advantages, so that this key would do nothing; "
-            "set it to none, or read context.turn_advantages_G and set uses_turn_advantages = True on the transform",
-        )
+        use = "that transform computes token advantages from episode advantages, so that this key would do nothing; set "
+        use += "it to none, or read context.turn_advantages_G and set uses_turn_advantages = True on the transform"
+        raise ConfigError.of(config, MODE, TRANSFORM, accepted=use)
 
 
 def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = None) -> Any:

@@ -19,21 +19,12 @@ def validate_reward_manager(config: DictConfig) -> None:
     if manager.source != "register":
         return  # a manager of the user's: its outcomes are looked at in every step (`checks`)
     if config.search.max_searches and manager.name not in HAND_ON:
-        raise ConfigError(
-            key=f"{MANAGER}.name",
-            value=manager.name,
-            beside={"search.max_searches": config.search.max_searches},
-            accepted="it does not hand the agent loop's record to the reward function, so that an answer in a retrieved "
-            f"page would count as the policy's; use one of {', '.join(HAND_ON)}",
-        )
+        use = "it does not hand the agent loop's record to the reward function, so that an answer in a retrieved page "
+        use += f"would count as the policy's; use one of {', '.join(HAND_ON)}"
+        raise ConfigError.of(config, f"{MANAGER}.name", "search.max_searches", accepted=use)
     if manager.name == "dapo" and config.algorithm.advantage_mode == "maxrl" and _overlong(config):
-        raise ConfigError(
-            key=OVERLONG,
-            value=True,
-            beside={f"{MANAGER}.name": "dapo", "algorithm.advantage_mode": "maxrl"},
-            accepted="maxrl divides by the mean outcome, and the penalty makes outcomes of long rows negative; set it "
-            "to false",
-        )
+        use = "maxrl divides by the mean outcome, and the penalty makes outcomes of long rows negative; set it to false"
+        raise ConfigError.of(config, OVERLONG, f"{MANAGER}.name", "algorithm.advantage_mode", accepted=use)
 
 
 def overlong_unread(config: DictConfig) -> list[str]:

@@ -19,18 +19,12 @@ def validate_rollout(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     name = config.actor_rollout_ref.rollout.name
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
-        raise ConfigError(
-            key="actor_rollout_ref.rollout.enable_rollout_routing_replay",
-            value=True,
-            accepted="verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false",
-        )
+        use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", accepted=use)
     if name not in ENGINES:
-        raise ConfigError(
-            key="actor_rollout_ref.rollout.name",
-            value=name,
-            accepted=f"verl_credit is built for and tested with {' and '.join(ENGINES)}; whether turns keep their token "
-            "budget and rows their log-probs with another engine has not been looked at",
-        )
+        use = f"verl_credit is built for and tested with {' and '.join(ENGINES)}; whether turns keep their token "
+        use += "budget and rows their log-probs with another engine has not been looked at"
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
     validate_other_tools(config)
     validate_reward_manager(config)
     _room(config)
