@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from unittest import mock
 
 import pyarrow.parquet
 import pytest
@@ -14,15 +16,19 @@ from verl_credit.lab.build import build_lab
 from verl_credit.lab.cache import is_valid, lab_directory, why_invalid
 from verl_credit.lab.config import GENERATOR_VERSION, SIZES
 from verl_credit.lab.evaluate import Roller, summarize
+from verl_credit.lab.policy import WarmStart
 from verl_credit.lab.questions import make_splits
 from verl_credit.lab.retrieval import LocalRetriever, recall, swap_contents
 from verl_credit.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    return build_lab(tmp_path_factory.mktemp("lab") / "tiny", world_seed=5, size="tiny")
+    """As `tiny`, trained for less long, which is enough to write calls."""
+    less = replace(SIZES["tiny"], encoder_steps=20, warm_start=WarmStart(steps=70, short_steps=50))
+    with mock.patch.dict(SIZES, tiny=less):
+        return build_lab(tmp_path_factory.mktemp("lab") / "tiny", world_seed=5, size="tiny")
 
 
 def test_the_command_says_in_one_line_where_it_cannot_write(tmp_path, capsys):
