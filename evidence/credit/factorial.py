@@ -1,8 +1,8 @@
 """Two lab steps under each condition of the factorial: python evidence/credit/factorial.py [--out FILE] [--lab DIR]
 
 C1 to C4: GRPO without std, with token transform none, gtpo, gtpo_hicra, gtpo_sepa; C5 to C8: MaxRL with the same.
-All start from the same policy with the same seed, so that the rollouts of step 1 are the same and what differs is
-the credit. SEPA's ramp is made to act at once (the published one begins after 50 steps).
+All start from the same policy with the same seed, so that the rollouts of step 1 are the same and only the credit differs.
+SEPA's ramp is set to act at once (the published one begins after 50 steps).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def check(results: dict) -> None:
-    """Same rollouts at step 1, another credit under every two conditions."""
+    """Assert equal rollouts at step 1, and different credit for every two conditions."""
     for (one, first), (other, second) in combinations(results.items(), 2):
         a, b = first["steps"][0], second["steps"][0]
         assert all(a[name] == b[name] for name in SAME), (one, other, a, b)

@@ -1,9 +1,9 @@
-"""How fast the planning mask is: python evidence/credit/planning.py [rows] [tokens per row]
+"""The speed of the planning mask: python evidence/credit/planning.py [rows] [tokens per row]
 
-Synthetic responses: pieces of about 5,000 (words of English in Zipf's proportions, the first words of grams among
-the common ones, punctuation, newlines), five turns a row with observations between them, and a gram for every
-eighty tokens. One thread. The first call decodes the vocabulary, later ones do not. Rates are per second of
-processor time, which other programs disturb less than the clock; the clock's seconds are printed beside them.
+Synthetic responses with a vocabulary of about 5,000 pieces (English words in Zipf's proportions, the first words of grams
+among the common ones, punctuation, newlines), five turns a row with observations between them, and a gram every eighty
+tokens. One thread. Only the first call decodes the vocabulary. Rates are per second of processor time, which other programs
+disturb less than the clock; the clock's seconds are printed, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast turn tables and the turn loss are: python evidence/credit/speed.py [rows] [tokens per row] [--json FILE]
+"""The speed of turn tables and the turn loss: python evidence/credit/speed.py [rows] [tokens per row] [--json FILE]
 
 One thread. Tables: turn ids -> table -> turn-group-v1d credit -> advantages and clip scales per token, 16 trajectories
 per prompt, up to 8 turns with observations between; beside two plain Python
@@ -56,7 +56,7 @@ def tables(data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def definition(data: dict[str, torch.Tensor], rows: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Every token by itself, as the equations say it; the first ``rows`` rows (whole groups)."""
+    """Computes every token separately from the equations, for the first ``rows`` rows (whole groups)."""
     ids, mask, outcome, gain, tool_turns = _as_lists(data, rows)
 
     def token(row: int, t: int) -> tuple[float, float]:
@@ -74,7 +74,7 @@ def definition(data: dict[str, torch.Tensor], rows: int) -> tuple[list[list[floa
 
 
 def cached(data: dict[str, torch.Tensor], rows: int) -> tuple[list[list[float]], list[list[float]]]:
-    """The same with every turn's value computed once and looked up at its tokens: as fast as Python lists get."""
+    """The same, but computes every turn's value once and looks it up for its tokens, the fastest way with lists."""
     ids, mask, outcome, gain, tool_turns = _as_lists(data, rows)
     result = []
     for row in range(rows):
@@ -136,7 +136,7 @@ def loss_pair(data: dict[str, torch.Tensor], rows: int) -> tuple[Callable[[], No
 
 
 def seconds(*functions: Callable[[], object], repeats: int = REPEATS) -> list[float]:
-    """Median wall-clock seconds of each, run in turn so that disturbances meet all."""
+    """Median wall-clock seconds of each; the runs alternate, so that disturbances affect all."""
     return [statistics.median(times) for times in samples(*functions, repeats=repeats)]
 
 

@@ -1,4 +1,4 @@
-"""A reward that random text can earn: the parity of its bytes. For policies with random weights, which answer nothing."""
+"""A reward for random text, the parity of its bytes, for policies with random weights, which give no answers."""
 
 from __future__ import annotations
 

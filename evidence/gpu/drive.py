@@ -1,4 +1,4 @@
-"""Runs parts one after the other, each in a process of its own with a time limit, and keeps what they found."""
+"""Runs the parts one after the other, each in a separate process with a time limit, and keeps their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_LINES, MAX_LINE = 2000, 300
 
 @dataclass(frozen=True)
 class Setting:
-    """What every part is told."""
+    """The settings that every part gets."""
 
     device: str
     tiny: bool
@@ -40,7 +40,7 @@ class Setting:
 
 
 def drive(parts: Sequence[Part], setting: Setting, machine: Mapping, *, again: bool = False) -> bool:
-    """Whether every part that could run here is done with nothing off."""
+    """Run the parts; returns whether every part that can run here is done without a row that is off."""
     folder = setting.results(machine["device"])
     version = code_version()
     of = {
@@ -92,7 +92,7 @@ def _run(part: Part, setting: Setting, path: Path) -> None:
 
 
 def _child(module: str, setting: Setting, path: Path, limit: float) -> tuple[int | None, list[str]]:
-    """(exit code, last lines); None when it was cut. A session of its own: what it starts is ended with it."""
+    """(exit code, or None when it was cut; last lines). Its own session, so that its children end with it."""
     code = "import sys; from gpu.drive import part; part(*sys.argv[1:])"
     threads = {"OMP_NUM_THREADS": "1"} if setting.device == "cpu" else {}
     process = subprocess.Popen(
@@ -114,16 +114,16 @@ def _child(module: str, setting: Setting, path: Path, limit: float) -> tuple[int
 
 
 def _echo(process: subprocess.Popen, last: deque[str]) -> None:
-    """Its lines, so many and so long at most; all are read, or it would wait."""
-    for number, said in enumerate(process.stdout):
-        if said.strip():
-            last.append(said.rstrip()[:MAX_LINE])
+    """Print a limited number of its lines, shortened. All are read, so that the process does not block."""
+    for number, text in enumerate(process.stdout):
+        if text.strip():
+            last.append(text.rstrip()[:MAX_LINE])
             if number < MAX_LINES:
                 print(last[-1], flush=True)
 
 
 def _end(process: subprocess.Popen) -> None:
-    """SIGTERM to its session, time to clean up, then SIGKILL. Also after its end: a part leaves nothing running."""
+    """SIGTERM to its session, time to clean up, then SIGKILL; also after its end, so that no child keeps running."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not _alive(process):
             break
@@ -136,7 +136,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _alive(process: subprocess.Popen) -> bool:
-    """Whether it, or what it started in its session, still runs. What has ended and waits for its parent does not."""
+    """Whether the process or another one of its session still runs; zombies do not count."""
     if process.poll() is None:
         return True
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -1,4 +1,4 @@
-"""What is here: the device, the packages, the code. Asked in a process of its own, so that nothing holds the GPU."""
+"""The device, the packages and the version of the code; read in a separate process, so that none holds the GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "verl", "vllm", "flash-attn", "triton")
-CODE = (
-    "verl_credit/**/*.py",
-    "recipes/**/*.yaml",
-    "evidence/gpu/*.py",
-    "evidence/information_gain/forward.py",
-)
+CODE = "verl_credit/**/*.py", "recipes/**/*.yaml", "evidence/gpu/*.py", "evidence/information_gain/forward.py"
 
 
 def look(device: str) -> dict:
-    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and where torch sees none."""
+    """{device, gpus, memory_gib, software, python}; ``gpus`` is 0 for ``cpu`` and if torch sees none."""
     found = {"python": platform.python_version(), "software": _versions(), "gpus": 0, "memory_gib": None}
     if device == "cpu":
         return found | {"device": f"CPU, {platform.machine()}, {len(os.sched_getaffinity(0))} cores"}
@@ -43,7 +38,7 @@ def look(device: str) -> dict:
 
 
 def here(device: str) -> dict:
-    """`look` in a process of its own. Raises RuntimeError with what that process said."""
+    """`look` in a separate process. Raises RuntimeError with its last line."""
     code = f"import json; from gpu.machine import look; print(json.dumps(look({device!r})))"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -53,13 +48,13 @@ def here(device: str) -> dict:
         timeout=300,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise RuntimeError(f"this machine cannot be looked at: {last}")
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RuntimeError(f"this machine's facts cannot be read: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def environment() -> dict[str, str]:
-    """For child processes: they find this folder's package and the project, installed or not."""
+    """Variables for child processes, so that they find this folder's package and the project."""
     paths = [str(ROOT), str(ROOT / "evidence"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -70,7 +65,7 @@ def environment() -> dict[str, str]:
 
 
 def code_version() -> str:
-    """Of the files that decide what is measured, whether they are committed or not."""
+    """A hash of the files that affect the measurements, committed or not."""
     digest = hashlib.sha256()
     for pattern in CODE:
         for path in sorted(ROOT.glob(pattern)):

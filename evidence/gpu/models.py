@@ -1,4 +1,4 @@
-"""Models and text for parts that need torch and transformers alone."""
+"""Models and text for parts that need only torch and transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shape_for(setting) -> ModelShape:
 
 
 def random_model(shape: ModelShape, device: str, dtype: torch.dtype, attention: str = "auto"):
-    """Seeded random weights of a shape; `auto` and its like get their pack from the caller."""
+    """A model with seeded random weights; for `auto` and our other names the caller passes a pack."""
     from transformers import AutoModelForCausalLM
 
     install()
@@ -59,7 +59,7 @@ def load(setting, dtype: torch.dtype):
 
 
 def english(setting) -> tuple[torch.Tensor, str]:
-    """(token ids of the project's own pages, how they were made): real text, with every checkout."""
+    """(token ids of the project's own pages, how they were made): real text that every checkout has."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     if setting.model:
@@ -85,7 +85,7 @@ def heads_of(config) -> Heads:
 
 
 def kernels(setting, dtype: torch.dtype, heads: Heads) -> dict[str, str]:
-    """Every kernel -> why it does not run here; empty where it passes the trial of a run's start."""
+    """Every kernel -> why it does not run here; "" if it passes the trial of a run's start."""
 
     found = {}
     for name in KERNELS:

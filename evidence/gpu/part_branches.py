@@ -1,9 +1,9 @@
-"""Gains by branch against gains by rows, on text that people wrote: are they the same numbers?
+"""Compares gains by branch with gains by rows, on English text.
 
-R rows of L tokens from the project's pages, T turns each; the answer is what the text says further on, 8 tokens. A gain is
-the difference of two consecutive contexts' mean log-probs of the answer, as `log_prob_diff`. The reference is `rows` in
-float32. In float32 `branch` has to give the same gains. In bf16 nothing is exact: `branch` may be as far from the
-reference as `rows` in bf16 is, and how much that matters is the error beside the spread of the gains.
+R rows of L tokens from the project's pages, T turns each; the answer is the next 8 tokens of the text. A gain is the
+difference of two consecutive contexts' mean log-probs of the answer, as `log_prob_diff`. The reference is `rows` in
+float32. In float32 `branch` must give the same gains. In bf16 `branch` may differ from the reference as much as `rows` in
+bf16; the error beside the spread of the gains shows how much that matters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _predicted(found: dict, name: str, trained: bool) -> dict:
 
 
 def _row(script, ids: torch.Tensor, number: int, length: int, turns: int, device: str):
-    """(row, answers, ends of the contexts): the answer is the same behind every context."""
+    """(row, answers, ends of the contexts); the answer is the same after every context."""
     start = number * (length + script.ANSWER) % max(1, len(ids) - length - script.ANSWER)
     row = ids[start : start + length].to(device)
     answer = ids[start + length : start + length + script.ANSWER].to(device)

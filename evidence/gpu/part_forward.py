@@ -1,4 +1,4 @@
-"""What gains cost beside the forward that is made anyway: the table of evidence/information_gain/forward.py, every kernel.
+"""The cost of gains beside the plain forward, for every kernel: the table of evidence/information_gain/forward.py.
 
 Ratios of seconds to `plain`, a row's forward with its log-probs, and of peak memory above the model.
 """
@@ -43,7 +43,7 @@ def run(setting, record) -> None:
                 continue
             finally:
                 give_back(setting.device)
-            # seconds of so little work say nothing
+            # seconds of so little work are not meaningful
             left_out = ("plain_s", "branch_ratio", "rows_ratio", "padded_ratio") if setting.tiny else ()
             found = {k: v for k, v in found.items() if not k.startswith(("length", "turns", *left_out))}
             record.add(title, found, _predicted(setting, length, turns), SOURCE)
@@ -57,7 +57,7 @@ def _predicted(setting, length: int, turns: int) -> dict:
 
 
 def _memory(script, arguments, model, length: int, turns: int) -> dict:
-    """Peaks of what torch allocates; nothing on a CPU, where the script needs a process for each."""
+    """Peaks of torch's allocations; nothing on a CPU, where each peak needs its own process."""
     if arguments.device == "cpu":
         return {}
     given, peak = script.inputs(arguments, length, turns), {}

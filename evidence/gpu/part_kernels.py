@@ -1,7 +1,7 @@
-"""Every kernel against the definition in float64, and eager attention in the kernel's own precision beside it.
+"""Compares every kernel with the definition in float64, and with eager attention in the kernel's own precision.
 
-A pack of two rows of N tokens in all, the first with branches whose bases lie before, on and behind borders of 128 tokens;
-32 heads, 8 of keys; values, and gradients of queries, keys and values. The error is the largest difference, relative
+A pack of two rows with N tokens in all, the first with branches whose bases are before, on and after borders of 128 tokens;
+32 heads, 8 key heads; values, and gradients of queries, keys and values. The error is the largest difference, relative
 where values exceed 1, as at the start of a run. Peak memory is above the inputs, forward and backward; times are medians
 of 5.
 """
@@ -58,9 +58,9 @@ def run(setting, record) -> None:
 
 
 def _predicted(found: dict, dtype, met_before: bool, tokens: int) -> dict:
-    """Long rows sum up more roundings than the start's: three times eager's own error is allowed too.
+    """Long rows accumulate more rounding than at the start, so three times eager's own error is also accepted.
 
-    On a CPU nothing is compiled for good, and no peak is found.
+    On a CPU nothing is compiled, and no peak is measured.
     """
     predicted = {"error": at_most(max(TOLERANCE[dtype], 3 * found["eager_error"]))}
     if "peak_gib" in found:
@@ -71,7 +71,7 @@ def _predicted(found: dict, dtype, met_before: bool, tokens: int) -> dict:
 
 
 class Case:
-    """Inputs of one size, and what is done with them."""
+    """Inputs of one size, and the measurements on them."""
 
     def __init__(self, tokens: int, head_dim: int, dtype: torch.dtype, device: str, options: dict):
         trunk = tokens * 3 // 4
@@ -93,9 +93,9 @@ class Case:
         return [out.detach(), *(leaf.grad for leaf in leaves)]
 
     def apart(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Rows and branches on their own, scores in plain sight: the definition in float64, eager otherwise.
+        """Single rows and branches with explicit scores: the definition in float64, eager in other dtypes.
 
-        One head of keys at a time: all scores of 8192 tokens at once would take 17 GB.
+        One key head at a time, because all scores of 8192 tokens would take 17 GB.
         """
         parts, groups = [], HEADS // KEY_HEADS
         for head in range(KEY_HEADS):
@@ -114,7 +114,7 @@ class Case:
         return float(torch.stack(apart).max())
 
     def measure(self, kernel: str, exact: list[torch.Tensor]) -> dict:
-        """In a run's order: without gradients (old_log_probs), then with them (the update)."""
+        """Measure in a run's order: without gradients (old_log_probs), then with them (the update)."""
         attend = lambda *qkv: KERNELS[kernel](*qkv, self.pack, **self.options)  # noqa: E731
         before = compilations()
         with torch.no_grad():

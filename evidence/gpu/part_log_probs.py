@@ -51,7 +51,7 @@ def run(setting, record) -> None:
 
 
 def _predicted(method: str, found: dict, shape, dtype: torch.dtype, tokens: int) -> dict:
-    """verl's loop keeps a log-softmax in the logits' precision: its error is what is shown."""
+    """verl's loop keeps a log-softmax in the logits' precision, so its error is only shown."""
     predicted = {} if method == "verl" else {"error": at_most(EXACT)}
     if "above_logits_gib" in found:
         size = dtype.itemsize
@@ -87,7 +87,7 @@ PATHS = {"ours": OURS, "flash": FLASH, "verl": LOOP}
 
 
 class Case:
-    """Logits as a model makes them: spread over some nats, one of them likely."""
+    """Logits similar to a model's: spread over some nats, with one likely token."""
 
     def __init__(self, tokens: int, vocabulary: int, dtype: torch.dtype, device: str):
         random = torch.Generator(device).manual_seed(tokens)

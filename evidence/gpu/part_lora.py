@@ -1,7 +1,7 @@
-"""LoRA under vLLM: after an update, are the engine's log-probs those of the trainer's new adapter?
+"""LoRA under vLLM: compares the engine's log-probs with those of the trainer's new adapter after an update.
 
-Two steps at a learning rate that moves the policy far. In the second the engine samples with the adapter of the first:
-were it not there, its log-probs would be those of the base, far from the trainer's.
+Two steps at a large learning rate. In the second the engine samples with the adapter of the first; without it, its
+log-probs would be the base model's, far from the trainer's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two steps, saved; the same command goes on for the third: does it say that the resume is exact?"""
+"""Saves after two steps, resumes for the third, and checks that the resume is exact."""
 
 from __future__ import annotations
 

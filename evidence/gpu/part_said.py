@@ -1,4 +1,4 @@
-"""What `doctor` and `plan` said beside what happened in the parts before."""
+"""Compares the statements of `doctor` and `plan` with the results of the other parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu import record as records
 from gpu import runs
 from gpu.record import at_most, same
 
-# doctor's check -> the kernel of `kernels` that it speaks of
+# doctor's check -> its kernel in the part `kernels`
 CHECKS = {"flash-attn": "varlen", "sdpa": "sdpa", "flex-attention": "flex"}
 SOURCE = "verl-credit doctor, verl-credit plan"
 
@@ -27,37 +27,29 @@ def run(setting, record) -> None:
     record.add("doctor", found, {"failed": at_most(0)} if ran else {}, SOURCE)
     kernels = _rows(record, "kernels")
     for check, kernel in CHECKS.items():
-        _check(
-            record,
-            check,
-            checks.get(check),
-            [row for row in kernels if row["name"].startswith(f"{kernel}, bf16")],
-        )
+        rows = [row for row in kernels if row["name"].startswith(f"{kernel}, bf16")]
+        _check(record, check, checks.get(check), rows)
     off = [row["name"] for row in steps if row["verdict"] == records.OFF]
     if steps:
-        record.add(
-            "plan",
-            {"rows": len(steps), "off": len(off), "which": ", ".join(off) or "none"},
-            {"off": at_most(0)},
-            SOURCE,
-        )
+        found = {"rows": len(steps), "off": len(off), "which": ", ".join(off) or "none"}
+        record.add("plan", found, {"off": at_most(0)}, SOURCE)
     else:
         record.not_run("plan", "no recipe was tried here")
 
 
-def _check(record, name: str, said: dict | None, rows: list[dict]) -> None:
-    """doctor says `pass` where the kernel's rows are ok, and something else where they are not."""
+def _check(record, name: str, check: dict | None, rows: list[dict]) -> None:
+    """doctor's check must pass exactly if the kernel's rows are ok."""
     tried = [row for row in rows if row["verdict"] != records.NOT_RUN]
-    if said is None or not rows:
+    if check is None or not rows:
         record.not_run(name, "nothing to compare: `doctor` has no such check or `kernels` did not run")
         return
-    if said["status"] == "skip":
-        record.not_run(name, f"doctor does not try it: {said['found']}")
+    if check["status"] == "skip":
+        record.not_run(name, f"doctor does not try it: {check['found']}")
         return
     works = bool(tried) and all(row["verdict"] == records.OK for row in tried)
     found = {
-        "doctor_passes": said["status"] == "pass",
-        "doctor": said["found"],
+        "doctor_passes": check["status"] == "pass",
+        "doctor": check["found"],
         "kernels": "ok" if works else "off" if tried else "not run",
     }
     record.add(name, found, {"doctor_passes": same(works)}, SOURCE)

@@ -1,8 +1,8 @@
-"""Scorer `server`: what vLLM gives for a prompt whose beginning is cached, read by our scorer, against `branch`.
+"""Scorer `server`: compares vLLM's log-probs of a prompt with a cached beginning, as our scorer reads them, with `branch`.
 
-English text, an answer behind every context, as in `branches`. Each row is generated from once, as a rollout does, so that
-its contexts are cached; then the scorer asks for every answer, as in training. Counted: cached tokens, lists shorter than
-the prompt (vLLM's second model runner leaves cached positions out), and answers asked for again without the cache.
+English text, an answer after every context, as in `branches`. One generation from each row caches its contexts, as in a
+rollout; then the scorer requests every answer, as in training. Counted: cached tokens, lists shorter than the prompt
+(vLLM's second model runner leaves cached positions out), and answers requested again without the cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(setting, record) -> None:
 
 @dataclass
 class Server:
-    """vLLM without verl's server around it; prompt log-probs in that server's form, by its own function."""
+    """vLLM without verl's server; prompt log-probs have that server's form, by its own function."""
 
     folder: str
     cached: int = 0

@@ -1,8 +1,7 @@
 """One training step of every recipe that fits: peaks and seconds of its phases against `verl-credit plan`.
 
-The plan is made twice: before the step, of the recipe as it is, to see whether it fits; and after it, of what ran, with the
-row lengths that were met. From the run: torch's peak in the actor's process, the peak of the whole device by nvidia-smi,
-and verl's clocks.
+The plan is made twice: before the step for the unchanged recipe, to see whether it fits, and after it with the measured row
+lengths. From the run: torch's peak in the actor's process, the peak of the whole device by nvidia-smi, and verl's clocks.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ ONE_STEP = ("trainer.total_training_steps=1", "trainer.save_freq=-1")
 LONGEST_S = 1200
 BESIDE = ("engine", "contexts", "index", "host", "fragmentation")
 """Parts of a phase that are not live tensors of the actor's process."""
-CLOCKS = {
-    "gen": ("prefill", "decode", "search"),
-    "old_log_prob": ("log-prob", "branches"),
-    "update_actor": ("update",),
-}
+GENERATION = ("prefill", "decode", "search")
+CLOCKS = {"gen": GENERATION, "old_log_prob": ("log-prob", "branches"), "update_actor": ("update",)}
 
 
 def run(setting, record) -> None:
@@ -74,7 +70,7 @@ def _worst(plan: dict) -> str:
 
 
 def _lengths(step: dict) -> list[str]:
-    """The plan's assumptions about rows, as they were met."""
+    """The plan's assumptions about rows, set to the measured lengths."""
     prompt, response = step["prompt_length/mean"], step["response_length/mean"]
     return [f"plan.mean_prompt_tokens={prompt:.0f}", f"plan.mean_response_tokens={response:.0f}"]
 

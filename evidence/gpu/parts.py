@@ -1,4 +1,4 @@
-"""The parts in order of value: what each needs, how long it may take, what it predicts and where from."""
+"""The parts in order of value, each with its requirements, time limit, prediction and the prediction's source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Part:
     what: str
     predicted: str
     needs: tuple[str, ...] = ()
-    """Of: verl, vllm (packages), cuda (at least one GPU). torch and transformers always."""
+    """Any of verl, vllm (packages) and cuda (at least one GPU), in addition to torch and transformers."""
     limit_s: int = 1200
     tiny_limit_s: int = 120
     on_cpu: str = ""
-    """Why it is not run with ``--device cpu``; empty: it is."""
+    """Why the part does not run with ``--device cpu``; "" if it does."""
 
     def missing(self, machine: Mapping) -> str:
-        """Why it cannot run here; empty when it can."""
+        """Why the part cannot run here; "" if it can."""
         if not machine["gpus"] and self.on_cpu:
             return self.on_cpu
         have = set(machine["software"]) | ({"cuda"} if machine["gpus"] else set())

@@ -1,8 +1,8 @@
-"""What a part found beside what was predicted, in a JSON file that is whole after every row.
+"""A part's results beside its predictions, in a JSON file that is complete after every row.
 
 A row: ``name``; ``found`` and ``predicted``, {quantity: value}; ``source`` of the prediction; ``verdict``: ok, off, found
-(nothing was predicted), or not run; ``why``, where there is something to say. The file also says of which machine and code
-it is, and the part's ``state``: running, done, cut (its time was over), failed, not run.
+(without a prediction), or not run; optionally ``why``. The file also names the machine and the code, and the part's
+``state``: running, done, cut (at its time limit), failed, not run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ROWS, MAX_TEXT = 400, 400
 
 @dataclass(frozen=True)
 class Expected:
-    """A prediction: how it reads, and whether a value meets it."""
+    """A prediction as text, and the test whether a value meets it."""
 
     text: str
     met: Callable[[object], bool]
@@ -51,7 +51,7 @@ def same(value) -> Expected:
 
 
 def read(path: Path) -> dict | None:
-    """A part's file; None where there is none, or none that can be read."""
+    """A part's file, or None if it is missing or cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def read(path: Path) -> dict | None:
 
 
 def write(path: Path, content: Mapping) -> None:
-    """Atomic: a reader sees the old file or the new one."""
+    """Write the file atomically: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -71,14 +71,14 @@ def write(path: Path, content: Mapping) -> None:
 
 
 class Record:
-    """The rows of one part. They stand in the file as soon as they are added; rows of an earlier try are kept."""
+    """The rows of one part. Each is written to the file when it is added; rows of an earlier try are kept."""
 
     def __init__(self, path: Path):
         self.path = path
         self.content = read(path) or {"rows": []}
 
     def has(self, name: str) -> bool:
-        """Whether the row was found already, by a try that was cut. What was off or not run is tried again."""
+        """Whether an earlier try has this row already. Rows that were off or not run are tried again."""
         return any(row["name"] == name and row["verdict"] in (OK, FOUND) for row in self.content["rows"])
 
     def add(
@@ -88,7 +88,7 @@ class Record:
         predicted: Mapping[str, Expected] | None = None,
         source: str = "",
     ) -> dict:
-        """``off`` where a prediction is not met, or where what was predicted was not found."""
+        """Add a row. It is ``off`` when a prediction is not met, or a predicted value is missing."""
         predicted = predicted or {}
         missing = [key for key in predicted if found.get(key) is None]
         met = not missing and all(expected.met(found[key]) for key, expected in predicted.items())
@@ -100,10 +100,10 @@ class Record:
         })  # fmt: skip
 
     def off(self, name: str, error: Exception | str) -> dict:
-        """It was tried and ended in an error."""
-        said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        """Add a row that ended in an error."""
+        why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         return self._put(
-            {"name": name, "found": {}, "predicted": {}, "source": "", "verdict": OFF, "why": said}
+            {"name": name, "found": {}, "predicted": {}, "source": "", "verdict": OFF, "why": why}
         )
 
     def not_run(self, name: str, why: str) -> dict:
@@ -123,10 +123,10 @@ class Record:
 
 
 def line(row: Mapping) -> str:
-    said = f"  {row['verdict']:<7}  {row['name']}"
-    said += f": {values(row['found'])}" if row["found"] else ""
-    said += f"; predicted {values(row['predicted'])}" if row["predicted"] else ""
-    return said + (f"; {row['why']}" if row.get("why") else "")
+    text = f"  {row['verdict']:<7}  {row['name']}"
+    text += f": {values(row['found'])}" if row["found"] else ""
+    text += f"; predicted {values(row['predicted'])}" if row["predicted"] else ""
+    return text + (f"; {row['why']}" if row.get("why") else "")
 
 
 def values(of: Mapping[str, object]) -> str:
@@ -138,7 +138,7 @@ def _shown(value) -> str:
 
 
 def _plain(value):
-    """What JSON can hold: numbers rounded to what a reader can use, None for those that are not finite."""
+    """The value for JSON: numbers rounded to six digits, None for those that are not finite."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):

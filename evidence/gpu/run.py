@@ -1,13 +1,13 @@
-"""One command for a GPU machine: every part in order of value, and a table of what was found against what was predicted.
+"""One command for a GPU machine: runs every part in order of value, and writes a table of results beside predictions.
 
     python evidence/gpu/run.py [--hardware node8|h100x1|spark] [--model FOLDER] [--parts kernels,branches] [--again]
     python evidence/gpu/run.py --device cpu --tiny      the same command at a size for two cores, about two minutes
 
-Every part is a process of its own with a time limit. What it found stands at once in OUT/results/DEVICE/PART.json. Called
-again, a part that is done for this device and this code is not run again, and one that was cut goes on. OUT/README.md is
+Every part is a separate process with a time limit. Its results are written at once to OUT/results/DEVICE/PART.json. A
+second call skips parts that are done for this device and this code, and continues those that were cut. OUT/README.md is
 written from these files. Without --model FOLDER (weights with their tokenizer) models have the recipes' shapes and random
-weights. torch and transformers are enough for the first four parts. Exit code 0: nothing was off, cut or failed; 1:
-something was; 4: there is nothing to run on; 130: Ctrl-C.
+weights. The first four parts need only torch and transformers. Exit code 0: nothing was off, cut or failed; 1: something
+was; 4: there is no device to run on; 130: Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of `verl-credit train`, started the way a user starts them, and what they leave behind."""
+"""Starts `verl-credit train` as a user does, and reads its output files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu.machine import environment
 
 GPU_RECIPES = ("math_sepa", "spark_qwen3_4b", "multihop_qwen3_4b", "singlehop_qwen3_4b")
 TWINS = {"singlehop_qwen3_4b": "multihop_qwen3_4b"}
-# A policy with random weights calls no tool and never ends: its one turn fills the row, which is what a plan reckons with.
+# A policy with random weights calls no tool and never ends: its one turn fills the row, as a plan assumes.
 FULL_ROWS = ("search.max_searches=0", "search.max_new_tokens=${data.max_response_length}")
-# A run that shows a mechanism and no cost: few and short rows.
+# A run that shows a mechanism and not its cost, with few and short rows.
 SMALL = (
     "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4",
     "search.max_new_tokens=64", "data.max_response_length=512",
@@ -30,14 +30,14 @@ TINY = (
 
 
 def recipes(setting) -> dict[str, list[str]]:
-    """Recipe -> the overrides that bring it to this machine's kind of hardware."""
+    """Recipe -> the overrides for this machine's hardware."""
     if setting.device == "cpu":
         return {"search_cpu": list(TINY)}
     return {name: [f"hardware={setting.hardware}"] for name in GPU_RECIPES}
 
 
 def named_model(recipe: str) -> str:
-    """What the recipe trains: its model's name."""
+    """The name of the recipe's model."""
     return {"math_sepa": "Qwen/Qwen3-4B-Instruct-2507"}.get(recipe, "Qwen/Qwen3-4B")
 
 
@@ -51,12 +51,12 @@ def command(*arguments: str) -> tuple[int, str]:
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> dict:
-    """`verl-credit plan --json`. Raises RuntimeError with its words when it cannot plan."""
-    code, said = command("plan", "--config-name", recipe, "--json", *overrides)
+    """`verl-credit plan --json`. Raises RuntimeError with its message when it cannot plan."""
+    code, output = command("plan", "--config-name", recipe, "--json", *overrides)
     try:
-        planned = json.loads(said[said.index("{") :])
+        planned = json.loads(output[output.index("{") :])
     except ValueError:
-        planned = {"error": said[-300:]}
+        planned = {"error": output[-300:]}
     if "error" in planned:
         raise RuntimeError(f"plan ended with exit code {code}: {planned['error']}")
     return planned
@@ -65,15 +65,16 @@ def plan(recipe: str, overrides: Sequence[str]) -> dict:
 def train(
     setting, name: str, recipe: str, overrides: Sequence[str], *, keep: bool = False
 ) -> tuple[Path, str]:
-    """(folder of the run, what it printed). Raises RuntimeError when it did not end well."""
+    """(folder of the run, its output). Raises RuntimeError when it fails."""
     run_dir = Path(setting.work).resolve() / "runs" / name
     if not keep:
         shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    code, said = command("train", "--config-name", recipe, f"run_dir={run_dir}", *overrides)
+    code, output = command("train", "--config-name", recipe, f"run_dir={run_dir}", *overrides)
     if code:
-        raise RuntimeError(f"train ended with exit code {code}: {' | '.join(said.strip().splitlines()[-4:])}")
-    return run_dir, said
+        last = " | ".join(output.strip().splitlines()[-4:])
+        raise RuntimeError(f"train ended with exit code {code}: {last}")
+    return run_dir, output
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -84,7 +85,7 @@ def metrics(run_dir: Path) -> list[dict]:
 
 @contextmanager
 def device_peak() -> Iterator[list[int]]:
-    """MiB in use on the fullest GPU, by nvidia-smi twice a second; an empty list where it does not say (GB10, no GPU)."""
+    """The peak of MiB in use on a GPU, by nvidia-smi twice a second; an empty list if it reports none (GB10, no GPU)."""
     seen: list[int] = []
     if shutil.which("nvidia-smi") is None:
         yield seen

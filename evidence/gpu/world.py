@@ -1,8 +1,8 @@
-"""What a training run needs beside a machine: questions, a search server, a model folder. Made here, without a network.
+"""Makes the questions, the search server and the model folder for a training run, without a network.
 
-Questions and pages are the lab's; the index has its encoder, hardly trained. Without ``--model`` the policy has the
-recipe's shape and random weights: it calls no tool, so that gains have nothing to measure (credit=grpo), its rows are cut
-at their length, and its reward is a coin's (`coin_reward`), so that groups do not tie and an update moves something.
+Questions and pages are the lab's; the index has its encoder after two training steps. Without ``--model`` the policy has
+the recipe's shape and random weights. It calls no tool, so there are no gains (credit=grpo), its rows are cut at their
+length, and its reward is random (`coin_reward`), so that groups do not tie and an update changes the weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from verl_credit.data.rows import PROMPTS, SCHEMA
 from verl_credit.plan.model_shape import PUBLISHED, shape_of
 from verl_credit.reward.qa import BOXED, TAG
 
-# The lab's template shows no tool; a model that was never taught needs the schema no less than any other.
+# The lab's template omits the tools; here the schema is added before it, as other templates have it.
 TOOLS = "{%- if tools -%}{{ '<|im_start|>system\\n' }}{%- for tool in tools -%}{{ tool | tojson + '\\n' }}{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}\n"  # noqa: E501
 QUESTIONS = 64
 
 
 @dataclass(frozen=True)
 class World:
-    """Where things are, and the overrides that bring a recipe to them."""
+    """The paths and the server, and the overrides that set them in a recipe."""
 
     root: Path
     url: str
@@ -48,7 +48,7 @@ class World:
 
 @contextmanager
 def world(setting) -> Iterator[World]:
-    """Made once in ``--work``; the search server runs as long as the block does."""
+    """The world in ``--work``, made once; the search server runs inside the block."""
     from verl_credit_retriever.launch import start_server
 
     root = Path(setting.work).resolve() / "world"
@@ -59,7 +59,7 @@ def world(setting) -> Iterator[World]:
 
 
 def model_folder(setting, path: str) -> str:
-    """``--model``, or a folder of random weights of the model that a recipe names, with the lab's tokenizer."""
+    """``--model``, or a folder with random weights in the shape of a recipe's model, and the lab's tokenizer."""
     if setting.model:
         return setting.model
     shape = TINY if setting.tiny else PUBLISHED[shape_of(path).name]
@@ -71,7 +71,7 @@ def model_folder(setting, path: str) -> str:
         model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)  # last: it says that the folder is whole
+        tokenizer.save_pretrained(folder)  # last, because it marks the folder as complete
     return str(folder)
 
 
@@ -83,7 +83,7 @@ def _lab():
 
 
 def _tokenizer(vocabulary: int = 0):
-    """The lab's, with a template that shows tools, filled up to ``vocabulary`` words: an engine samples no word above."""
+    """The lab's tokenizer with a template that shows tools, padded to ``vocabulary`` words, so that all can be sampled."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 

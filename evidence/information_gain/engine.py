@@ -1,4 +1,4 @@
-"""What answers that ride along cost through verl's engine: packs of many rows, FSDP2 around every layer.
+"""The cost of scored answers through verl's engine, with packs of many rows and FSDP2 around every layer.
 
     python evidence/information_gain/engine.py [--hidden 256] [--layers 4] [--repeats 5] [--json FILE]
 
@@ -100,12 +100,12 @@ def seconds(engine, data) -> float:
 
 def masks_made(engine, data) -> int:
     """Branch masks that one forward builds, counted where they are built."""
-    from verl_credit.attention import pack
+    from verl_credit.attention import sdpa
 
-    build, made = pack._branch_mask, []
-    pack._branch_mask = lambda *asked: (made.append(asked), build(*asked))[1]
+    build, made = sdpa._branch_piece, []
+    sdpa._branch_piece = lambda *given: (made.append(given), build(*given))[1]
     seconds(engine, data)
-    pack._branch_mask = build
+    sdpa._branch_piece = build
     return len(made)
 
 

@@ -1,4 +1,4 @@
-"""What information gain costs beside the forward that computes old_log_probs anyway.
+"""The cost of information gain in the forward that computes old_log_probs.
 
     python evidence/information_gain/forward.py [--device cpu|cuda] [--kernel auto] [--json FILE]
 
@@ -79,7 +79,7 @@ def packed(model, rows, branches=None) -> torch.Tensor:
 def run(
     method: str, model, row: torch.Tensor, answers: list[torch.Tensor], at: list[int]
 ) -> list[torch.Tensor]:
-    """Log-probs of every answer's tokens but the first; `plain` finds none."""
+    """Log-probs of every answer's tokens except the first; `plain` has none."""
     if method == "branch":
         order = sorted(range(len(at)), key=lambda i: -at[i])
         whole = torch.cat([row, *(answers[i] for i in order)])
@@ -147,7 +147,7 @@ def time_shape(arguments, model, length: int, turns: int) -> dict:
 
 
 def peak(arguments, method: str, length: int, turns: int) -> float:
-    """Bytes that one method needs above the model, in a process of its own."""
+    """Bytes that one method needs above the model, measured in a separate process."""
     command = [sys.executable, "-W", "ignore", __file__, "--peak-of", method, str(length), str(turns)]
     for name in ("device", "kernel", "hidden", "layers", "vocabulary"):
         command += [f"--{name}", str(getattr(arguments, name))]

@@ -1,8 +1,8 @@
 """A whole lab step with information gain beside the same step without: python evidence/information_gain/lab_step.py
 
-The learning rate is 0, so that all runs make the same rollouts, step for step; they differ only in whether gains are
-measured (`algorithm.info_gain_warmup_steps`). Runs alternate; the ratio is of sums over steps 2 and later of medians over
-runs. Metrics that do not depend on the credit have to be the same.
+The learning rate is 0, so that all runs make the same rollouts; they differ only in whether gains are measured
+(`algorithm.info_gain_warmup_steps`). Runs alternate; the ratio is of sums over steps 2 and later of medians over runs.
+Metrics that do not depend on the credit must be equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lab after the warm start: python evidence/lab/labs.py --seeds 0 1 2 3 4 [--labs DIR] [--out FILE]
 
-Builds (or reuses) the lab of every world seed and writes what its manifest says of the policy, measured on dev
-questions, and how often the encoder finds the article of the first hop of a test question.
+Builds (or reuses) the lab of every world seed. Writes its manifest's measurements of the policy on dev questions, and how
+often the encoder finds the first hop's article for a test question.
 """
 
 from __future__ import annotations

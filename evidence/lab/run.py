@@ -1,8 +1,8 @@
-"""What the lab shows, measured: python evidence/lab/run.py --seeds 0 1 2 [--out DIR] [--labs DIR]
+"""Measures learning on the lab: python evidence/lab/run.py --seeds 0 1 2 [--out DIR] [--labs DIR]
 
-Per world seed: the lab is built (or reused), then `verl-credit train --config-name lab` runs under each
-condition. Held-out questions are the lab's test split, which nothing was tuned on. One JSON file per run is
-written into --out as soon as it ends; `summarize.py` makes the tables.
+For each world seed the lab is built (or reused), then `verl-credit train --config-name lab` runs under each condition.
+Held-out questions are the lab's test split, on which nothing was tuned. Each run writes one JSON file into --out when it
+ends; `summarize.py` makes the tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Predicted against measured tensor peak of the actor: python evidence/plan/measure_lab.py --policy DIR [--json FILE]
 
-A plain process does what the actor does: packed rows through the project's attention and log-probs, a clipped ratio,
-two micro-batches, gradient clipping, AdamW; twice, so that the second update meets the moments. On a CPU the torch
+A plain process repeats the actor's work: packed rows through the project's attention and log-probs, a clipped ratio,
+two micro-batches, gradient clipping, AdamW; twice, so that the second update has the moments. On a CPU the torch
 profiler reports every allocation and release of the allocator, temporaries of kernels included, and their running sum
 over the weights is the peak; on CUDA it is `torch.cuda.max_memory_allocated`. The interpreter is not in it.
 
@@ -55,7 +55,7 @@ def build(config, *, device: str = "cpu", dtype=torch.float32, checkpointing: bo
 
 
 def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches: int = 2) -> Job:
-    """What the process does, in the plan's terms: no sharding, micro-batches of ``rows`` rows."""
+    """The process's work as a plan's job: no sharding, micro-batches of ``rows`` rows."""
     number = next(model.parameters()).element_size()
     on_cpu = next(model.parameters()).device.type == "cpu"
     kernels = {choice.kernel for choice in chosen(model.config._attn_implementation)}
@@ -68,7 +68,7 @@ def job_of(model, *, rows: int, length: int, checkpointing: bool, micro_batches:
 
 
 def _forward(model, ids, pack, *, entropy: bool = False):
-    """Log-probs, or (log-probs, entropies), as the engine makes them."""
+    """Log-probs, or (log-probs, entropies), as the engine computes them."""
     given = {"position_ids": pack.position_ids().to(ids.device)[None], "use_cache": False, PACK: pack}
     in_bf16 = next(model.parameters()).dtype == torch.bfloat16
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
@@ -78,7 +78,7 @@ def _forward(model, ids, pack, *, entropy: bool = False):
 
 
 def updates(model, *, rows: int, length: int, micro_batches: int = 2) -> None:
-    """Two updates: the second meets the moments."""
+    """Two updates, so that the second has the moments."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     random = torch.Generator().manual_seed(1)
@@ -96,7 +96,7 @@ def updates(model, *, rows: int, length: int, micro_batches: int = 2) -> None:
 
 @torch.no_grad()
 def log_prob_pass(model, *, rows: int, length: int, answers: int = 0) -> None:
-    """The forward that finds old_log_probs and entropies; behind every row so many answers of 8 tokens."""
+    """The forward for old_log_probs and entropies, with this many answers of 8 tokens after every row."""
     pack = pack_rows([length] * rows, [[(length - i, ANSWER) for i in range(answers)]] * rows)
     ids = torch.randint(
         0, model.config.vocab_size, (pack.length,), generator=torch.Generator().manual_seed(1)
@@ -105,7 +105,7 @@ def log_prob_pass(model, *, rows: int, length: int, answers: int = 0) -> None:
 
 
 def tensor_peak(model, run) -> int:
-    """Bytes: the weights, and the largest sum of what ``run`` holds at a time."""
+    """Bytes of the weights, and the peak of ``run``."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     if next(model.parameters()).device.type == "cuda":
         torch.cuda.synchronize()

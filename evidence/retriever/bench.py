@@ -1,4 +1,4 @@
-"""Our server beside a plain one: same machine, encoder and index, in one run.
+"""Compares our server with a plain one on the same machine, with the same encoder and index.
 
     python evidence/retriever/bench.py --work DIR [--rows 50000 500000] [--requests 320] [--rounds 2] [--json FILE]
 
@@ -83,7 +83,7 @@ def single_queries(url: str, rows: int, queries: list[str]) -> Load:
 
 
 def compare(work: Path, rows: int, options: argparse.Namespace) -> dict:
-    """The two servers over one index: throughput, latencies, a batch, and whether they name the same documents."""
+    """The two servers over one index: throughput, latencies, a batch, and whether they find the same documents."""
     encoder = make_encoder(work / "e5-base", "e5-base")
     index = make_index(work / f"index-{rows}", encoder, rows)
     runs: dict[str, list[Load]] = {"ours": [], "plain": []}

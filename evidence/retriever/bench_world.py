@@ -1,4 +1,4 @@
-"""What the benchmark serves: encoders with random weights, queries, and an index of random unit vectors."""
+"""The benchmark's encoders with random weights, its queries, and its index of random unit vectors."""
 
 import json
 import random

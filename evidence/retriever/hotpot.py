@@ -1,4 +1,4 @@
-"""Real paragraphs and questions: recall of supporting paragraphs, served against exact search.
+"""Recall of supporting paragraphs on real questions, served and by exact search.
 
     python evidence/retriever/hotpot.py --encoder FOLDER [--data FILE] [--k 1,2,3,10] [--kind flat] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Talk to a retriever as Search-R1's clients do: one blocking `requests.post` per batch of queries.
+"""Queries a retriever as Search-R1's clients do, with one blocking `requests.post` per batch of queries.
 
     python evidence/retriever/search_r1_client.py http://127.0.0.1:8000 "who founded Rolkax" [query ...] [--topk 3]
 
