@@ -30,7 +30,7 @@ def test_parse_grams_keeps_commas_of_json():
         ('["let me", "..."]', ValueError, r"entry 1 is '\.\.\.'; expected a phrase of words"),
         ("[]", ValueError, r"algorithm.strategic_grams='\[\]' holds no gram"),
         ([], ValueError, r"algorithm.strategic_grams=\[\] holds no gram"),
-        ('["let me"', ValueError, "algorithm.strategic_grams='.*' is no JSON list"),
+        ('["let me"', ValueError, "algorithm.strategic_grams='.*' is not a JSON list"),
         ('["let me", 3]', TypeError, "entry 1 is 3; expected a string"),
         ([["let me"]], TypeError, r"entry 0 is \['let me'\]"),
         (7, TypeError, "algorithm.strategic_grams=7; expected a JSON list"),

@@ -1,4 +1,4 @@
-"""Credit assignment for multi-turn GRPO as pure functions of tensors: torch and nothing else."""
+"""Credit assignment for multi-turn GRPO as pure functions of tensors, with torch only."""
 
 from verl_credit.credit.groups import GroupStats, group_stats, z_score
 from verl_credit.credit.loss.aggregate import AGG_MODES, aggregate

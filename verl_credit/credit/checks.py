@@ -1,4 +1,4 @@
-"""Argument checks that name the argument, the row and what would be right."""
+"""Argument checks; their errors name the argument, the row and what is expected."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from verl_credit.errors import did_you_mean
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:
-    """Raise ValueError unless `tensor` has `shape`; `like` says in words where that shape comes from."""
+    """Raise ValueError unless `tensor` has `shape`; `like` names the source of that shape."""
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {tuple(shape)}, as {like}")
 
@@ -23,7 +23,7 @@ def check_name(argument: str, value: str, accepted: Iterable[str]) -> None:
 
 
 def as_bool(name: str, mask: torch.Tensor) -> torch.Tensor:
-    """A mask as a bool tensor; other dtypes may hold 0 and 1 only."""
+    """A mask as a bool tensor; other dtypes may contain only 0 and 1."""
     if mask.dtype == torch.bool:
         return mask
     bad = (mask != 0) & (mask != 1)
@@ -46,7 +46,7 @@ def first_row(bad: torch.Tensor) -> int:
 
 
 def output_dtype(*tensors: torch.Tensor) -> torch.dtype:
-    """The widest input dtype, at least float32 (half precision cannot hold an advantage's 1e-6 terms)."""
+    """The widest input dtype, at least float32 (half precision cannot represent an advantage's 1e-6 terms)."""
     dtype = torch.float32
     for tensor in tensors:
         if tensor.dtype.is_floating_point:

@@ -1,7 +1,7 @@
-"""Group statistics: the one place where mean, spread, floors and the rule for groups of one are written.
+"""Statistics of groups and rows. Mean, spread, floors and the rule for groups of one are defined only here.
 
-Everything that is compared within a group (outcomes of one prompt, gains of one prompt and turn, a whole
-batch) goes through `group_stats`, in float64.
+All comparisons within a group (outcomes of one prompt, gains of one prompt and turn, a whole batch) use
+`group_stats`, in float64.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ EPS = 1e-6  # released A2TGPO and verl: divide by (std + 1e-6)
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Per element, in float64: statistics of the group it belongs to.
+    """Per element, in float64: the statistics of its group.
 
-    Elements that are not members read deviation 0, and the mean, std and count of their group's members.
+    Elements that are not members have deviation 0, and the mean, std and count of their group's members.
     """
 
     mean_N: torch.Tensor
@@ -39,10 +39,10 @@ def group_stats(
 
         mean = sum(v) / n        std = sqrt(sum((v - mean)^2) / (n - ddof) + variance_floor)
 
-    A group with `n <= max(1, ddof)` members has no spread: its std is 1 and, the deviation of a single member
-    being 0, its z-score is 0.
-    Sums run over the members of a group in order of their values, so permuting rows changes no bit of the
-    result; values are measured from the group's minimum, so equal values deviate by exactly 0.
+    A group with `n <= max(1, ddof)` members has no spread: its std is 1, and since a single member has deviation 0,
+    its z-score is 0.
+    Sums run over the members of a group in the order of their values, so permuting rows changes no bit of the
+    result. Values are measured from the group's minimum, so equal values deviate by exactly 0.
 
     Shapes: values_N any real dtype, group_N integer ids (any values), member_N bool (all, if None).
     Values of non-members may be anything, NaN included.
@@ -53,7 +53,7 @@ def group_stats(
     if member_N is None:
         member_N = torch.ones_like(group_N, dtype=torch.bool)
     check_shape("member_N", member_N, values_N.shape, "values_N")
-    n_groups = values_N.numel()  # an upper bound that needs no look at the ids
+    n_groups = values_N.numel()  # an upper bound; reading the ids would wait for the device
 
     values_n, group_n = _in_canonical_order(values_N[member_N], group_N[member_N])
     zeros_G = values_N.new_zeros(n_groups)
@@ -92,15 +92,21 @@ def z_score(
 def z_score_per_turn(
     values_B_K: torch.Tensor, member_B_K: torch.Tensor, group_B: torch.Tensor, **options
 ) -> torch.Tensor:
-    """`z_score` with a group per prompt and tool turn; float64. group_B: 0, 1, ..."""
+    """`z_score` with one group per prompt and tool turn; float64. group_B: 0, 1, ..."""
     turns = values_B_K.shape[1]
     group_B_K = group_B[:, None] * turns + torch.arange(turns, device=values_B_K.device)
     z_N = z_score(values_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten(), **options)
     return z_N.view_as(values_B_K)
 
 
+def row_mean(values_B_T: torch.Tensor, member_B_T: torch.Tensor) -> torch.Tensor:
+    """Mean over the members of each row, float64 [B, 1]; 0 for a row without members. Non-members may be anything."""
+    values_B_T = torch.where(member_B_T, values_B_T.to(torch.float64), 0.0)
+    return values_B_T.sum(dim=1, keepdim=True) / member_B_T.sum(dim=1, keepdim=True).clamp(min=1)
+
+
 def _in_canonical_order(values_n: torch.Tensor, group_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted by group, then by value: a sum over a group no longer depends on the order of the rows."""
+    """Sorted by group, then by value, so that a sum over a group does not depend on the order of the rows."""
     by_value = torch.argsort(values_n, stable=True)
     by_group = by_value[torch.argsort(group_n[by_value], stable=True)]
     return values_n[by_group], group_n[by_group]

@@ -1,4 +1,4 @@
-"""What every operator owes its users, as functions that find a counterexample; ours and a user's alike."""
+"""The laws that every operator must satisfy, ours and a user's, as functions that find a counterexample."""
 
 from verl_credit.credit.laws.check import Finding, check
 from verl_credit.credit.laws.laws import LAWS, Broken

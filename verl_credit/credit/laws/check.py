@@ -13,7 +13,7 @@ SEEDS = range(3)
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the outcome."""
+    """The result for one law or property."""
 
     name: str
     says: str
@@ -27,7 +27,7 @@ class Finding:
 
 
 def counterexample(examine, subject: Subject, seeds=SEEDS) -> str | None:
-    """What the first seed that breaks it says; None if it holds for all. What an operator raises is a counterexample."""
+    """The counterexample of the first seed that breaks the law, or None. An operator's exception is a counterexample."""
     for seed in seeds:
         try:
             examine(subject, seed)
@@ -39,7 +39,7 @@ def counterexample(examine, subject: Subject, seeds=SEEDS) -> str | None:
 
 
 def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
-    """A law that is not exempt has to hold; a property has to be what was declared, if anything was."""
+    """Test all laws that are not exempt, and all properties, which must match the declared ones, if any are declared."""
     findings = []
     for name, law in LAWS.items():
         exempt = subject.exempt.get(name)

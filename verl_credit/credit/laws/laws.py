@@ -10,7 +10,7 @@ import torch
 from verl_credit.credit.laws.subjects import Subject, run_turn_mode
 from verl_credit.credit.laws.world import NAN, World, beside, make_world
 
-CLOSE = 1e-9  # float64 in and out: what may differ is the order of a sum
+CLOSE = 1e-9  # float64 in and out, so only the order of a sum may make a difference
 HALVES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -83,7 +83,7 @@ def reads(subject: Subject, seed: int) -> None:
     elif subject.level == "turn":
         same(_run(subject, halved), _run(subject, world), what="tokens")
     elif subject.level == "token":
-        # the turns' advantages being given, outcomes and gains are none of a token operator's business
+        # given the turns' advantages, a token operator must not depend on outcomes and gains
         given_B_T = subject.run(world).advantage_B_T.sign()
         other = world.but(outcome_B=1 - world.outcome_B).without_gains()
         same([subject.apply(other, given_B_T)], [subject.apply(world, given_B_T)], what="outcomes or gains")

@@ -1,4 +1,4 @@
-"""What operators may or may not be, and declare: measured like a law, but no mistake when it does not hold."""
+"""Optional properties of operators: tested like laws and reported, an error only if declared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_credit.credit.laws.laws import Broken, same
 from verl_credit.credit.laws.subjects import Subject
 from verl_credit.credit.laws.world import make_world
 
-ABOUT = 1e-4  # variance floors and epsilons are inside
+ABOUT = 1e-4  # allows for variance floors and epsilons
 
 
 def centred(subject: Subject, seed: int) -> None:
@@ -46,7 +46,7 @@ def conserves(subject: Subject, seed: int) -> None:
 
 def _given(subject: Subject, seed: int):
     if subject.apply is None:
-        raise Broken(f"{subject.level} level: there is no turn advantage to weigh")
+        raise Broken(f"{subject.level} level: the operator gets no turn advantage")
     world = make_world(seed)
     sign_B = torch.where(torch.arange(len(world.outcome_B)) % 2 == 0, 1.0, -0.5).double()
     return world, torch.where(world.counted_B_T, sign_B[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""An operator of any level, run from batch to token advantages so that one suite of laws fits all."""
+"""Runs operators of all levels from a batch to token advantages, so that one suite of laws tests them all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall bel
 
 @dataclass(frozen=True)
 class Result:
-    """Float outputs per token, and what was counted."""
+    """Float outputs per token, and counts."""
 
     advantage_B_T: torch.Tensor
     clip_scale_B_T: torch.Tensor
@@ -52,7 +52,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the laws examine."""
+    """An operator that the laws examine."""
 
     name: str
     level: str
@@ -60,10 +60,10 @@ class Subject:
     function: Any
     run: Callable[[World], Result]
     apply: Callable[[World, torch.Tensor], torch.Tensor] | None = None
-    """Token level: the turns' advantages given, the tokens' advantages back."""
+    """Token level: from the turns' advantages to the tokens' advantages."""
     scope: str = "group"
     properties: frozenset[str] | None = None
-    """Declared; None: declares nothing, so that what is found is no mistake."""
+    """The declared properties; None: it declares nothing, so that every finding is accepted."""
     exempt: Mapping[str, str] = field(default_factory=dict)
     operator: Operator | None = None
 
@@ -121,7 +121,7 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
 
 
 def kind_of(found: Any, name: str) -> str:
-    """Told by a spec, by the annotation of the first argument, or by its name."""
+    """The kind of an operator, from its spec, or from the annotation or the name of its first argument."""
     if isinstance(found, TransformSpec | UncertaintySpec):
         return "transform" if isinstance(found, TransformSpec) else "uncertainty"
     parameters = list(inspect.signature(found).parameters.values()) if callable(found) else []

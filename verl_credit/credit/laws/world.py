@@ -1,4 +1,4 @@
-"""A small random batch with everything an operator can read, and ways to disturb it."""
+"""A small random batch with all inputs of operators, and ways to change it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VALUES = ("outcome_B", "gain_B_K", "log_prob_B_T", "entropy_B_T")
 
 @dataclass(frozen=True)
 class World:
-    """B rows, K tool turns, T response tokens. Garbage stands wherever nothing may look."""
+    """B rows, K tool turns, T response tokens, with garbage in all places that operators must not read."""
 
     outcome_B: torch.Tensor
     group_B: torch.Tensor
@@ -30,10 +30,6 @@ class World:
     @property
     def counted_B_T(self) -> torch.Tensor:
         return self.mask_B_T & self.valid_B[:, None]
-
-    @property
-    def uses_gains(self) -> bool:
-        return bool(self.has_gain_B_K.any())
 
     def but(self, **fields: torch.Tensor) -> World:
         return dataclasses.replace(self, **fields)
@@ -55,7 +51,7 @@ class World:
         return self.but(has_gain_B_K=torch.zeros_like(self.has_gain_B_K))
 
     def spaced(self, places_B_T: torch.Tensor, width: int) -> World:
-        """Column t of row b moves to places_B_T[b, t]; what lies between is observations."""
+        """Column t of row b moves to places_B_T[b, t]; the places between become observations."""
 
         def move(tensor_B_T: torch.Tensor, fill: float | int | bool) -> torch.Tensor:
             out = tensor_B_T.new_full((len(tensor_B_T), width), fill)
@@ -70,7 +66,7 @@ class World:
         )
 
     def wider(self, turns: int, tokens: int) -> World:
-        """More columns that belong to nobody."""
+        """The world with additional columns of padding."""
         pad = torch.nn.functional.pad
         places_T = torch.arange(self.mask_B_T.shape[1])
         wide = self.spaced(places_T.expand_as(self.mask_B_T), self.mask_B_T.shape[1] + tokens)
@@ -81,27 +77,22 @@ class World:
 
 
 def beside(first: World, second: World) -> World:
-    """Both batches in one; prompts that bear the same number are one prompt."""
+    """Both batches in one; prompts with the same number become one prompt."""
     turns = max(world.gain_B_K.shape[1] for world in (first, second))
     tokens = max(world.mask_B_T.shape[1] for world in (first, second))
     first, second = (
         world.wider(turns - world.gain_B_K.shape[1], tokens - world.mask_B_T.shape[1])
         for world in (first, second)
     )
-    return World(
-        **{
-            field.name: torch.cat([getattr(first, field.name), getattr(second, field.name)])
-            for field in dataclasses.fields(World)
-        }
-    )
+    return World(*(torch.cat(pair) for pair in zip(vars(first).values(), vars(second).values(), strict=True)))
 
 
 def make_world(
     seed: int, *, group_sizes: Sequence[int] = (4, 3, 1, 5), turns: int = 3, silent_rows: int = 0
 ) -> World:
-    """Float64. Rows of a prompt are apart from each other; outcomes 0, 0.5 or 1; up to ``turns`` tool turns a row.
+    """A float64 world: rows in random order, outcomes 0, 0.5 or 1, up to ``turns`` tool turns a row.
 
-    The first ``silent_rows`` rows have no policy token at all.
+    The first ``silent_rows`` rows have no policy tokens.
     """
     random = torch.Generator().manual_seed(seed)
     group_B = torch.cat([torch.full((size,), 7 * number - 5) for number, size in enumerate(group_sizes)])
@@ -136,7 +127,7 @@ def make_world(
 
 
 def _row(n_tool: int, silent: bool, random: torch.Generator) -> list[int]:
-    """Turn ids of a row: policy tokens of a turn, then two observation tokens (-1); at last the answer turn."""
+    """Turn ids of a row: each turn's policy tokens followed by two observation tokens (-1), then the answer turn."""
     ids: list[int] = []
     for turn in range(n_tool + 1):
         n = int(torch.randint(2, 5, (), generator=random))

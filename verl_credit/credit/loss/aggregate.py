@@ -4,13 +4,7 @@ import torch
 
 from verl_credit.credit.checks import check_name
 
-AGG_MODES = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "seq-mean-token-mean",
-)
+AGG_MODES = "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
 
 
 def aggregate(
@@ -23,7 +17,7 @@ def aggregate(
     global_batch_size: int | torch.Tensor | None = None,
     loss_scale_factor: float | None = None,
 ) -> torch.Tensor:
-    """Sum over policy tokens, divided by what the mode says.
+    """Sum over policy tokens, divided according to the mode.
 
         token-mean                sum over tokens / batch_num_tokens * dp_size
         token-sum                 sum over tokens * dp_size
@@ -31,9 +25,9 @@ def aggregate(
         seq-mean-token-sum-norm   the same / loss_scale_factor (default: the padded width T)
         seq-mean-token-mean       sum over rows of the row's mean / global_batch_size * dp_size
 
-    `batch_num_tokens` and `global_batch_size` count the whole optimiser step, so that gradients of
-    micro-batches and of data-parallel ranks (which average them) add up to the batch's. None counts this
-    micro-batch, which is refused for dp_size > 1. Rows without a policy token are no sequences.
+    `batch_num_tokens` and `global_batch_size` count the whole optimiser step, so that gradients of micro-batches and of
+    data-parallel ranks (which average them) add up to the batch's. None counts this micro-batch, which is refused for
+    dp_size > 1. Rows without a policy token do not count as sequences.
     Same values as verl 0.9.1's `agg_loss`; departure: a micro-batch without policy tokens gives 0, not NaN.
     """
     check_name("loss_agg_mode", loss_agg_mode, AGG_MODES)
@@ -57,7 +51,7 @@ def aggregate(
 
 
 def _whole_batch(name: str, given: int | torch.Tensor | None, here: torch.Tensor, dp_size: int):
-    if given is not None:  # 0 where a whole mini-batch has no token that counts: its loss is 0, not NaN
+    if given is not None:  # at least 1, so that a mini-batch without tokens has loss 0, not NaN
         return given.clamp(min=1) if isinstance(given, torch.Tensor) else max(given, 1)
     if dp_size > 1:
         raise ValueError(f"{name} is needed when dp_size={dp_size}: one rank cannot count the whole batch")

@@ -26,24 +26,24 @@ def turn_policy_loss(
     global_batch_size: int | torch.Tensor | None = None,
     loss_scale_factor: float | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Clipped surrogate whose ratio is shared by a turn's tokens, and whose range may differ per turn.
+    """Clipped surrogate loss; a turn's tokens share the ratio, and the clip range may differ per turn.
 
         delta_t = log_prob_t - old_log_prob_t
         rho     = exp(delta_t) | exp(mean of delta over the token's turn) | ... over the row     (ratio_level)
         loss_t  = max(-A_t rho_t, -A_t clip(rho_t, 1 - c_t clip_ratio_low, 1 + c_t clip_ratio_high))
 
-    c_t = clip_scale_B_T, or 1. The value of a shared ratio is the mean's, its gradient goes through each
-    token's own log-probability (d rho / d log_prob_t = rho), as in GSPO.
-    clip_ratio_c caps the loss of negative advantages at -A c (dual clip); None, the released turn loss, does
-    not. ratio_level="token" with verl's clip_ratio_c and no clip scale is verl's vanilla loss, "sequence" its
-    gspo loss. Half-precision inputs are computed in float32. Means run over policy tokens only: observation
-    tokens inside a turn count for nothing.
+    c_t = clip_scale_B_T, or 1. A shared ratio has the mean's value, and its gradient goes through each token's own
+    log-probability (d rho / d log_prob_t = rho), as in GSPO.
+    clip_ratio_c caps the loss of negative advantages at -A c (dual clip); None, as in the released turn loss, does not.
+    ratio_level="token" with verl's clip_ratio_c and no clip scale is verl's vanilla loss, "sequence" its gspo loss.
+    Half-precision inputs are computed in float32. Means are over policy tokens only, without observation tokens inside
+    a turn.
 
     Values where the mask is 0 may be anything, NaN included. No gradient flows through advantages, old
-    log-probabilities or clip scales. `aggregate` explains loss_agg_mode and what follows it.
+    log-probabilities or clip scales. `aggregate` explains loss_agg_mode and the arguments after it.
     Metrics are 0-dim tensors (nothing waits for the device): pg_clipfrac, pg_clipfrac_lower, ppo_kl, and
-    clip_scale_mean and clip_scale_std (over policy tokens) when a clip scale is given.
-    Shapes and names are checked; ids are not (it would wait for the device): `turn_table` checks them.
+    clip_scale_mean and clip_scale_std (over policy tokens) with a clip scale.
+    Shapes and names are checked; ids are not, because that would wait for the device: `turn_table` checks them.
     Departure from the release: turns come from ids, not from runs of equal advantages.
     Source: A2TGPO, 2605.06200; GSPO, 2507.18071; dual clip, 1912.09729.
     """
@@ -112,7 +112,7 @@ def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_
 def _scale_metrics(
     scale_B_T: torch.Tensor, mask_B_T: torch.Tensor, n_tokens: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Over policy tokens; measured from 1, where scales of tokens that nothing scales lie."""
+    """Over policy tokens. Scales are measured from 1, so that unscaled tokens contribute exactly 0."""
     excess_B_T = torch.where(mask_B_T, scale_B_T.detach().to(output_dtype(scale_B_T)) - 1, 0.0)
     count = n_tokens.clamp(min=1)
     mean = excess_B_T.sum() / count

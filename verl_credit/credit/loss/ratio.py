@@ -30,7 +30,7 @@ def importance_ratio(
 def segment_mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor, ids_B_T: torch.Tensor) -> torch.Tensor:
     """Mean over the policy tokens that share a row and an id, at each of those tokens; 0 where mask is False.
 
-    A row of T tokens has at most T turns, so a T-wide table holds the sums without a look at the ids.
+    A row of T tokens has at most T turns, so a T-wide table holds the sums without reading the ids.
     """
     ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
     values_B_T = torch.where(mask_B_T, values_B_T, 0.0)

@@ -32,11 +32,7 @@ def grpo(
     Source: 2402.03300; 2503.20783 for the centred form.
     """
     check_name("singleton", singleton, ("zero", "raw"))
-    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
-    bad = valid_B & ~outcome_B.isfinite()
-    if bad.any():
-        row = first_row(bad)
-        raise ValueError(f"outcome_B row {row} is {float(outcome_B[row])}; expected a finite outcome")
+    valid_B = finite_rows(outcome_B, group_B, row_valid_B)
     stats = group_stats(outcome_B, group_B, member_N=valid_B, ddof=ddof, variance_floor=variance_floor)
     numerator_B, std_B = stats.deviation_N, stats.std_N
     if singleton == "raw":
@@ -54,11 +50,11 @@ def group_counts(
     group_size: int | None = None,
     solved_above: float = 0.5,
 ) -> dict[str, int]:
-    """How many groups there are, and how many of them carry no outcome signal.
+    """The number of groups, and of those without an outcome signal.
 
-    groups; singleton_groups (one valid row); tied_groups (two or more valid rows, all outcomes equal), split
-    into all_solved_groups (outcome above `solved_above`) and all_failed_groups; short_groups (fewer valid rows
-    than `group_size`, when that is given; groups of which no row is valid count here only).
+    groups; singleton_groups (one valid row); tied_groups (two or more valid rows, all outcomes equal), split into
+    all_solved_groups (outcome above `solved_above`) and all_failed_groups; short_groups (fewer valid rows than
+    `group_size`, if given; a group without a valid row counts only here).
     """
     valid_B = valid_rows(outcome_B, group_B, row_valid_B)
     valid_B = valid_B & outcome_B.isfinite()
@@ -86,6 +82,18 @@ def tied_rows(outcome_B: torch.Tensor, group_B: torch.Tensor, member_B: torch.Te
     """True for the members of groups of two or more whose outcomes are all equal."""
     stats = group_stats(outcome_B, group_B, member_N=member_B, variance_floor=0.0)
     return member_B & (stats.count_N > 1) & (stats.std_N == 0)
+
+
+def finite_rows(
+    outcome_B: torch.Tensor, group_B: torch.Tensor, row_valid_B: torch.Tensor | None
+) -> torch.Tensor:
+    """`valid_rows`, after checking that their outcomes are finite."""
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    bad_B = valid_B & ~outcome_B.isfinite()
+    if bad_B.any():
+        row = first_row(bad_B)
+        raise ValueError(f"outcome_B row {row} is {float(outcome_B[row])}; expected a finite outcome")
+    return valid_B
 
 
 def valid_rows(

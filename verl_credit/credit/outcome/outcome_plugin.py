@@ -10,6 +10,7 @@ import torch
 
 from verl_credit.credit.checks import as_group_ids, output_dtype
 from verl_credit.credit.outcome.outcome import valid_rows
+from verl_credit.credit.plugins.lists import groups_of
 
 Operator = Callable[..., torch.Tensor]
 LARGEST = torch.finfo(torch.float32).max
@@ -19,8 +20,8 @@ def outcome_operator(function: Callable[..., Any], name: str, params: dict | Non
     """``operator(outcome_B, group_B, row_valid_B=None) -> advantage_B`` from a function of plain lists.
 
     Accepted: f(rewards), f(rewards, params), f(rewards, *, params), and a factory without arguments that returns one
-    of them. ``rewards`` are the outcomes of one prompt's valid rows in row order; as many finite numbers must come
-    back. What a single reward can mean is up to the function: it is called for groups of one too.
+    of them. ``rewards`` are the outcomes of one prompt's valid rows in row order; the function returns as many finite
+    numbers. It is also called for groups of one.
     """
     call = _adapted(function, name, dict(params or {}))
 
@@ -29,12 +30,7 @@ def outcome_operator(function: Callable[..., Any], name: str, params: dict | Non
     ) -> torch.Tensor:
         valid_B = valid_rows(outcome_B, group_B, row_valid_B)
         advantage_B = torch.zeros(outcome_B.shape, dtype=torch.float64)
-        rows_of: dict[int, list[int]] = {}
-        groups = as_group_ids("group_B", group_B).tolist()
-        for row, (group, valid) in enumerate(zip(groups, valid_B.tolist(), strict=True)):
-            if valid:
-                rows_of.setdefault(group, []).append(row)
-        for rows in rows_of.values():
+        for rows in groups_of(as_group_ids("group_B", group_B), valid_B):
             rewards = outcome_B[rows].tolist()
             advantage_B[rows] = torch.tensor(_checked(call(rewards), rewards, name), dtype=torch.float64)
         return advantage_B.to(device=outcome_B.device, dtype=output_dtype(outcome_B))
@@ -49,7 +45,7 @@ def _adapted(function: Callable[..., Any], name: str, params: dict) -> Callable[
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError as error:
         raise ValueError(
-            f"advantage_mode={name!r} does not say what it takes; expected a function f(rewards)"
+            f"advantage_mode={name!r} has no signature; expected a function f(rewards)"
         ) from error
     required = [
         p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)

@@ -4,7 +4,7 @@ import torch
 
 from verl_credit.credit.checks import check_shape, first_row, output_dtype
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.outcome.outcome import valid_rows
+from verl_credit.credit.outcome.outcome import finite_rows
 
 
 def reinforce_pp(
@@ -21,18 +21,14 @@ def reinforce_pp(
 
     Population std; a batch whose std is below eps is only centred. Each trajectory counts once, or `row_weight_B`
     times (its number of policy tokens gives verl's token-weighted whitening).
-    Scope: the batch. A prompt's tied outcomes give a_i = 0, which is a value like any other: it is in the
-    statistics and becomes -mean(a) / std(a), which is 0 when every trajectory counts once.
-    Departure from published code, which takes advantages of exactly 0.0 for padding and leaves them out: a real
-    mask. Rows with row_valid False enter no statistic and get 0.
+    Scope: the batch. A prompt's tied outcomes give a_i = 0, which enters the statistics like any value and becomes
+    -mean(a) / std(a), which is 0 when every trajectory counts once.
+    Departure from published code, which treats advantages of exactly 0.0 as padding: here a mask marks padding. Rows
+    with row_valid False enter no statistic and get 0.
     Raises ValueError for an outcome that is not finite in a valid row and for weights that are not positive there.
     Source: 2501.03262.
     """
-    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
-    bad_B = valid_B & ~outcome_B.isfinite()
-    if bad_B.any():
-        row = first_row(bad_B)
-        raise ValueError(f"outcome_B row {row} is {float(outcome_B[row])}; expected a finite outcome")
+    valid_B = finite_rows(outcome_B, group_B, row_valid_B)
     centred_B = group_stats(outcome_B, group_B, member_N=valid_B).deviation_N
     weight_B = valid_B.to(torch.float64)
     if row_weight_B is not None:
@@ -44,7 +40,7 @@ def reinforce_pp(
             )
         weight_B = torch.where(valid_B, row_weight_B.to(torch.float64), 0.0)
     total = weight_B.sum().clamp(min=torch.finfo(torch.float64).tiny)
-    # the group's deviations leave a rounding residue of their mean; weights of one need no second centring
+    # Only weighted deviations need a second centring; the mean of unweighted ones is a rounding residue.
     mean = (weight_B * centred_B).sum() / total if row_weight_B is not None else centred_B.new_zeros(())
     spread_B = torch.where(valid_B, centred_B - mean, 0.0)
     std = ((weight_B * spread_B**2).sum() / total).sqrt()

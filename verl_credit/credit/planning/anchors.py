@@ -69,14 +69,14 @@ def planning_mask_by_anchors(
         planning(w)  iff  p(w) > e(w) + threshold  and  p(w) > minimum,
         p(w), e(w) = largest cosine of w with a planning, an execution anchor
 
-    Windows of `window` words begin every `stride` words of a run of consecutive policy tokens, until one reaches
-    the run's end; the last may be shorter, and a run of fewer words is one window. A word is what stands between
-    whitespace. A token is marked if it is between the token with the first and the one with the last character
-    of a planning window. Windows overlap; one that reads like planning is enough.
+    Windows of `window` words begin every `stride` words of a run of consecutive policy tokens, until one reaches the
+    run's end; the last may be shorter, and a run of fewer words is one window. Words are separated by whitespace. All
+    tokens from the first to the last character of a planning window are marked. Windows overlap; one planning window
+    is enough.
 
-    `encode(texts)` returns a float tensor texts x D, of any length of vector; a vector of zeros is like nothing.
-    It gets each distinct text (words joined by single spaces) once, at most `batch_size` at a time, short ones
-    first, so neither the order of rows nor repetition changes what it is asked. `decode` as in `planning_mask`.
+    `encode(texts)` returns a float tensor texts x D; vectors may have any length, and a vector of zeros resembles
+    nothing. It gets each distinct text (words joined by single spaces) once, at most `batch_size` at a time, short ones
+    first, so its input does not depend on the order or the repetition of rows. `decode` as in `planning_mask`.
     Shapes: token_ids_B_T integers (anything where the mask is 0), mask_B_T 0/1. Cosines in float64.
     Raises TypeError or ValueError that names the argument and the value.
     Source: SEPA's second detector (its windows, strides and thresholds; the anchor sentences are our own).
@@ -116,7 +116,7 @@ def planning_mask_by_anchors(
 
 
 def _words_of_runs(text: str) -> Iterator[list[re.Match]]:
-    """The words of each run of policy tokens that has any."""
+    """The words of each run of policy tokens that contains words."""
     word = re.compile(rf"[^\s{BARRIER}]+")
     for run in re.finditer(f"[^{BARRIER}]+", text):
         if words := list(word.finditer(text, *run.span())):

@@ -1,4 +1,4 @@
-"""The planning mask: which of the policy's tokens belong to a strategic gram ("let me check", "what if we")."""
+"""The planning mask: the policy's tokens that belong to a strategic gram ("let me check", "what if we")."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from verl_credit.credit.planning.token_text import Decode, Pieces, mark, policy_
 
 @dataclass(frozen=True)
 class PlanningMatches:
-    """Every place where a gram stands, overlapping ones included, in the order rows, then text."""
+    """Every occurrence of a gram, including overlapping ones, ordered by row, then by text."""
 
     grams: tuple[str, ...]
     planning_B_T: torch.Tensor  # bool, on the device of the mask
@@ -73,20 +73,19 @@ def planning_matches(
 ) -> PlanningMatches:
     """Find every strategic gram in the policy's text and the tokens that it covers.
 
-        planning[b, t] = 1  iff  a gram stands at characters [s, e) and token t is between the token that holds
-                                 character s and the one that holds character e - 1, both included
+        planning[b, t] = 1  iff  a gram occupies characters [s, e) and token t is between the token with character s
+                                 and the one with character e - 1, both included
 
-    The text is compared by its letters and digits, whatever their case; every other character separates words
-    and one separator is as good as many. So commas, newlines, hyphens and markup do not matter, and how the text
-    was cut into tokens does not either. Where a gram has an apostrophe between two letters the text may have any
-    separators or none ("that's", "that’s", "that 's", "thats"). A gram begins and ends where a word does:
-    "outlet me think" has none, "what if we'd" has one. Grams may overlap; each is found.
-    A gram is looked for inside a run of consecutive policy tokens (mask 1): an observation parts what stands
-    before it from what stands after it, and is never marked.
+    Only letters and digits are compared, without case; all other characters separate words, and one separator equals
+    several. So commas, newlines, hyphens, markup and token boundaries do not matter. For an apostrophe between two
+    letters of a gram the text may have any separators or none ("that's", "that’s", "that 's", "thats"). A gram begins
+    and ends at word boundaries: "outlet me think" contains none, "what if we'd" contains one. Grams may overlap; each
+    is found. A gram must be inside one run of consecutive policy tokens (mask 1): it cannot cross an observation, and
+    observations are never marked.
 
-    Reduces to all False for a batch without a gram.
-    Shapes: token_ids_B_T integers (anything where the mask is 0), mask_B_T 0/1. `decode` is a function of ids or
-    a `Pieces` around it, which remembers them from call to call; what it owes is said there.
+    A batch without a gram gives all False.
+    Shapes: token_ids_B_T integers (anything where the mask is 0), mask_B_T 0/1. `decode` is a function of ids or a
+    `Pieces` around it, which caches them across calls and states the requirements.
     Raises TypeError or ValueError that names the argument, the row and the value.
 
     Departures from the released code, which tests windows of tokens joined by spaces: no token outside a match

@@ -59,18 +59,18 @@ def parse_grams(text_or_list: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def fold(text: str) -> str:
-    """What a gram is compared by, of the same length: letters and digits without case, a space for the rest."""
+    """The text for comparison, of the same length: letters and digits without case, spaces for all else."""
     return text.translate(_FOLDED)
 
 
 def gram_name(gram: str) -> str:
-    """Words joined by "_", apostrophes dropped: equal for two ways of writing one gram."""
+    """Words joined by "_" without apostrophes; equal for different spellings of one gram."""
     return "_".join(fold("".join(c for c in gram if c not in _APOSTROPHES)).split())
 
 
 @lru_cache(maxsize=16)
 def compiled(grams: tuple[str, ...]) -> tuple[re.Pattern, dict[str, list[tuple[int, re.Pattern]]]]:
-    """For folded text: an expression that ends where a gram begins, and all grams by their first character."""
+    """For folded text: an expression that matches before each gram, and all grams by their first character."""
     patterns = [_pattern(gram.strip()) for gram in grams]
     by_letter: dict[str, list[tuple[int, re.Pattern]]] = {}
     for n, pattern in enumerate(patterns):
@@ -79,7 +79,7 @@ def compiled(grams: tuple[str, ...]) -> tuple[re.Pattern, dict[str, list[tuple[i
 
 
 def _pattern(gram: str) -> str:
-    """The quantifiers are possessive: however long the space between two words, it is read once."""
+    """The quantifiers are possessive, so that a long space between two words is read once."""
     folded = fold(gram)
     words = list(re.finditer("[^ ]+", folded))
     pattern = words[0].group()
@@ -93,11 +93,11 @@ def _from_json(text: str) -> list:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{_KEY}={text!r} is no JSON list: {error}") from error
+        raise ValueError(f"{_KEY}={text!r} is not a JSON list: {error}") from error
 
 
 class _Folded(dict):
-    """For str.translate: each character is looked at once."""
+    """A table for str.translate that examines each character once."""
 
     def __missing__(self, code: int) -> str:
         c = chr(code)

@@ -1,4 +1,4 @@
-"""From token ids to text and back: the policy's tokens as one string, spans of characters as runs of tokens."""
+"""Converts token ids to text and back: the policy's tokens to one string, character spans to runs of tokens."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -9,21 +9,20 @@ import torch
 from verl_credit.credit.checks import as_bool, check_shape, first_row
 
 Decode = Callable[[list[int]], list[str]]
-BARRIER = "\0"  # stands in the text where the policy stops speaking: at an observation, at the end of a row
+BARRIER = "\0"  # marks in the text where the policy's tokens end: at an observation, at the end of a row
 _BARRIER_ID = -1
-_TOKENS_AT_ONCE = 1 << 20  # bounds the memory that Python lists of a large batch take
+_TOKENS_AT_ONCE = 1 << 20  # bounds the memory of Python lists for a large batch
 _TOKEN_NAME_MARKS = ("Ġ", "Ċ", "▁")
 
 
 class Pieces:
-    """The texts of token ids, each id decoded once in the life of the object.
+    """The texts of token ids; each id is decoded once.
 
-    `decode(ids)` gets a sorted list without repeats and returns one piece of text per id; the concatenation of
-    pieces is the text, so **the piece of an id must not depend on its neighbours**, and a space that belongs to
-    a token must be in its piece. A piece may be empty. For byte-level BPE:
-    `lambda ids: tokenizer.batch_decode([[i] for i in ids])`; a decoder that strips the space at the front
-    (SentencePiece) needs that space put back. A character cut in two by a token boundary may read as any
-    punctuation (U+FFFD, say) in both.
+    `decode(ids)` gets a sorted list without repeats and returns one piece of text per id. The text is the concatenation
+    of pieces, so **the piece of an id must not depend on its neighbours**, and a token's space must be in its piece. A
+    piece may be empty. For byte-level BPE: `lambda ids: tokenizer.batch_decode([[i] for i in ids])`. For a decoder that
+    strips the leading space (SentencePiece), put that space back. A character that a token boundary divides may become
+    any punctuation (such as U+FFFD) in both pieces.
     Raises ValueError for a wrong number of pieces, and for names of tokens ("Ġlet") in place of text.
     """
 
@@ -63,7 +62,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class PolicyText:
-    """The policy's text of some rows; runs of policy tokens stand between BARRIERs."""
+    """The policy's text of some rows; BARRIERs separate runs of policy tokens."""
 
     text: str
     piece_N: list[str]  # what `text` was joined from, BARRIERs included
@@ -96,7 +95,7 @@ def policy_texts(
     for top in range(0, rows, at_once):
         mask = mask_B_T[top : top + at_once]
         keep = torch.zeros(len(mask), columns + 1, dtype=torch.bool)
-        keep[:, 0] = True  # parts a row from the one before
+        keep[:, 0] = True  # separates a row from the previous one
         keep[:, 1:] = mask
         keep[:, 2:] |= mask[:, :-1]  # the first observation token after each run
         ids = torch.full(keep.shape, _BARRIER_ID)

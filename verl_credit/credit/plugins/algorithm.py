@@ -40,9 +40,7 @@ def run_algorithm(
             AlgorithmContext(
                 rewards_G=outcome_B[rows].tolist(),
                 logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
-                planning_masks_G=as_lists(
-                    None if planning_B_T is None else planning_B_T.int(), mask_B_T, rows
-                ),
+                planning_masks_G=as_lists(planning_B_T, mask_B_T, rows),
                 params=dict(params or {}),
                 step=step,
                 sepa_lambda=sepa_lambda,

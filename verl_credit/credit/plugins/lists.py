@@ -1,4 +1,4 @@
-"""Between padded tensors and one prompt's lists."""
+"""Converts between padded tensors and one prompt's lists."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ def groups_of(group_B: torch.Tensor, row_valid_B: torch.Tensor) -> Iterator[list
 
 
 def as_lists(values_B_T: torch.Tensor | None, mask_B_T: torch.Tensor, rows: list[int]) -> list[list]:
-    """The policy's own tokens of the given rows; empty lists when there are no values."""
+    """The policy's own tokens of the given rows, masks as 0 and 1; empty lists without values."""
     if values_B_T is None:
         return [[] for _ in rows]
+    values_B_T = values_B_T.int() if values_B_T.dtype == torch.bool else values_B_T
     return [values_B_T[row][mask_B_T[row]].tolist() for row in rows]
 
 
 def write_back(
     out_B_T: torch.Tensor, mask_B_T: torch.Tensor, rows: list[int], lists: object, name: str
 ) -> None:
-    """Check what an operator returned for the given rows and put it on their policy tokens."""
+    """Check an operator's result for the given rows and write it to their policy tokens."""
     if isinstance(lists, torch.Tensor):
         lists = lists.tolist()
     if not isinstance(lists, list | tuple) or len(lists) != len(rows):

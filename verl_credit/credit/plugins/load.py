@@ -1,4 +1,4 @@
-"""Finds what a dotted path names."""
+"""Finds the object that a dotted path names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from verl_credit.credit.plugins import types
 from verl_credit.errors import did_you_mean
 
-# `from retrain import TransformOutput` stands in plug-ins that were written for retrain.
+# Plug-ins for retrain contain `from retrain import TransformOutput`.
 PUBLISHED_HOME = "retrain"
 
 
@@ -49,14 +49,14 @@ def load(path: str, key: str) -> Any:
 
 
 def adopted(found: Any, spec: type) -> Any:
-    """Another package's spec of the same name (retrain's, where that is installed) as ours; else what was given."""
+    """Converts another package's spec of the same name (such as retrain's) to ours; returns anything else unchanged."""
     if isinstance(found, spec) or type(found).__name__ != spec.__name__:
         return found
     return spec(**{f.name: getattr(found, f.name) for f in fields(spec) if hasattr(found, f.name)})
 
 
 def made(found: Any) -> Any:
-    """A factory (a function without required arguments) is called once; anything else is returned as it is."""
+    """The result of a factory (a function without required arguments); anything else is returned unchanged."""
     if inspect.isroutine(found) and not required_arguments(found):
         return found()
     return found

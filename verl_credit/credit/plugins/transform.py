@@ -75,9 +75,7 @@ def run_transform(
                 TransformContext(
                     episode_advantages=outcome_advantage_B[rows].tolist(),
                     logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
-                    planning_masks_G=as_lists(
-                        None if planning_B_T is None else planning_B_T.int(), mask_B_T, rows
-                    ),
+                    planning_masks_G=as_lists(planning_B_T, mask_B_T, rows),
                     sepa_lambda=sepa_lambda,
                     params=dict(params),
                     step=step,
@@ -112,7 +110,7 @@ def _by_parts(
         uncertainty_B_T = uncertainty_B_T.clone()
         for row in mask_B_T.any(dim=1).nonzero().flatten().tolist():
             (values,) = as_lists(uncertainty_B_T, mask_B_T, [row])
-            (mask,) = as_lists(None if planning_B_T is None else planning_B_T.int(), mask_B_T, [row])
+            (mask,) = as_lists(planning_B_T, mask_B_T, [row])
             changed = spec.entropy_transform(values, mask, sepa_lambda)
             write_back(uncertainty_B_T, mask_B_T, [row], [changed], f"entropy_transform of {spec.name!r}")
     advantage_B_T = turn_advantage_B_T

@@ -1,7 +1,7 @@
-"""What a user's operator is given and what it gives back: plain lists of one prompt's completions.
+"""Inputs and outputs of a user's operators: plain lists for one prompt's completions.
 
-Names and fields are those of retrain's plug-in interface, so that a plug-in written for it runs here unchanged.
-G completions of one prompt; token lists hold the policy's own tokens only, observations left out.
+Names and fields are those of retrain's plug-in interface, so that its plug-ins run here unchanged. G completions of one
+prompt; token lists contain only the policy's own tokens, without observations.
 """
 
 from __future__ import annotations
@@ -47,26 +47,21 @@ class TransformContext:
         return (advantage * weights).flatten().tolist()
 
     def hicra(self, token_advs: list[float], planning_mask: list[int]) -> list[float]:
-        return (
-            hicra(_row(token_advs)[0], _mask(planning_mask, token_advs), self.hicra_alpha).flatten().tolist()
-        )
+        planning = _mask(planning_mask, token_advs)
+        return hicra(_row(token_advs)[0], planning, self.hicra_alpha).flatten().tolist()
 
     def sepa_pool(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
-        values, mask = _row(uncertainties)
-        return (
-            sepa_pool(values, _mask(planning_mask, uncertainties), mask, self.sepa_lambda).flatten().tolist()
-        )
+        (values, mask), planning = _row(uncertainties), _mask(planning_mask, uncertainties)
+        return sepa_pool(values, planning, mask, self.sepa_lambda).flatten().tolist()
 
     def sepa_amp(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
-        values, mask = _row(uncertainties)
-        return (
-            sepa_amp(values, _mask(planning_mask, uncertainties), mask, self.sepa_lambda).flatten().tolist()
-        )
+        (values, mask), planning = _row(uncertainties), _mask(planning_mask, uncertainties)
+        return sepa_amp(values, planning, mask, self.sepa_lambda).flatten().tolist()
 
 
 @dataclass(frozen=True)
 class TransformOutput:
-    """What a token transform gives back: one list of token advantages per completion."""
+    """Output of a token transform: one list of token advantages per completion."""
 
     token_advs: Lists
     has_stats: bool = False
@@ -89,7 +84,7 @@ class TransformSpec:
     post_process: Callable[[Lists, Lists, dict], tuple[Lists, dict]] | None = None
     compute_context: Callable[[TransformContext], Any] | None = None
     uses_turn_advantages: bool = False
-    """A context transform that reads ``turn_advantages_G``; others are refused together with a turn mode."""
+    """Whether a context transform reads ``turn_advantages_G``; others are refused together with a turn mode."""
 
 
 @dataclass(frozen=True)

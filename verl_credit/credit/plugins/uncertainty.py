@@ -43,7 +43,7 @@ def run_uncertainty(
         context = UncertaintyContext(
             logprobs=as_lists(log_prob_B_T, mask_B_T, [row])[0],
             precomputed_entropy=None if entropy_B_T is None else as_lists(entropy_B_T, mask_B_T, [row])[0],
-            planning_mask=None if planning_B_T is None else as_lists(planning_B_T.int(), mask_B_T, [row])[0],
+            planning_mask=None if planning_B_T is None else as_lists(planning_B_T, mask_B_T, [row])[0],
             params=dict(params or {}),
         )
         write_back(out_B_T, mask_B_T, [row], [spec.compute(context)], f"uncertainty {spec.name!r}")

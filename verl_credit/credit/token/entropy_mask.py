@@ -1,4 +1,4 @@
-"""Credit for the most uncertain tokens of a prompt only."""
+"""A mask that leaves credit only to the most uncertain tokens of a prompt."""
 
 import math
 
@@ -13,8 +13,8 @@ def entropy_mask(
     """1 for the top share rho of a prompt's policy tokens by uncertainty, 0 for the others.
 
     The n tokens of a prompt's trajectories are ranked together; the threshold is the uncertainty of rank
-    max(1, int(n rho)), and ties with it are kept. rho <= 0 switches the mask off (1 for every policy token), and
-    rho >= 1 keeps all: both give the same. 0 outside the mask, whose tokens enter no ranking.
+    max(1, int(n rho)), and ties with it are kept. rho <= 0 (off) and rho >= 1 keep every policy token. 0 outside the
+    mask, whose tokens enter no ranking.
     Returns the input's dtype, at least float32. Source: retrain's proxy for Yue et al.
     """
     if not math.isfinite(rho):

@@ -10,9 +10,9 @@ def entropy_stats(
 ) -> dict[str, torch.Tensor]:
     """exec_mean, exec_var, exec_count, plan_mean, plan_var, plan_count: 0-dim float64.
 
-    exec: policy tokens that are not planning; plan: policy tokens that are. Every token of the batch counts once
-    (not a mean of means); the variance is the population's, from deviations in float64. A kind without a token
-    reads 0 three times. Values outside the mask may be anything.
+    exec: policy tokens without planning; plan: planning tokens. Every token of the batch counts once (not a mean of
+    means); the variance is the population's, from deviations in float64. A kind without tokens gives three zeros.
+    Values outside the mask may be anything.
     """
     check_shape("planning_B_T", planning_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
     check_shape("mask_B_T", mask_B_T, uncertainty_B_T.shape, "uncertainty_B_T")

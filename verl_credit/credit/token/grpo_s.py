@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl_credit.credit.checks import output_dtype
-from verl_credit.credit.groups import EPS, z_score
-from verl_credit.credit.rows import row_mean
+from verl_credit.credit.groups import EPS, row_mean, z_score
 from verl_credit.credit.token.polarity import polarity, shares
 
 

@@ -1,11 +1,11 @@
-"""GTPO weights: tokens of which the policy was unsure carry more of their trajectory's credit."""
+"""GTPO weights: uncertain tokens get more of their trajectory's credit."""
 
 import math
 
 import torch
 
 from verl_credit.credit.checks import as_bool, check_shape, output_dtype
-from verl_credit.credit.rows import row_mean
+from verl_credit.credit.groups import row_mean
 from verl_credit.credit.token.uncertainty import MAX_SURPRISAL
 
 EPS = 1e-8
@@ -17,12 +17,12 @@ def gtpo_weights(uncertainty_B_T: torch.Tensor, mask_B_T: torch.Tensor, *, beta:
 
         w_t = max(0, 1 + beta (h_t / (mean(h) + 1e-8) - 1)),   h_t at most 50
 
-    The mean runs over the row's policy tokens, all turns together; observations have weight 0 and enter nothing.
-    While the floor is inactive the weights of a row sum to its number of tokens (but for the 1e-8); for h >= 0
-    and beta <= 1 it never acts. beta=0, or a mean below 1e-7, gives weight 1.
-    Uncertainties are finite on policy tokens (`uncertainty` sees to it) and anything elsewhere. No gradient flows.
-    Returns the input's dtype, at least float32. Source: the weighting of retrain, after 2508.04349 (whose own
-    algorithm is `gtpo_canonical`).
+    The mean is over the row's policy tokens of all turns; observations have weight 0 and do not enter it. While the
+    floor does not act, the weights of a row sum to its number of tokens (up to the 1e-8); for h >= 0 and beta <= 1 it
+    never acts. beta=0, or a mean below 1e-7, gives weight 1.
+    Uncertainties must be finite on policy tokens (`uncertainty` checks that), and may be anything elsewhere. No
+    gradient flows. Returns the input's dtype, at least float32. Source: the weighting of retrain, after 2508.04349
+    (whose own algorithm is `gtpo_canonical`).
     """
     if not 0 <= beta < math.inf:
         raise ValueError(f"beta={beta}; expected a number of at least 0")

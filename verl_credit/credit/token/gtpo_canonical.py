@@ -29,12 +29,12 @@ def gtpo_canonical(
         r+_(i,t) =  alpha_1 + alpha_2 d_t H_(i,t) / sum over rewarded k of H_(k,t)
         r-_(j,t) = -alpha_1 - alpha_2 h_t (1 / H_(j,t)) / sum over the others k of 1 / H_(k,t)
 
-    d_t and h_t: how many rewarded (other) trajectories of the prompt have a token at t; t counts a row's own policy
+    d_t and h_t: the number of rewarded (other) trajectories of the prompt with a token at t; t counts a row's own policy
     tokens, so observations shift nothing. Rewarded: outcome above 0.5.
-    Equation 6 of the paper standardises both; over which tokens, it leaves open:
+    Equation 6 of the paper standardises both, and does not say over which tokens:
 
         population="all"       r+ is 0 on the others' tokens and r- on the rewarded ones'; both are standardised over
-                               all tokens of the prompt and added: the contrast of good and bad stays
+                               all tokens of the prompt and added: the contrast of good and bad remains
         population="polarity"  each over its own tokens, as public implementations do: alpha_1 and alpha_2 cancel,
                                and the mean advantage of correct tokens is 0
         population="joint"     r+ and r- together, over all tokens of the prompt
@@ -60,12 +60,9 @@ def gtpo_canonical(
     advantage_B_T = torch.zeros_like(shaped_B_T)
     for value_B_T, member_B_T in parts[population]:
         group_B_T = sides.group_B[:, None].expand_as(value_B_T)
+        member_N = member_B_T.flatten()
         z_N = z_score(
-            value_B_T.flatten(),
-            group_B_T.flatten(),
-            member_N=member_B_T.flatten(),
-            variance_floor=0.0,
-            eps=eps,
+            value_B_T.flatten(), group_B_T.flatten(), member_N=member_N, variance_floor=0.0, eps=eps
         )
         advantage_B_T = advantage_B_T + torch.where(member_B_T, z_N.view_as(value_B_T), 0.0)
     return advantage_B_T.to(output_dtype(outcome_B, entropy_B_T))

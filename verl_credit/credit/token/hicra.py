@@ -13,8 +13,8 @@ def hicra(advantage_B_T: torch.Tensor, planning_B_T: torch.Tensor, alpha: float 
         A'_t = A_t + alpha |A_t| planning_t
 
     A positive advantage grows by the factor 1 + alpha, a negative one shrinks by 1 - alpha: for alpha < 1 no sign
-    flips. alpha=0 and a mask of zeros change nothing. Applied after token weights; what stands outside the response
-    mask passes through. Returns the input's dtype, at least float32. Source: 2509.03646.
+    flips. alpha=0 and a mask of zeros change nothing. It is applied after token weights; values outside the response
+    mask are unchanged. Returns the input's dtype, at least float32. Source: 2509.03646.
     """
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha={alpha}; expected a number of at least 0")

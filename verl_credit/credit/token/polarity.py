@@ -1,4 +1,4 @@
-"""What GTPO's and GRPO-S's reward shaping share: polarities, clipped entropies, and groups that teach nothing."""
+"""Common parts of GTPO's and GRPO-S's reward shaping: polarities, clipped entropies, groups without a signal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def polarity(
     bad_B_T = mask_B_T & ~(entropy_B_T.isfinite() & (entropy_B_T >= -1e-4))
     if bad_B_T.any():
         raise ValueError(
-            f"entropy_B_T row {first_row(bad_B_T)} holds a value that is no entropy; expected finite numbers >= 0"
+            f"entropy_B_T row {first_row(bad_B_T)} holds a value that is not an entropy; expected finite numbers >= 0"
         )
     entropy_B_T = entropy_B_T.clamp(min=0)
     if entropy_clip is not None:
@@ -66,5 +66,5 @@ def polarity(
 
 
 def shares(entropy_N: torch.Tensor, rewarded_N: torch.Tensor) -> torch.Tensor:
-    """What a trajectory of either polarity competes with: its entropy, or one over it; never 0."""
+    """A rewarded trajectory's entropy, another one's inverse entropy; never 0."""
     return torch.where(rewarded_N, entropy_N + EPS, 1 / (entropy_N + EPS))

@@ -1,11 +1,11 @@
-"""SEPA: the uncertainties of execution tokens drawn towards their mean, and the variants that push them apart."""
+"""SEPA moves the uncertainties of execution tokens towards their mean; its variants move them apart."""
 
 import math
 
 import torch
 
 from verl_credit.credit.checks import as_bool, check_shape, output_dtype
-from verl_credit.credit.rows import row_mean
+from verl_credit.credit.groups import row_mean
 from verl_credit.credit.token.uncertainty import MAX_SURPRISAL
 
 
@@ -17,10 +17,10 @@ def sepa_pool(
         h'_t = lam mean(h of execution) + (1 - lam) h_t     on execution tokens
         h'_t = h_t                                          on planning tokens
 
-    The mean of a row is preserved, so every planning token's GTPO weight stays what it was and only execution
-    tokens are flattened. lam=0 is plain GTPO, lam=1 gives all execution tokens of a row one weight. lam is
-    clamped to [0, 1] and h to at most 50 (in the released code not where lam is 0; GTPO bounds it there anyway);
-    a row without execution tokens is unchanged. 0 outside the mask. No gradient flows.
+    The mean of a row is preserved, so the GTPO weights of planning tokens do not change and only execution tokens are
+    flattened. lam=0 is plain GTPO, lam=1 gives all execution tokens of a row one weight. lam is clamped to [0, 1] and h
+    to at most 50 (the released code does not clamp h if lam is 0, but GTPO does then); a row without execution tokens is
+    unchanged. 0 outside the mask. No gradient flows.
     Returns the input's dtype, at least float32. Source: the SEPA paper and its code, retrain.
     """
     h_B_T, execution_B_T, mean_B_1, lam = _prepared(uncertainty_B_T, planning_B_T, mask_B_T, lam)

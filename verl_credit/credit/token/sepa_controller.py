@@ -1,4 +1,4 @@
-"""How strongly SEPA pools: a ramp over steps, a gate on the share of correct outcomes, a variance schedule."""
+"""SEPA's pooling strength: a ramp over steps, a gate on the share of correct outcomes, a variance schedule."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from verl_credit.credit.checks import check_name
 
 SCHEDULES = ("linear", "auto")
 RAMPS = ("start", "gate")
-SETTINGS = (
-    "steps",
-    "schedule",
-    "delay_steps",
-    "correct_rate_gate",
-    "ema_decay",
-    "var_threshold",
-    "warmup",
-    "ramp_from",
+SETTINGS = tuple(
+    [
+        "steps",
+        "schedule",
+        "delay_steps",
+        "correct_rate_gate",
+        "ema_decay",
+        "var_threshold",
+        "warmup",
+        "ramp_from",
+    ]
 )
 STATE = ("var_ema", "var_0", "warmup_seen", "gate_open", "gate_step", "last_step")
 EPS = 1e-8
 LARGEST = math.sqrt(
     torch.finfo(torch.float64).max
-)  # the square of anything larger is inf, and so would be the mean
+)  # the square of a larger number, and then the mean, is inf
 
 
 class SepaController:
-    """lambda of a step, from what the steps before it showed.
+    """Computes lambda of a step from the observations of earlier steps.
 
         linear(s) = clip((s - delay_steps) / steps, 0, 1)                  0 if steps is 0
         auto      = 1 - min(1, (ema / var_0) / var_threshold)              0 until var_0 is set
         lambda(s) = 0 while the gate is closed, else linear(s) | max(auto, linear(s))    (schedule)
 
-    `observe` is called once per step: with the share of outcomes above 0.5, which opens the gate for good when it
-    reaches `correct_rate_gate` (0: open from the start), and with the uncertainties of the step's execution tokens,
-    whose population variance feeds an exponential mean `ema` (decay `ema_decay`, in steps); after `warmup` steps
-    var_0 is what the mean was then. auto therefore stays 0 until the variance has fallen below var_threshold of
-    that, and reaches 1 at no variance.
+    `observe` is called once per step, with the share of outcomes above 0.5 and with the uncertainties of the step's
+    execution tokens. The share opens the gate permanently when it reaches `correct_rate_gate` (0: open from the start).
+    The population variance of the uncertainties feeds an exponential mean `ema` (decay `ema_decay`, in steps); var_0 is
+    its value after `warmup` steps. So auto stays 0 until the variance falls below var_threshold of var_0, and is 1
+    without variance.
 
     ramp_from="start" is published: the ramp runs while the gate is closed, so a late opening makes lambda jump.
     "gate" measures s from the step that opened the gate, delay included.
@@ -89,10 +91,9 @@ class SepaController:
         return max(linear, self._auto()) if self.schedule == "auto" else linear
 
     def observe(self, step: int, correct_rate: float, execution_uncertainty: torch.Tensor) -> None:
-        """What this step showed; counts from the next step on. Each step once.
+        """Record this step's observations, which affect later steps. Each step may be observed once.
 
-        Ignored: a rate or uncertainties that are not finite, negative uncertainties, and such as are too large to be
-        squared.
+        Ignored: rates and uncertainties that are not finite, and uncertainties that are negative or too large to square.
         """
         if type(step) is not int or step < 0:
             raise ValueError(f"step={step!r}; expected a whole number of at least 0")
@@ -110,14 +111,14 @@ class SepaController:
         return {"sepa_lambda": self.lam(step), "sepa_gate_open": float(self.gate_open)}
 
     def state_dict(self) -> dict:
-        """Settings and state, as JSON holds them."""
+        """Settings and state, ready for JSON."""
         return {
             "settings": {name: getattr(self, name) for name in SETTINGS},
             "state": {name: getattr(self, name) for name in STATE},
         }
 
     def load_state_dict(self, saved: dict) -> None:
-        """Go on from a saved state. Raises ValueError for other settings and for values that make no sense."""
+        """Restore a saved state. Raises ValueError for other settings and for impossible values."""
         parts = [saved.get(name) if isinstance(saved, dict) else None for name in ("settings", "state")]
         if not all(isinstance(part, dict) for part in parts):
             raise ValueError("the SEPA state is not a dict with the dicts 'settings' and 'state'")

@@ -1,4 +1,4 @@
-"""When SEPA's lambda can act at the earliest, from its settings alone."""
+"""The earliest step at which SEPA's lambda can act, from its settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def first_auto_step(sepa: dict) -> float:
 
         s = warmup + 1 + k,  k the smallest whole number with ema_decay^k < var_threshold
 
-    Step s sees the observations of s - 1 steps. Nothing falls faster than the mean of zeros, so that no run is earlier
-    (but for one whose variance is 0 in the warm-up already, in which there is nothing to pool). Infinity at decay 1.
+    Step s uses the observations of s - 1 steps. No mean falls faster than that of zeros, so no run is earlier (except
+    one whose variance is 0 during the warm-up already, which has nothing to pool). Infinity at decay 1.
     """
     decay, threshold = sepa["ema_decay"], max(sepa["var_threshold"], EPS)
     if decay >= 1:
@@ -30,9 +30,9 @@ def first_auto_step(sepa: dict) -> float:
 
 
 def auto_can_lead(sepa: dict, steps: int) -> bool:
-    """Whether auto can be above the linear ramp in one of steps 1..`steps`; False says that it changes no step.
+    """Whether auto can exceed the linear ramp in one of steps 1..`steps`; if not, it changes no step.
 
-    The published ramp runs from the start; one that runs from the gate is taken to begin late enough.
+    The published ramp runs from the start; one that runs from the gate is assumed to begin late enough.
     """
     first = first_auto_step(sepa)
     if first > steps:

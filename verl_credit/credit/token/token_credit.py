@@ -14,7 +14,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 
 @dataclass(frozen=True)
 class TokenCredit:
-    """Advantages of the policy's tokens (0 elsewhere), the weights they were given, and statistics."""
+    """Advantages of the policy's tokens (0 elsewhere), their weights, and statistics."""
 
     advantage_B_T: torch.Tensor
     weight_B_T: torch.Tensor
@@ -39,9 +39,9 @@ def token_credit(
         A[b, t] = A_turn[b, turn(t)] w[b, t]        w = mask(gtpo(pool(h)))
         A'[b, t] = A[b, t] + hicra_alpha |A[b, t]| planning[b, t]      in the ..._hicra modes
 
-    `transform_mode="none"` and `gtpo` with gtpo_beta=0 return the turns' advantages as they are.
-    Uncertainties are compared within a row's own tokens, over all of its turns: a weight says which tokens of a
-    trajectory mattered, the turn's advantage how much the turn did.
+    `transform_mode="none"` and `gtpo` with gtpo_beta=0 return the turns' advantages unchanged.
+    Uncertainties are compared among a row's own tokens of all turns: a weight says which tokens of a trajectory
+    mattered, the turn's advantage how much the turn mattered.
     `stats`, over all policy tokens of the batch: mean, variance and number of the uncertainties of execution and
     planning tokens before and after pooling (exec_entropy_mean, ..., post_exec_entropy_mean, ...), when there are
     uncertainties; without a planning mask every token counts as execution.
@@ -99,7 +99,7 @@ def token_stats(
     planning_B_T: torch.Tensor | None,
     mask_B_T: torch.Tensor,
 ) -> dict[str, float]:
-    """Statistics before and after pooling; names without the words by which verl picks another reduction."""
+    """Statistics before and after pooling; the names avoid words for which verl uses another reduction."""
     if planning_B_T is None:
         planning_B_T = torch.zeros_like(mask_B_T)
     stats = {}

@@ -1,4 +1,4 @@
-"""Token transforms by name: what each does to an uncertainty, and what it needs."""
+"""Token transforms by name, each with its parts and the inputs that it needs."""
 
 from __future__ import annotations
 

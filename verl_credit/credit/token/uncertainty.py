@@ -1,4 +1,4 @@
-"""How unsure the policy was of each token, from log-probs or from entropies."""
+"""The policy's uncertainty of each token, from log-probs or from entropies."""
 
 import math
 
@@ -22,7 +22,7 @@ ALIASES = {
 
 
 def canonical_kind(name: str) -> str | None:
-    """The built-in kind that ``name`` stands for; None when it is none."""
+    """The built-in kind that ``name`` means, or None."""
     kind = ALIASES.get(name, name)
     return kind if kind in UNCERTAINTY_KINDS else None
 
@@ -40,9 +40,9 @@ def uncertainty(
         predictive_variance  h = p (1 - p)
         shannon_entropy      h = min(H, 50)           the entropy of the whole distribution, given
 
-    Surprisal is a sample of the entropy: E[-log p] = H. As a weight on the policy gradient it is not a mere
-    redistribution, for E[-log p grad log p] = grad H (an entropy bonus on positive, a penalty on negative
-    advantages); predictive_variance and shannon_entropy have less or none of that.
+    Surprisal is a sample of the entropy: E[-log p] = H. As a weight on the policy gradient it does more than
+    redistribute credit, because E[-log p grad log p] = grad H (an entropy bonus on positive, a penalty on negative
+    advantages); predictive_variance and shannon_entropy have less or none of this effect.
     Aliases: token_surprisal, neg_logprob, negative_logprob, nll; pred_var, bernoulli_variance; shannon, entropy,
     token_entropy. Values where the mask is 0 may be anything; a log-prob of -inf has surprisal 50.
     Computed in float64; returns the input's dtype, at least float32. No gradient flows. Raises ValueError for an
