@@ -81,7 +81,7 @@ def _run(part: Part, setting: Setting, path: Path) -> None:
     found["seconds"] = round(time.monotonic() - start, 1)
     found["state"] = "done" if code == 0 else "cut" if code is None else "failed"
     if code is None:
-        found["why"] = f"cut after {limit} s; what was found by then is kept, and the next call goes on"
+        found["why"] = f"cut after {limit} s; its rows so far are kept, and the next call continues"
     elif code:
         found["why"] = f"exit code {code}: {' | '.join(last)[-record.MAX_TEXT :]}"
     record.write(path, found)

@@ -21,7 +21,7 @@ SOURCE = "evidence/information_gain/README.md; in bf16 `rows` itself"
 def run(setting, record) -> None:
     rows, length, turns = (3, 320, 3) if setting.tiny else (8, 4096, 6)
     script = forward_script()
-    ids, said = english(setting)
+    ids, source = english(setting)
     batch = [_row(script, ids, number, length, turns, setting.device) for number in range(rows)]
     reference = None
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -41,7 +41,7 @@ def run(setting, record) -> None:
                 except Exception as error:  # out of memory, or what compilers raise
                     record.off(title, error)
                     continue
-                found = _compare(gains, by_rows, reference) | {"text": said, "model": weights}
+                found = _compare(gains, by_rows, reference) | {"text": source, "model": weights}
                 record.add(title, found, _predicted(found, name, bool(setting.model)), SOURCE)
         del model
         give_back(setting.device)

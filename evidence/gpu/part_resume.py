@@ -16,8 +16,10 @@ def run(setting, record) -> None:
         hardware = "spark" if setting.hardware == "spark" else "h100x1"
         given = [f"hardware={hardware}", *here.overrides(RECIPE, model), *runs.SMALL, "trainer.save_freq=2"]
         run_dir, _ = runs.train(setting, "resume", RECIPE, [*given, "trainer.total_training_steps=2"])
-        _, said = runs.train(setting, "resume", RECIPE, [*given, "trainer.total_training_steps=3"], keep=True)
-    line = next((line for line in said.splitlines() if "resume:" in line), "nothing about a resume")
+        _, output = runs.train(
+            setting, "resume", RECIPE, [*given, "trainer.total_training_steps=3"], keep=True
+        )
+    line = next((line for line in output.splitlines() if "resume:" in line), "nothing about a resume")
     found = {"resume": line[line.find("resume:") :], "steps": [row["step"] for row in runs.metrics(run_dir)]}
     found["steps"] = ", ".join(map(str, found["steps"]))
     record.add(

@@ -24,7 +24,7 @@ SOURCE = "docs/host.md; in bf16 log-probs with and without the cache differ by u
 
 
 def run(setting, record) -> None:
-    script, (ids, said) = forward_script(), english(setting)
+    script, (ids, source) = forward_script(), english(setting)
     batch = [_row(script, ids, number, LENGTH, TURNS, setting.device) for number in range(ROWS)]
     model, weights = load(setting, torch.bfloat16)
     with forced("sdpa"), torch.no_grad():
@@ -45,7 +45,7 @@ def run(setting, record) -> None:
         {
             "largest_error": float(apart.max()), "mean_error": float(apart.mean()), "scores": len(found),
             "cached_tokens": server.cached, "short_lists": server.short, "asked_again": server.again,
-            "text": said, "model": weights,
+            "text": source, "model": weights,
         },
         {"largest_error": at_most(2 * 0.045), "cached_tokens": at_least(1), "asked_again": at_most(0)}, SOURCE,
     )  # fmt: skip
@@ -74,8 +74,8 @@ class Server:
         for row, answers, ends in batch:
             self._engine.generate([{"prompt_token_ids": row}], SamplingParams(max_tokens=1), use_tqdm=False)
             for answer, end in zip(answers, ends, strict=True):
-                asked = server_score(self.generate, row[:end], answer, len(answer) - 1)
-                found.append(asyncio.run(asked))
+                scoring = server_score(self.generate, row[:end], answer, len(answer) - 1)
+                found.append(asyncio.run(scoring))
         return found
 
     async def generate(self, prompt: list[int], wanted: dict) -> SimpleNamespace:
@@ -86,8 +86,8 @@ class Server:
         (output,) = self._engine.generate(
             [{"prompt_token_ids": prompt}], SamplingParams(**wanted), use_tqdm=False
         )
-        said = {"num_cached_tokens": output.num_cached_tokens}
-        extract_prompt_logprobs(output, wanted["prompt_logprobs"], said)
+        fields = {"num_cached_tokens": output.num_cached_tokens}
+        extract_prompt_logprobs(output, wanted["prompt_logprobs"], fields)
         self.cached += output.num_cached_tokens or 0
-        self.short += len(said["prompt_logprobs"]) < len(prompt)
-        return SimpleNamespace(extra_fields=said, stop_reason="completed")
+        self.short += len(fields["prompt_logprobs"]) < len(prompt)
+        return SimpleNamespace(extra_fields=fields, stop_reason="completed")

@@ -42,12 +42,10 @@ def _recipe(setting, record, here, recipe: str, overrides: list[str]) -> None:
     sized = [f"plan.model={model}"] if light else []
     before = runs.plan(recipe, [*overrides, *sized])
     if not before["fits"]:
-        record.not_run(f"{recipe}: step", f"the plan says that it does not fit: {_worst(before)}")
+        record.not_run(f"{recipe}: step", f"it does not fit by the plan: {_worst(before)}")
         return
     if (planned := before["step"]["total_seconds"]) > LONGEST_S:
-        record.not_run(
-            f"{recipe}: step", f"the plan says that a step takes {planned:.0f} s, above {LONGEST_S}"
-        )
+        record.not_run(f"{recipe}: step", f"by the plan a step takes {planned:.0f} s, above {LONGEST_S}")
         return
     model = model or model_folder(setting, runs.named_model(recipe))
     full = [] if setting.model else runs.FULL_ROWS
@@ -95,10 +93,10 @@ def _memory(step: dict, device: list[int], plan: dict, toy: bool) -> tuple[dict,
 
 
 def _seconds(step: dict, plan: dict) -> tuple[dict, dict]:
-    said = plan["step"]["seconds"]
+    planned = plan["step"]["seconds"]
     found = {name: _first(step, f"timing_s/{name}") for name in CLOCKS}
     predicted = {
-        name: within_factor(sum(said.get(key, 0.0) for key in keys), 2) for name, keys in CLOCKS.items()
+        name: within_factor(sum(planned.get(key, 0.0) for key in keys), 2) for name, keys in CLOCKS.items()
     }
     return found, predicted
 

@@ -27,8 +27,8 @@ class Part:
             return self.on_cpu
         have = set(machine["software"]) | ({"cuda"} if machine["gpus"] else set())
         # On a CPU the tiny settings roll out with transformers.
-        asked = [need for need in self.needs if machine["gpus"] or need not in ("vllm", "cuda")]
-        return ", ".join(WORDS[need] for need in asked if need not in have)
+        required = [need for need in self.needs if machine["gpus"] or need not in ("vllm", "cuda")]
+        return ", ".join(WORDS[need] for need in required if need not in have)
 
 
 WORDS = {"verl": "verl is not installed", "vllm": "vLLM is not installed", "cuda": "no GPU is here"}
@@ -37,7 +37,7 @@ PARTS = (
     Part(
         "kernels", "gpu.part_kernels",
         "attention kernels against the definition and against eager: values, gradients, compilations, memory, time",
-        "errors within the start's tolerances (verl_credit/host/attention), no compilation for a new length, memory below "
+        "errors within the start's tolerances (verl_credit/attention), no compilation for a new length, memory below "
         "that of unfused attention",
         limit_s=1800,
     ),

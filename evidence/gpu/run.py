@@ -29,31 +29,31 @@ HARDWARE = ("node8", "node4", "h100x1", "spark")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
-    if asked.device == "cpu" and not asked.tiny:
+    options = _parser().parse_args(arguments)
+    if options.device == "cpu" and not options.tiny:
         print("--device cpu needs --tiny: the full sizes take a CPU days", file=sys.stderr)
         return 4
-    wanted = asked.parts.split(",") if asked.parts else [part.name for part in PARTS]
+    wanted = options.parts.split(",") if options.parts else [part.name for part in PARTS]
     if unknown := set(wanted) - {part.name for part in PARTS}:
         print(
             f"--parts: {', '.join(sorted(unknown))}: expected {', '.join(p.name for p in PARTS)}",
             file=sys.stderr,
         )
         return 4
-    machine = here(asked.device)
-    if asked.device == "cuda" and not machine["gpus"]:
+    machine = here(options.device)
+    if options.device == "cuda" and not machine["gpus"]:
         print("torch sees no GPU here; `--device cpu --tiny` shows that the command works", file=sys.stderr)
         return 4
-    hardware = asked.hardware or _hardware(machine)
-    model = str(Path(asked.model).expanduser().resolve()) if asked.model else None
-    setting = Setting(asked.device, asked.tiny, hardware, model, str(asked.out), str(asked.work))
+    hardware = options.hardware or _hardware(machine)
+    model = str(Path(options.model).expanduser().resolve()) if options.model else None
+    setting = Setting(options.device, options.tiny, hardware, model, str(options.out), str(options.work))
     try:
-        good = drive([part for part in PARTS if part.name in wanted], setting, machine, again=asked.again)
+        good = drive([part for part in PARTS if part.name in wanted], setting, machine, again=options.again)
     except KeyboardInterrupt:
-        print("interrupted; the next call goes on from here", flush=True)
+        print("interrupted; the next call continues from here", flush=True)
         return 130
     finally:
-        print("\n" + write_page(asked.out), flush=True)
+        print("\n" + write_page(options.out), flush=True)
     return 0 if good else 1
 
 

@@ -90,8 +90,8 @@ def device_peak() -> Iterator[list[int]]:
     if shutil.which("nvidia-smi") is None:
         yield seen
         return
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
-    process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "500"]
+    process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     def listen():
         for line in process.stdout:

@@ -116,9 +116,9 @@ def _make(root: Path) -> None:
     _write_corpus(lab, root / "corpus.jsonl")
     save_encoder(train_encoder(lab, tokenizer, seed=0, steps=2), tokenizer, root / "encoder")
     build_index(root / "corpus.jsonl", root / "encoder", root / "index")
-    asked = [(q.text, q.gold) for q in make_splits(lab, size.world, 0)["train"]][:QUESTIONS]
+    hops = [(q.text, q.gold) for q in make_splits(lab, size.world, 0)["train"]][:QUESTIONS]
     sums = [(f"What is {n} + {7 * n + 5}?", str(8 * n + 5)) for n in range(QUESTIONS)]
-    for name, form, pairs in (("questions", TAG, asked), ("problems", BOXED, sums)):
+    for name, form, pairs in (("questions", TAG, hops), ("problems", BOXED, sums)):
         rows = [_row(number, form, *pair) for number, pair in enumerate(pairs)]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, SCHEMA), root / f"{name}.parquet")
     (root / "done").touch()

@@ -165,7 +165,7 @@ def print_peak(arguments) -> None:
         run(method, model, *inputs(arguments, length, turns))
         print(torch.cuda.max_memory_allocated() - before)
         return
-    Path("/proc/self/clear_refs").write_text("5")  # the largest resident size starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the largest resident size starts again
     before = status_bytes("VmRSS")
     run(method, model, *inputs(arguments, length, turns))
     print(status_bytes("VmHWM") - before)

@@ -56,7 +56,7 @@ async def send_all(
     busy_s: float = 0.0,
     keep: bool = False,
 ) -> Load:
-    """Send every query once as a request of its own, `concurrency` at a time, the servers in turn.
+    """Send every query once as a separate request, `concurrency` at a time, the servers in turn.
 
     A 429 or 503 is sent again after a pause while the query is younger than `busy_s` (0: never). `keep`
     keeps the parsed answers. No error of a server is raised: all are counted.

@@ -89,7 +89,7 @@ def _pooling(file: Path) -> str:
 
 def _notes(path: Path, listed: dict):
     if listed and "Normalize" not in listed:
-        yield f"{path / 'modules.json'} lists no Normalize; for inner products of its own lengths: --no-normalize"
+        yield f"{path / 'modules.json'} lists no Normalize; use --no-normalize for inner products of unnormalised vectors"
     options = path / "sentence_bert_config.json"
     if options.is_file():
         for key, value in _read(options, dict).items():

@@ -78,9 +78,9 @@ PROBLEMS = {
     401: "The bearer token is missing or wrong",
     413: "The body is too large",
     422: "The body is malformed or outside the limits; the field is named",
-    429: "Too many queries wait; Retry-After says when to come back",
+    429: "Too many queries wait; try again after Retry-After",
     500: "Encoding or searching failed",
-    503: "The server is ending; Retry-After says when to come back",
+    503: "The server is ending; try again after Retry-After",
     504: "X-Deadline-Ms passed before there was an answer",
 }
 

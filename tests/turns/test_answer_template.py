@@ -55,7 +55,7 @@ def test_refusals():
     tokenizer = byte_level([])
     with pytest.raises(ValueError, match=r"must contain \{answer\}"):
         pseudo_answer(tokenizer, "x", "<answer></answer>")
-    with pytest.raises(ValueError, match="no token of its own"):
+    with pytest.raises(ValueError, match="has no token in"):
         pseudo_answer(tokenizer, "")
 
 

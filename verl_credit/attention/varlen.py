@@ -74,15 +74,15 @@ def _rows(pack: Pack, device) -> Rows:
 def _branches(pack: Pack, most: int, device) -> Iterator[Branches]:
     """Successive branches together, as long as they need at most ``most`` keys."""
     waiting: list[tuple[PackedRow, int, int, int]] = []  # row, base, place of the branch, tokens
-    asked = 0
+    needed = 0
     for row in pack.rows:
         at = row.start + row.trunk
         for base, tokens in row.branches:
-            if waiting and asked + base + tokens > most:
+            if waiting and needed + base + tokens > most:
                 yield _table(waiting, device)
-                waiting, asked = [], 0
+                waiting, needed = [], 0
             waiting.append((row, base, at, tokens))
-            asked += base + tokens
+            needed += base + tokens
             at += tokens
     if waiting:
         yield _table(waiting, device)

@@ -13,7 +13,7 @@ from verl_credit.reward.qa import BOXED, TAG
 
 @dataclass(frozen=True)
 class DataSet:
-    """How one data set is read and asked."""
+    """How the records of one data set are read, and how its questions are answered."""
 
     name: str
     reader: Callable[..., Record]

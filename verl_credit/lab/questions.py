@@ -90,8 +90,7 @@ def _walk(world: World, start: str, hops: int, rng: random.Random) -> Question |
 
 def _spread(count: int, shares: dict[int, float]) -> list[int]:
     hops = [h for h, share in shares.items() for _ in range(round(count * share))]
-    while len(hops) < count:
-        hops.append(max(shares, key=shares.get))
+    hops += [max(shares, key=shares.get)] * (count - len(hops))
     return hops[:count]
 
 

@@ -86,12 +86,12 @@ def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list
     """NAME=VALUE of the user's settings that leave loopback."""
     init = OmegaConf.select(config, INIT) or {}
     given = OmegaConf.select(config, f"{INIT}.runtime_env.env_vars") or {}
-    told = {**loopback_settings(environment, config), **given}
+    variables = {**loopback_settings(environment, config), **given}
     found = [f"{RAY}={environment[RAY]}"] if _opted_out(environment) else []
     found += [
-        f"{name}={told[name]}"
+        f"{name}={variables[name]}"
         for name, ours in _loopback().items()
-        if str(told[name]).strip("=") != ours.strip("=")
+        if str(variables[name]).strip("=") != ours.strip("=")
     ]
     hosts = {name: init.get(name) for name in ("_node_ip_address", "dashboard_host")}
     return found + [f"{INIT}.{name}={host}" for name, host in hosts.items() if host and not is_loopback(host)]

@@ -188,8 +188,8 @@ class SearchClient:
         except httpx.HTTPError as error:
             raise FailedAttempt("bad_answer", f"{url}: {type(error).__name__} {error}") from error
         if answer.status_code != 200:
-            detail, asked = f"{answer.text[:200]} from {url}", answer.headers.get("Retry-After")
-            raise FailedAttempt.of_status(answer.status_code, detail, asked)
+            detail, pause = f"{answer.text[:200]} from {url}", answer.headers.get("Retry-After")
+            raise FailedAttempt.of_status(answer.status_code, detail, pause)
         self._check_index(url, answer.headers.get(INDEX_HEADER))
         try:
             return parse_answer(answer.json(), self.topk)

@@ -48,7 +48,7 @@ def pseudo_answer(tokenizer, gold: str, template: str = ANSWER_TAG, before: str 
     end = start + len(gold)
     inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < end and b > start and b > a]
     if not inside:
-        raise ValueError(f"gold answer {gold!r} has no token of its own in {text!r}")
+        raise ValueError(f"gold answer {gold!r} has no token in {text!r}")
     return PseudoAnswer(tuple(encoded["input_ids"]), inside[0], inside[-1] + 1)
 
 

@@ -85,7 +85,7 @@ def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
     rows = len(turns.prompt_ids)
     found: dict[tuple, tuple[int, int]] = {}
     grown_B: list[list[GrownBranch]] = [[] for _ in range(rows)]
-    asked: list[tuple[int, int]] = []  # (row, number before sorting)
+    places: list[tuple[int, int]] = []  # (row, number before sorting)
     for request in requests:
         row, prompt = request.row, turns.prompt_ids[request.row]
         bare = request.column == 0
@@ -94,12 +94,12 @@ def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
         if key not in found:
             found[key] = (row, len(grown_B[row]))
             grown_B[row].append(_grown(request, turns))
-        asked.append(found[key])
+        places.append(found[key])
     order_B = [sorted(range(len(grown)), key=lambda i, g=grown: -g[i].base) for grown in grown_B]
     rank_B = [{number: rank for rank, number in enumerate(order)} for order in order_B]
     return BranchPlan(
         [[grown[i] for i in order] for grown, order in zip(grown_B, order_B, strict=True)],
-        [(row, rank_B[row][number]) for row, number in asked],
+        [(row, rank_B[row][number]) for row, number in places],
     )
 
 

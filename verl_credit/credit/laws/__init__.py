@@ -6,13 +6,6 @@ from verl_credit.credit.laws.properties import PROPERTIES
 from verl_credit.credit.laws.subjects import KINDS, Subject, own_subject, registered_subject
 
 __all__ = [
-    "KINDS",
-    "LAWS",
-    "PROPERTIES",
-    "Broken",
-    "Finding",
-    "Subject",
-    "check",
-    "own_subject",
+    "KINDS", "LAWS", "PROPERTIES", "Broken", "Finding", "Subject", "check", "own_subject",
     "registered_subject",
-]
+]  # fmt: skip

@@ -92,7 +92,7 @@ def reads(subject: Subject, seed: int) -> None:
 
 
 def width(subject: Subject, seed: int) -> None:
-    """Padding, whatever stands in it, does not matter."""
+    """The contents of padding do not matter."""
     world = make_world(seed)
     columns = world.mask_B_T.shape[1]
     same([out[:, :columns] for out in _run(subject, world.wider(2, 5))], _run(subject, world))

@@ -80,17 +80,9 @@ def registered_subject(level: str, name: str) -> Subject:
         run = partial(_run_token, apply=apply)
     else:
         run = partial(_run_canonical, function=operator.function)
-    return Subject(
-        name,
-        "whole" if level == "canonical" else level,
-        operator.function,
-        run,
-        apply,
-        operator.scope,
-        operator.properties,
-        operator.exempt,
-        operator,
-    )
+    declared = operator.scope, operator.properties, operator.exempt, operator
+    kind = "whole" if level == "canonical" else level
+    return Subject(name, kind, operator.function, run, apply, *declared)
 
 
 def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Subject:
@@ -108,16 +100,10 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
     else:
         run = partial(_run_algorithm, function=found, name=name, params=params)
     properties = getattr(found, "properties", None)
-    return Subject(
-        name,
-        {"outcome": "outcome", "algorithm": "whole"}.get(kind, "token"),
-        found,
-        run,
-        apply,
-        getattr(found, "scope", "group"),
-        None if properties is None else frozenset(properties),
-        getattr(found, "exempt", {}),
-    )
+    properties = None if properties is None else frozenset(properties)
+    declared = getattr(found, "scope", "group"), properties, getattr(found, "exempt", {})
+    level = {"outcome": "outcome", "algorithm": "whole"}.get(kind, "token")
+    return Subject(name, level, found, run, apply, *declared)
 
 
 def kind_of(found: Any, name: str) -> str:

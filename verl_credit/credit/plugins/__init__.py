@@ -15,17 +15,7 @@ from verl_credit.credit.plugins.types import (
 from verl_credit.credit.plugins.uncertainty import as_uncertainty_spec, run_uncertainty
 
 __all__ = [
-    "AlgorithmContext",
-    "AlgorithmOutput",
-    "TransformContext",
-    "TransformOutput",
-    "TransformSpec",
-    "UncertaintyContext",
-    "UncertaintySpec",
-    "as_transform_spec",
-    "as_uncertainty_spec",
-    "load",
-    "run_algorithm",
-    "run_transform",
-    "run_uncertainty",
-]
+    "AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput", "TransformSpec",
+    "UncertaintyContext", "UncertaintySpec", "as_transform_spec", "as_uncertainty_spec", "load",
+    "run_algorithm", "run_transform", "run_uncertainty",
+]  # fmt: skip

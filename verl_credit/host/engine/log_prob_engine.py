@@ -56,22 +56,22 @@ class LogProbEngine:
         return line
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
-        def asked(key: str, default: bool = False) -> bool:
+        def option(key: str, default: bool = False) -> bool:
             return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
 
         path = log_prob_path(
             flash=not no_flash_loss(),
-            fused=asked("use_fused_kernels"),
-            distills=any(map(asked, WANT_LOGITS)),
+            fused=option("use_fused_kernels"),
+            distills=any(map(option, WANT_LOGITS)),
         )
         if path != OURS:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         offsets = micro_batch["input_ids"].offsets()
-        packed = asked("use_remove_padding", True)
+        packed = option("use_remove_padding", True)
         logits, temperature = (_packed if packed else _unpadded)(output.logits, output_args, offsets)
         # Nothing else reads the logits, so the gradient may overwrite them.
         given = (logits, output_args["input_ids_rmpad_rolled"], temperature)
-        if asked("calculate_entropy"):
+        if option("calculate_entropy"):
             log_prob, entropy = log_probs_and_entropy(*given, inplace_backward=True)
             found = {"log_probs": log_prob, "entropy": entropy}
         else:
