@@ -7,8 +7,8 @@ from kit.machine import SKIP, says
 from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
+from verl_credit.config.row_room import engine_tokens
 from verl_credit.config.rules import validate
-from verl_credit.config.rules.row_room import engine_tokens
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, answer_room, answers_fit, worst_row
 from verl_credit.doctor.inputs.data import Row as DataRow

@@ -51,11 +51,15 @@ def in_standard_library(module):
 
 
 def test_credit_imports_torch_and_nothing_else():
+    """But ``verl_credit.errors``, which imports the standard library alone, for "did you mean"."""
+    ours = ("verl_credit.credit", "verl_credit.errors")
+
     def forbidden(module):
-        return not (in_standard_library(module) or within(module, "torch", "verl_credit.credit"))
+        return not (in_standard_library(module) or within(module, "torch", *ours))
 
     assert len(python_files("verl_credit/credit")) > 5
     assert not offenders("verl_credit/credit", forbidden)
+    assert all(in_standard_library(m) for m in imported_modules(ROOT / "verl_credit" / "errors.py"))
 
 
 def test_only_the_host_imports_verl_and_ray():

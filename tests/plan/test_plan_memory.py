@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from verl_credit.attention.limits import KEY_TOKENS, MASK_NUMBERS
-from verl_credit.config.rules.row_room import engine_tokens
+from verl_credit.config.row_room import engine_tokens
 from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import Memory
 from verl_credit.plan import Job, actor_peak, find_hardware, hardware, phases, shape_of

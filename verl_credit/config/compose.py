@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, defaults_tree
-from verl_credit.config.rules.row_room import engine_tokens
+from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
@@ -163,7 +163,7 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
     if isinstance(OmegaConf.select(base, key), DictConfig):
         return ConfigError(
-            key=key, value=value, accepted=f"a key that it lacks is added by +{key}.NAME=VALUE"
+            key=key, value=value, accepted=f"a new key below it is added with +{key}.NAME=VALUE"
         )
     parent, names = _nearest_parent(base, key)
     return unknown_key(parent, key.removeprefix(f"{parent}."), names, value)

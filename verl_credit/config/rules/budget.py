@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.rules.row_room import SHORT_ANSWER, least_log_prob_tokens
+from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
+from verl_credit.config.request_room import MODEL_LEN
+from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.rules.other_tools import validate_other_tools
-from verl_credit.config.rules.request_room import MODEL_LEN
 from verl_credit.config.rules.reward import validate_reward_manager
-from verl_credit.config.rules.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ROLLOUT_NAME

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import AUTO
+from verl_credit.config.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.rules.budget import LOG_PROB, _contexts, _row, sequence_parallel
-from verl_credit.config.rules.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.doctor.inputs.data import Row
 from verl_credit.errors import PreflightError

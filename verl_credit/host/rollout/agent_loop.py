@@ -17,8 +17,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
+from verl_credit.config.request_room import longest
 from verl_credit.config.rules.other_tools import FAILED
-from verl_credit.config.rules.request_room import longest
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.search_tool import SearchTool
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS

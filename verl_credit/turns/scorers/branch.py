@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from omegaconf import DictConfig
 
-from verl_credit.config.rules.row_room import SHORT_ANSWER
+from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from omegaconf import DictConfig
 
-from verl_credit.config.rules.request_room import does_not_fit
+from verl_credit.config.request_room import does_not_fit
 from verl_credit.config.settings import CreditSettings
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.turns.book import RowRecord
