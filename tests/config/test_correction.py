@@ -14,35 +14,32 @@ REJECTS = (f"{KEY}.rollout_rs=token_k2", f"{KEY}.rollout_rs_threshold=0.1")
 WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=false"
 
 
-def said(*overrides):
-    return correction_without_effect(load_config("lab", list(overrides)))
+# fmt: off
+WITHOUT_EFFECT = [
+    ((*BYPASS, f"{KEY}.rollout_is=token"), (f"{KEY}.rollout_is=token", "bypass_mode=true", "weighs no token")),
+    ((*BYPASS, *REJECTS), (f"{KEY}.rollout_rs=token_k2", "rejects none")),
+    ((WITHOUT, *REJECTS), ("without the rollout engine's log-probs", "calculate_log_probs=true")),
+    ((f"{KEY}.rollout_is_threshold=4",), (f"{KEY}.rollout_is_threshold=4: what would read it is off",)),
+    ((f"{KEY}.loss_type=reinforce", *REJECTS), (f"{KEY}.loss_type=reinforce: what would read",)),
+]
+# fmt: on
 
 
-@pytest.mark.parametrize(
-    "overrides, words",
-    [
-        (
-            (*BYPASS, f"{KEY}.rollout_is=token"),
-            (f"{KEY}.rollout_is=token", "bypass_mode=true", "weighs no token"),
-        ),
-        ((*BYPASS, *REJECTS), (f"{KEY}.rollout_rs=token_k2", "rejects none")),
-        ((WITHOUT, *REJECTS), ("without the rollout engine's log-probs", "calculate_log_probs=true")),
-        ((f"{KEY}.rollout_is_threshold=4",), (f"{KEY}.rollout_is_threshold=4: what would read it is off",)),
-        ((f"{KEY}.loss_type=reinforce", *REJECTS), (f"{KEY}.loss_type=reinforce: what would read",)),
-    ],
-)
+@pytest.mark.parametrize("overrides, words", WITHOUT_EFFECT)
 def test_a_correction_that_is_set_and_acts_on_nothing_is_said(overrides, words):
-    (line,) = said(*overrides)
+    config = load_config("lab", overrides)
+    (line,) = correction_without_effect(config)
     assert all(word in line for word in words)
-    assert any(line in shown for shown in idle_lines(load_config("lab", list(overrides))))
+    assert any(line in shown for shown in idle_lines(config))
 
 
 @pytest.mark.parametrize(
     "overrides", [(), BYPASS, REJECTS, (f"{KEY}.rollout_is=sequence", f"{KEY}.rollout_is_threshold=4")]
 )
 def test_nothing_is_said_of_what_acts_or_is_off(overrides):
-    assert said(*overrides) == []
-    check_correction(load_config("lab", list(overrides)))
+    config = load_config("lab", overrides)
+    assert correction_without_effect(config) == []
+    check_correction(config)
 
 
 @pytest.mark.parametrize(

@@ -37,28 +37,21 @@ def notes(tmp_path, monkeypatch, *overrides, steps=40):
     return [row["text"] for row in rows if row["kind"] == "idle"]
 
 
-@pytest.mark.parametrize(
-    "overrides, said",
-    [
-        (
-            ["algorithm.info_gain_warmup_steps=40"],
-            "info_gain_warmup_steps=40: no gain is measured in 40 steps",
-        ),
-        (["algorithm.info_gain_every=100"], "gains are measured in step 1 alone of 40 steps"),
-        (["algorithm.transform_mode=gtpo_sepa"], "lambda is 0 until step 51, and 40 steps"),
-    ],
-)
-def test_what_begins_after_the_last_step_is_said(tmp_path, monkeypatch, overrides, said):
-    (line,) = notes(tmp_path, monkeypatch, "trainer.total_training_steps=null", *overrides)
-    assert said in line and "(trainer.total_epochs=1)" in line
+ENDLESS = "trainer.total_training_steps=null"
+CASES = [
+    (
+        (ENDLESS, "algorithm.info_gain_warmup_steps=40"),
+        "info_gain_warmup_steps=40: no gain is measured in 40 steps",
+    ),
+    ((ENDLESS, "algorithm.info_gain_every=100"), "gains are measured in step 1 alone of 40 steps"),
+    ((ENDLESS, "algorithm.transform_mode=gtpo_sepa"), "lambda is 0 until step 51, and 40 steps"),
+    ((ENDLESS, "algorithm.info_gain_warmup_steps=39"), ""),
+    (("trainer.total_training_steps=40", "algorithm.info_gain_warmup_steps=40"), ""),  # said before the start
+]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["trainer.total_training_steps=null", "algorithm.info_gain_warmup_steps=39"],
-        ["trainer.total_training_steps=40", "algorithm.info_gain_warmup_steps=40"],  # said before the start
-    ],
-)
-def test_nothing_is_said_twice_or_without_need(tmp_path, monkeypatch, overrides):
-    assert notes(tmp_path, monkeypatch, *overrides) == []
+@pytest.mark.parametrize("overrides, said", CASES)
+def test_what_begins_after_the_last_step_is_said_once(tmp_path, monkeypatch, overrides, said):
+    found = notes(tmp_path, monkeypatch, *overrides)
+    assert len(found) == bool(said)
+    assert all(said in line and "(trainer.total_epochs=1)" in line for line in found)
