@@ -15,10 +15,9 @@ def check_correction(config: DictConfig) -> None:
 
     given = config.algorithm.get("rollout_correction") or {}
     if given.get("bypass_mode", False) and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        raise ConfigError(
-            f"{KEY}.bypass_mode=true trains on the rollout engine's log-probs: set "
-            "actor_rollout_ref.rollout.calculate_log_probs=true"
-        )
+        log_probs = "actor_rollout_ref.rollout.calculate_log_probs"
+        use = f"{KEY}.bypass_mode=true trains on the rollout engine's log-probs: set {log_probs}=true"
+        raise ConfigError.of(config, log_probs, accepted=use)
     one_1_1 = torch.zeros(1, 1)
     try:
         compute_rollout_correction_and_rejection_mask(
