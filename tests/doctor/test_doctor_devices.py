@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
-from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, on_cuda, says
+from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware import device, first_start, kernels, machine
@@ -25,22 +25,16 @@ def with_devices(*devices, **changes):
     return replace(MACHINE, torch=Torch("2.11.0", "13.0", devices), **changes)
 
 
-@pytest.mark.parametrize(
-    "facts, config, status, texts",
-    [
-        (MACHINE, CUDA, PASS, ["NVIDIA H100 (sm_90, 80.0 GiB)", "driver for CUDA 13.0"]),
-        (LAPTOP, LAB, SKIP, ["no CUDA device"]),
-        (BROKEN, CUDA, FAIL, ["no CUDA device is visible", "driver too old", "hardware=laptop"]),
-        (replace(MACHINE, driver="12.8"), CUDA, FAIL, ["a driver for CUDA 13.0"]),
-        (replace(MACHINE, driver="13.1"), CUDA, PASS, []),
-        (MACHINE, on_cuda(LAB, trainer__n_gpus_per_node=8), FAIL,
-         ["trainer.n_gpus_per_node=8", "trainer.n_gpus_per_node=1"]),
-        (LEADER, CUDA, SKIP, ["the Ray cluster's nodes"]),
-    ],
-)  # fmt: skip
-def test_cuda(facts, config, status, texts):
-    """A head without a GPU may lead a cluster."""
-    assert says(device.check_cuda(Context(facts, config)), status, *texts)
+test_cuda = cases(
+    device.check_cuda,
+    (MACHINE, CUDA, PASS, "NVIDIA H100 (sm_90, 80.0 GiB)", "driver for CUDA 13.0"),
+    (LAPTOP, LAB, SKIP, "no CUDA device"),
+    (BROKEN, CUDA, FAIL, "no CUDA device is visible", "driver too old", "hardware=laptop"),
+    (replace(MACHINE, driver="12.8"), CUDA, FAIL, "a driver for CUDA 13.0"),
+    (replace(MACHINE, driver="13.1"), CUDA, PASS),
+    (MACHINE, on_cuda(LAB, trainer__n_gpus_per_node=8), FAIL, "n_gpus_per_node=8", "n_gpus_per_node=1"),
+    (LEADER, CUDA, SKIP, "the Ray cluster's nodes"),  # a head without a GPU may lead a cluster
+)
 
 
 OLD = Ptxas("/triton/ptxas", (12, 8), bundled=True)
@@ -49,24 +43,24 @@ TOOLKIT = Ptxas("/usr/local/cuda-13.0/bin/ptxas", (13, 0))
 CHOSEN = "TRITON_PTXAS_PATH"
 
 
-@pytest.mark.parametrize(
-    "capability, found, environment, status, texts",
-    [
-        ((9, 0), (OLD,), {}, SKIP, ["no Blackwell"]),
-        ((10, 0), (OLD,), {}, PASS, ["/triton/ptxas, of CUDA 12.8: knows sm_100"]),
-        ((12, 1), (OLD,), {}, FAIL, ["no newer one", "12.9 or newer for sm_121", "apt install cuda-nvcc"]),
-        ((12, 1), (OLD, TOOLKIT), {}, FAIL, [f"export {CHOSEN}=/usr/local/cuda-13.0/bin/ptxas"]),
-        ((12, 1), (OLD, TOOLKIT), {CHOSEN: TOOLKIT.path}, PASS, ["/usr/local/cuda-13.0/bin/ptxas"]),
-        ((12, 1), (OLD, TOOLKIT), {CHOSEN: "/gone"}, FAIL, ["no ptxas that runs"]),
-        ((12, 1), (NEWER,), {}, PASS, []),
-        ((12, 1), (), {}, FAIL, ["no ptxas that runs"]),
-        ((11, 0), (NEWER,), {}, FAIL, ["CUDA 13.0 or newer for sm_110"]),
-        ((13, 7), (NEWER,), {}, FAIL, ["CUDA 13.0 or newer"]),
-    ],
+def assembling(capability, *found, chosen=None):
+    environment = {CHOSEN: chosen} if chosen else {}
+    return with_devices(replace(H100, capability=capability), ptxas=found, environment=environment)
+
+
+test_ptxas = cases(
+    device.check_ptxas,
+    (assembling((9, 0), OLD), None, SKIP, "no Blackwell"),
+    (assembling((10, 0), OLD), None, PASS, "/triton/ptxas, of CUDA 12.8: knows sm_100"),
+    (assembling((12, 1), OLD), None, FAIL, "no newer one", "12.9 or newer for sm_121", "apt install cuda"),
+    (assembling((12, 1), OLD, TOOLKIT), None, FAIL, f"export {CHOSEN}=/usr/local/cuda-13.0/bin/ptxas"),
+    (assembling((12, 1), OLD, TOOLKIT, chosen=TOOLKIT.path), None, PASS, "/usr/local/cuda-13.0/bin/ptxas"),
+    (assembling((12, 1), OLD, TOOLKIT, chosen="/gone"), None, FAIL, "no ptxas that runs"),
+    (assembling((12, 1), NEWER), None, PASS),
+    (assembling((12, 1)), None, FAIL, "no ptxas that runs"),
+    (assembling((11, 0), NEWER), None, FAIL, "CUDA 13.0 or newer for sm_110"),
+    (assembling((13, 7), NEWER), None, FAIL, "CUDA 13.0 or newer"),
 )
-def test_ptxas(capability, found, environment, status, texts):
-    facts = with_devices(replace(H100, capability=capability), ptxas=found, environment=environment)
-    assert says(device.check_ptxas(Context(facts)), status, *texts)
 
 
 def test_the_second_assembler_of_newer_tritons_has_its_own_variable():
@@ -88,19 +82,18 @@ def test_the_version_of_an_assembler_is_read(tmp_path):
     assert gather.ptxas_version(tool) is None and gather.ptxas_version(tmp_path / "absent") is None
 
 
-@pytest.mark.parametrize(
-    "free, config, status, texts",
-    [
-        (79, CUDA, PASS, []),
-        (41, CUDA, WARN, ["an idle device"]),
-        (39, CUDA, FAIL, ["gpu_memory_utilization=0.5", "40.0 GiB"]),
-        (39, None, WARN, []),
-    ],
+def with_free(gib):
+    return with_devices(replace(H100, free=gib * GIB))
+
+
+test_memory_of_a_device = cases(
+    machine.check_memory,
+    (with_free(79), CUDA, PASS),
+    (with_free(41), CUDA, WARN, "an idle device"),
+    (with_free(39), CUDA, FAIL, "gpu_memory_utilization=0.5", "40.0 GiB"),
+    (with_free(39), None, WARN),
+    place=1,
 )
-def test_memory_of_a_device(free, config, status, texts):
-    facts = with_devices(replace(H100, free=free * GIB))
-    found = machine.check_memory(Context(facts, config))[1]
-    assert says(found, status, *texts) and found.name == "memory of device 0"
 
 
 def test_unified_memory_is_what_the_cpu_side_has():
@@ -143,11 +136,9 @@ def test_room_for_what_the_recipe_holds(facts, overrides, status, texts):
     assert says(check_room(Context(facts, config)), status, *texts)
 
 
-def test_room_where_there_is_nothing_to_say():
-    assert says(check_room(Context(LAPTOP, LAB)), SKIP, "on a CPU")
-    assert says(check_room(Context(LAPTOP, CUDA)), SKIP, "no device")
-
-
+test_room_where_there_is_nothing_to_say = cases(
+    check_room, (LAPTOP, LAB, SKIP, "on a CPU"), (LAPTOP, CUDA, SKIP, "no device")
+)
 SPARK = with_devices(GB10, memory=Memory(121 * GIB, 110 * GIB), cpus=20, packages={"vllm": "0.24.0"})
 SHARE = first_start.SHARE_KEY
 
@@ -199,14 +190,12 @@ def test_a_share_that_leaves_no_compiler_its_memory(spark):
     assert says(found, WARN, free, "at most 0 compilers", f"a smaller {SHARE}")
 
 
-@pytest.mark.parametrize(
-    "facts, config, text",
-    [(MACHINE, CUDA, "no device shares"), (SPARK, LAB, "no recipe"), (SPARK, None, "no recipe")],
+test_compilation_where_there_is_nothing_to_say = cases(
+    first_start.check_compilation,
+    (MACHINE, CUDA, SKIP, "no device shares"),
+    (SPARK, LAB, SKIP, "no recipe"),
+    (SPARK, None, SKIP, "no recipe"),
 )
-def test_compilation_where_there_is_nothing_to_say(facts, config, text):
-    assert says(first_start.check_compilation(Context(facts, config)), SKIP, text)
-
-
 AGREES = (0, "some warning\nagrees: it (within 0.01 of the definition)\n")
 NEVER = None  # the trial that must not be started
 NO_KERNEL = (1, "Traceback\nRuntimeError: no kernel image is available\n")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, on_cuda, says
+from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware import disk, machine, orphans
@@ -20,6 +20,7 @@ from verl_credit.machine.facts import GIB, Process, size
 from verl_credit.machine.ray_address import cluster_address
 
 LAB = load_config("lab", [])
+CUDA = on_cuda(LAB)
 Usage = namedtuple("Usage", "free")
 
 
@@ -27,22 +28,18 @@ def test_sizes():
     assert size(3 * GIB) == "3.0 GiB" and size(64 * 2**20) == "64 MiB"
 
 
-@pytest.mark.parametrize(
-    "changes, status, texts",
-    [
-        ({}, PASS, ["100.0 GiB available of 128.0 GiB"]),
-        ({"available": 3 * GIB}, WARN, ["4.0 GiB for the smallest recipe"]),
-        (
-            {"limit": 16 * GIB, "limit_used": 13 * GIB},
-            WARN,
-            ["13.0 GiB of 16.0 GiB used", "docker run --memory"],
-        ),
-        ({"limit": 16 * GIB, "limit_used": GIB}, PASS, []),
-    ],
+def with_memory(**changes):
+    return replace(MACHINE, memory=replace(MACHINE.memory, **changes))
+
+
+test_memory_of_the_host = cases(
+    machine.check_memory,
+    (LAPTOP, None, PASS, "100.0 GiB available of 128.0 GiB"),
+    (with_memory(available=3 * GIB), None, WARN, "4.0 GiB for the smallest recipe"),
+    (with_memory(limit=16 * GIB, limit_used=13 * GIB), None, WARN, "13.0 GiB of 16.0 GiB used", "--memory"),
+    (with_memory(limit=16 * GIB, limit_used=GIB), None, PASS),
+    place=0,
 )
-def test_memory_of_the_host(changes, status, texts):
-    facts = replace(LAPTOP, memory=replace(LAPTOP.memory, **changes))
-    assert says(machine.check_memory(Context(facts))[0], status, *texts)
 
 
 def tree(root, **files):
@@ -68,20 +65,13 @@ def test_the_tightest_limit_of_the_control_groups_counts(tmp_path):
     assert gather.control_group(proc, tmp_path / "none") == (None, 0)
 
 
-@pytest.mark.parametrize(
-    "free, asked, status, texts",
-    [
-        (64 * 2**20, None, WARN, ["64 MiB free", "38.4 GiB", "--shm-size"]),  # 30 % of 128 GiB
-        (64 * 2**20, 32 * 2**20, PASS, []),
-        (39 * GIB, None, PASS, []),
-    ],
+SMALL = on_cuda(LAB, ray_kwargs__ray_init__object_store_memory=32 * 2**20)
+test_shared_memory = cases(
+    machine.check_shm,
+    (with_memory(shm_free=64 * 2**20), CUDA, WARN, "64 MiB free", "38.4 GiB", "--shm-size"),  # 30 % of 128
+    (with_memory(shm_free=64 * 2**20), SMALL, PASS),
+    (with_memory(shm_free=39 * GIB), CUDA, PASS),
 )
-def test_shared_memory(free, asked, status, texts):
-    config = on_cuda(LAB, ray_kwargs__ray_init__object_store_memory=asked)
-    facts = replace(MACHINE, memory=replace(MACHINE.memory, shm_free=free))
-    assert says(machine.check_shm(Context(facts, config)), status, *texts)
-
-
 EVERY = {"trainer__max_actor_ckpt_to_keep": None, "trainer__total_training_steps": 50}
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.machine import FAIL, LAPTOP, MACHINE, PASS, SKIP, on_cuda, says
+from kit.machine import FAIL, LAPTOP, MACHINE, PASS, SKIP, cases, on_cuda, says
 from kit.recipes import OWN, check, load_config
 from verl_credit.doctor.checks import CHECKS, examine
 from verl_credit.doctor.context import Context
@@ -35,21 +35,17 @@ NO_GPU = LAB.copy()
 NO_GPU.ray_kwargs.ray_init.num_gpus = 0
 
 
-@pytest.mark.parametrize(
-    "facts, config, status, texts",
-    [
-        (MACHINE, CUDA, PASS, ["starts one here with 16 CPUs and 1 GPUs"]),
-        (LAPTOP, LAB, PASS, ["16 CPUs and 1 GPUs"]),  # logical ones
-        (LAPTOP, None, PASS, ["16 CPUs and 0 GPUs"]),
-        (replace(MACHINE, cpus=3), CUDA, FAIL, ["4 CPUs", "ray_kwargs.ray_init.num_cpus=4"]),
-        (LAPTOP, CUDA, FAIL, ["1 GPUs (trainer.n_gpus_per_node)"]),
-        (LAPTOP, NO_GPU, FAIL, ["ray_kwargs.ray_init.num_gpus=1"]),
-        (MACHINE, on_cuda(LAB, trainer__nnodes=2), FAIL, ["trainer.nnodes=2", "ray start --head here"]),
-        (replace(MACHINE, packages={}), CUDA, FAIL, ["ray is not installed"]),
-    ],
+test_a_local_ray_has_to_have_what_the_recipe_wants = cases(
+    check_cluster,
+    (MACHINE, CUDA, PASS, "starts one here with 16 CPUs and 1 GPUs"),
+    (LAPTOP, LAB, PASS, "16 CPUs and 1 GPUs"),  # logical ones
+    (LAPTOP, None, PASS, "16 CPUs and 0 GPUs"),
+    (replace(MACHINE, cpus=3), CUDA, FAIL, "4 CPUs", "ray_kwargs.ray_init.num_cpus=4"),
+    (LAPTOP, CUDA, FAIL, "1 GPUs (trainer.n_gpus_per_node)"),
+    (LAPTOP, NO_GPU, FAIL, "ray_kwargs.ray_init.num_gpus=1"),
+    (MACHINE, on_cuda(LAB, trainer__nnodes=2), FAIL, "trainer.nnodes=2", "ray start --head here"),
+    (replace(MACHINE, packages={}), CUDA, FAIL, "ray is not installed"),
 )
-def test_a_local_ray_has_to_have_what_the_recipe_wants(facts, config, status, texts):
-    assert says(check_cluster(Context(facts, config)), status, *texts)
 
 
 def test_a_cluster_that_the_recipe_names_is_the_one_that_is_asked():

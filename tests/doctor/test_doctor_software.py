@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import verl
 
-from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, on_cuda, says
+from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware import first_start, software, vllm_version
@@ -19,36 +19,36 @@ LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)
 
 
-@pytest.mark.parametrize(
-    "version, status", [((3, 10, 14), FAIL), ((3, 11, 0), PASS), ((3, 12, 9), PASS), ((3, 13, 0), FAIL)]
+test_python = cases(
+    software.check_python,
+    (replace(MACHINE, python=(3, 10, 14)), None, FAIL),
+    (replace(MACHINE, python=(3, 11, 0)), None, PASS),
+    (replace(MACHINE, python=(3, 12, 9)), None, PASS),
+    (replace(MACHINE, python=(3, 13, 0)), None, FAIL),
 )
-def test_python(version, status):
-    assert says(software.check_python(Context(replace(MACHINE, python=version))), status)
-
-
 BROKEN = replace(MACHINE, torch=Torch(None, error="no libcudart"))
-FOR_CUDA_12 = replace(MACHINE, torch=Torch("2.11.0", "12.9", (GB10,)))
 ON_GB10 = ["on NVIDIA GB10", "built for CUDA 13", "whl/cu130"]
 
 
-@pytest.mark.parametrize(
-    "facts, config, status, texts",
-    [
-        (MACHINE, CUDA, PASS, ["CUDA 13.0"]),
-        (LAPTOP, LAB, PASS, ["CPUs only"]),
-        (LAPTOP, None, PASS, []),
-        (LAPTOP, CUDA, FAIL, ["CPUs only, and trainer.device=cuda", "pip install --force-reinstall"]),
-        (BROKEN, None, FAIL, ["no libcudart"]),
-        (FOR_CUDA_12, CUDA, WARN, ON_GB10),
-        (FOR_CUDA_12, None, WARN, ON_GB10),
-        (FOR_CUDA_12, LAB, PASS, []),
-        (replace(MACHINE, torch=Torch("2.11.0", "12.8", (GB10,))), CUDA, WARN, ON_GB10),
-        (replace(MACHINE, torch=Torch("2.11.0", "13.0", (GB10,))), CUDA, PASS, []),
-        (replace(MACHINE, torch=Torch("2.11.0", "12.8", (H100,))), CUDA, PASS, []),
-    ],
+def built_for(cuda, device):
+    return replace(MACHINE, torch=Torch("2.11.0", cuda, (device,)))
+
+
+test_torch = cases(
+    software.check_torch,
+    (MACHINE, CUDA, PASS, "CUDA 13.0"),
+    (LAPTOP, LAB, PASS, "CPUs only"),
+    (LAPTOP, None, PASS),
+    (LAPTOP, CUDA, FAIL, "CPUs only, and trainer.device=cuda", "pip install --force-reinstall"),
+    (BROKEN, None, FAIL, "no libcudart"),
+    (built_for("12.9", GB10), CUDA, WARN, *ON_GB10),
+    (built_for("12.9", GB10), None, WARN, *ON_GB10),
+    (built_for("12.9", GB10), LAB, PASS),
+    (built_for("12.8", GB10), CUDA, WARN, *ON_GB10),
+    (built_for("12.8", GB10), None, WARN, *ON_GB10),
+    (built_for("13.0", GB10), CUDA, PASS),
+    (built_for("12.8", H100), CUDA, PASS),
 )
-def test_torch(facts, config, status, texts):
-    assert says(software.check_torch(Context(facts, config)), status, *texts)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,18 @@ def test_what_verl_makes_of_the_list_of_plugins(policy):
     assert bool(loaded) is software.loads_ours(policy)
 
 
-@pytest.mark.parametrize(
-    "platform, config, status, texts",
-    [
-        ("nvidia", LAB, FAIL, ["VERL_PLATFORM=nvidia, and trainer.device=cpu", "unset VERL_PLATFORM"]),
-        ("cpu", CUDA, FAIL, ["VERL_PLATFORM=cpu, and trainer.device=cuda"]),
-        ("cpu", LAB, PASS, []),
-        ("nvidia", CUDA, PASS, []),
-        ("cpu", None, PASS, []),
-    ],
+def on_platform(platform):
+    return replace(MACHINE, environment={software.PLATFORM: platform})
+
+
+test_a_platform_that_is_not_the_recipes = cases(
+    software.check_environment,
+    (on_platform("nvidia"), LAB, FAIL, "VERL_PLATFORM=nvidia, and trainer.device=cpu", "unset VERL_PLATFORM"),
+    (on_platform("cpu"), CUDA, FAIL, "VERL_PLATFORM=cpu, and trainer.device=cuda"),
+    (on_platform("cpu"), LAB, PASS),
+    (on_platform("nvidia"), CUDA, PASS),
+    (on_platform("cpu"), None, PASS),
 )
-def test_a_platform_that_is_not_the_recipes(platform, config, status, texts):
-    facts = replace(MACHINE, environment={software.PLATFORM: platform})
-    assert says(software.check_environment(Context(facts, config)), status, *texts)
 
 
 VERLS = ["transformers<5.11,>=5.5.3,!=5.6.0", "tensordict<=0.10.0", "vllm==0.24.0; extra == 'vllm'"]
@@ -127,26 +126,24 @@ def test_these_are_the_requirements_that_verl_really_has():
     assert vllm_version.pinned(lines) == "==0.24.0"
 
 
-@pytest.mark.parametrize(
-    "version, engine, device, status, texts",
-    [
-        ("0.24.0", "vllm", "cuda", PASS, ["the one verl pins"]),
-        ("0.24.0+cu130", "vllm", "cuda", PASS, ["the one verl pins"]),
-        ("0.21.0", "vllm", "cuda", WARN, ["vllm 0.21.0", "vllm==0.24.0"]),
-        ("0.17.1", "vllm", "cuda", FAIL, ["older than 0.18.0", "pip install 'vllm==0.24.0'"]),
-        ("0.17.1", "hf", "cuda", WARN, ["older than 0.18.0"]),
-        (None, "vllm", "cuda", FAIL, ["not installed"]),
-        (None, "hf", "cuda", SKIP, ["rolls out with hf"]),
-        ("mine", "vllm", "cuda", FAIL, ["no version number"]),
-        ("0.27.1+cpu", "vllm", "cuda", FAIL, ["a CPU build, and trainer.device=cuda"]),
-        ("0.27.1+cpu", "vllm", "cpu", PASS, ["a CPU build; not compared"]),
-    ],
+def installed(version):
+    return replace(MACHINE, packages={"vllm": version} if version else {})
+
+
+HF, ON_CPU = on_cuda(LAB, actor_rollout_ref__rollout__name="hf"), on_cuda(LAB, trainer__device="cpu")
+test_vllm = cases(
+    vllm_version.check_vllm,
+    (installed("0.24.0"), CUDA, PASS, "the one verl pins"),
+    (installed("0.24.0+cu130"), CUDA, PASS, "the one verl pins"),
+    (installed("0.21.0"), CUDA, WARN, "vllm 0.21.0", "vllm==0.24.0"),
+    (installed("0.17.1"), CUDA, FAIL, "older than 0.18.0", "pip install 'vllm==0.24.0'"),
+    (installed("0.17.1"), HF, WARN, "older than 0.18.0"),
+    (installed(None), CUDA, FAIL, "not installed"),
+    (installed(None), HF, SKIP, "rolls out with hf"),
+    (installed("mine"), CUDA, FAIL, "no version number"),
+    (installed("0.27.1+cpu"), CUDA, FAIL, "a CPU build, and trainer.device=cuda"),
+    (installed("0.27.1+cpu"), ON_CPU, PASS, "a CPU build; not compared"),
 )
-def test_vllm(version, engine, device, status, texts):
-    config = CUDA.copy()
-    config.actor_rollout_ref.rollout.name, config.trainer.device = engine, device
-    facts = replace(MACHINE, packages={"vllm": version} if version else {})
-    assert says(vllm_version.check_vllm(Context(facts, config)), status, *texts)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +166,10 @@ def test_flashinfer_and_its_packages_are_of_one_version(cubin, jit_cache, status
     assert says(first_start.check_flashinfer(Context(facts)), status, *texts)
 
 
-def test_flashinfer_where_it_does_not_matter():
-    check = first_start.check_flashinfer
-    odd = replace(MACHINE, packages={"flashinfer-python": "0.6.14", "flashinfer-cubin": "0.6.13"})
-    assert says(check(Context(MACHINE, CUDA)), SKIP, "not installed")
-    assert says(check(Context(odd, LAB)), SKIP, "does not roll out with vLLM")
-    unchecked = replace(odd, environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"})
-    assert says(check(Context(unchecked, CUDA)), WARN, "VERSION_CHECK=1")
+ODD = replace(MACHINE, packages={"flashinfer-python": "0.6.14", "flashinfer-cubin": "0.6.13"})
+test_flashinfer_where_it_does_not_matter = cases(
+    first_start.check_flashinfer,
+    (MACHINE, CUDA, SKIP, "not installed"),
+    (ODD, LAB, SKIP, "does not roll out with vLLM"),
+    (replace(ODD, environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"}), CUDA, WARN, "VERSION_CHECK=1"),
+)

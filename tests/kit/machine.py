@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from omegaconf import OmegaConf
 
+from verl_credit.doctor.context import Context
 from verl_credit.doctor.result import Status
 from verl_credit.machine.facts import GIB, Device, Facts, Memory, Torch
 
@@ -51,3 +53,14 @@ def on_cuda(config, **changes):
     for key, value in {**vllm, **changes}.items():
         OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
     return config
+
+
+def cases(check, *rows, place=None):
+    """A test of ``check`` for each row: facts, config, status, what the result says. ``place``: of several results."""
+
+    @pytest.mark.parametrize("facts, config, status, texts", [(f, c, s, texts) for f, c, s, *texts in rows])
+    def test(facts, config, status, texts):
+        found = check(Context(facts, config))
+        assert says(found if place is None else found[place], status, *texts)
+
+    return test
