@@ -269,7 +269,8 @@ def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch
 def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):
     with dead_port() as url:
         assert started(tmp_path, [GOOD], url) == 4
-    assert f"search.url={url}: the retriever is not ready" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"search.url={url}: the retriever is not ready" in said and "verl-credit-retriever serve" in said
 
 
 def test_mistyped_key_exits_4(capsys):
