@@ -187,7 +187,7 @@ def test_a_recipe_that_is_refused_fails_and_the_machine_is_still_looked_at(faked
     faked(PYTHON)
     assert main(["doctor", "--config-name", "lab", "algorithm.gama=1"]) == 4
     said = capsys.readouterr().out
-    assert "Did you mean algorithm.gamma" in said and "Python 3.11.9" in said
+    assert "did you mean algorithm.gamma" in said and "Python 3.11.9" in said
     assert main(["doctor", "algorithm.gamma=1"]) == 4
     assert "--config-name NAME" in capsys.readouterr().out
 

@@ -205,7 +205,7 @@ def test_servers_of_different_indexes_are_refused(server, other, said):
     with scripted_server() as second:
         second.info = other
         both = settings([server.url, second.url])
-        with pytest.raises(PreflightError, match=f"one index.*{server.url} ab12; {second.url} {said}"):
+        with pytest.raises(PreflightError, match=f"the same index.*{server.url} ab12; {second.url} {said}"):
             ask_servers(both)
         second.info = server.info
         assert ask_servers(both)[0] == "ab12"
@@ -275,4 +275,4 @@ def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys)
 
 def test_mistyped_key_exits_4(capsys):
     assert main(["train", "--config-name", "lab", "algorithm.gama=1"]) == 4
-    assert "Did you mean algorithm.gamma" in capsys.readouterr().out
+    assert "did you mean algorithm.gamma" in capsys.readouterr().out
