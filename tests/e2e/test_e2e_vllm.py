@@ -6,21 +6,18 @@ and after an update, shows that weights arrive, that tokens are aligned, and tha
 
 import importlib.metadata
 import math
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
+from kit import train_run
 from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.turns.answer import pseudo_answer
 
 pytestmark = pytest.mark.vllm
 
-TIMEOUT_S = 900
 AGREE = 1e-4  # of log-probs, and of gains that are differences of log-probs
 TEMPLATE = "<answer> {answer}</answer>"  # of recipes/lab.yaml
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -82,25 +79,13 @@ def two_steps(folder):
 
 
 def train(folder, name, *overrides):
-    """The run's folder. Ends every process of the run when it takes too long."""
-    command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", "--config-name", "lab"]
-    process = subprocess.Popen(
-        [*command, f"lab.dir={folder / 'lab'}", f"run_dir={folder / name}", *SETTINGS, *overrides],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    try:
-        said, _ = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        root = psutil.Process(process.pid)
-        for each in (*root.children(recursive=True), root):
-            each.kill()
-        said, _ = process.communicate()
-        pytest.fail(f"not done after {TIMEOUT_S} s:\n{said}")
-    assert process.returncode == 0, said
+    """The run's folder."""
+    places = f"lab.dir={folder / 'lab'}", f"run_dir={folder / name}"
+    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    code, output = train_run.train(
+        folder / f"{name}.log", "--config-name", "lab", *places, *SETTINGS, *overrides, environment=environment, seconds=900
+    )  # fmt: skip
+    assert code == 0, output
     return folder / name
 
 

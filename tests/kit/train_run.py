@@ -9,12 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-TIMEOUT_S = 420
+import psutil
 
 
 class TrainRun:
-    def __init__(self, log: Path, *arguments: str, environment: dict[str, str] | None = None):
-        self.log = log
+    """``seconds``: what any wait for it may take; then every process of it is ended."""
+
+    def __init__(
+        self, log: Path, *arguments: str, environment: dict[str, str] | None = None, seconds: float = 420
+    ):
+        self.log, self.seconds = log, seconds
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", *arguments],
@@ -33,7 +37,7 @@ class TrainRun:
 
     def wait_for(self, words: str) -> None:
         """Until these words are printed."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + self.seconds
         while words not in self.output:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
@@ -47,14 +51,16 @@ class TrainRun:
     def wait(self) -> int:
         """The exit code."""
         try:
-            return self.process.wait(TIMEOUT_S)
+            return self.process.wait(self.seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the run did not end:\n{self.output}") from None
 
     def kill(self) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            run = psutil.Process(self.process.pid)
+            for process in (*run.children(recursive=True), run):
+                process.kill()
 
 
 def train(log: Path, *arguments: str, **options) -> tuple[int, str]:
