@@ -3,16 +3,25 @@
 import pytest
 
 from kit.retriever_world import make_corpus, make_encoder
+from verl_credit_retriever.encoder.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import build_index
 from verl_credit_retriever.launch import start_server
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory):
+def world(tmp_path_factory):
+    """(folder of encoder, corpus.jsonl and index, the encoder)"""
     root = tmp_path_factory.mktemp("served")
-    make_encoder(root / "encoder")
-    build_index(make_corpus(root / "corpus.jsonl"), root / "encoder", root / "index")
-    return root
+    encoder = SentenceEncoder(make_encoder(root / "encoder"))
+    build_index(
+        make_corpus(root / "corpus.jsonl"), encoder, root / "index", batch_size=2
+    )  # more than one chunk
+    return root, encoder
+
+
+@pytest.fixture(scope="session")
+def folders(world):
+    return world[0]
 
 
 @pytest.fixture(scope="session")

@@ -48,8 +48,8 @@ def checked(folders):
 
 
 @pytest.fixture(scope="module")
-def exact(folders):
-    return SearchIndex.load(folders / "index", backend="exact"), SentenceEncoder(folders / "encoder")
+def exact(world):
+    return SearchIndex.load(world[0] / "index", backend="exact"), world[1]
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kit.retriever_world import make_corpus, make_encoder
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("encoder")
-    make_corpus(root / "corpus.jsonl")
-    return root, SentenceEncoder(make_encoder(root / "encoder"))
 
 
 def test_vectors_are_unit_float32_and_do_not_depend_on_the_batch(world):

@@ -18,16 +18,6 @@ from verl_credit_retriever.index.search import SearchIndex, build_index
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("retriever")
-    encoder = SentenceEncoder(make_encoder(root / "encoder"))
-    corpus = make_corpus(root / "corpus.jsonl")
-    build_index(corpus, encoder, root / "index", batch_size=2)  # more than one chunk
-    return root, encoder
-
-
 def test_search_equals_the_full_matrix_product(world):
     root, encoder = world
     index = SearchIndex.load(root / "index")
