@@ -1,6 +1,7 @@
 """The policy loss: an oracle, gradients, and what must not matter."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ import torch
 from verl_credit.credit import AGG_MODES, RATIO_LEVELS, aggregate, turn_policy_loss
 
 CLIP = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.08}
+clipped_loss = partial(turn_policy_loss, **CLIP)
 
 
 def batch(seed=0, rows=5, tokens=13, dtype=torch.float64, noise=0.1):
-    """Arguments of `turn_policy_loss`; policy tokens are ~2/3 of all, turns are ~3 tokens long."""
+    """Arguments of `clipped_loss`; policy tokens are ~2/3 of all, turns are ~3 tokens long."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(rows, tokens, generator=generator) < 0.7
     mask[:, -2:] = False
@@ -32,11 +34,9 @@ def oracle(tensors, scale, level, cap=None):
     for b in range(len(mask)):
         policy = [t for t in range(len(mask[b])) if mask[b][t]]
         for t in policy:
-            same = {
-                "token": [t],
-                "turn": [u for u in policy if ids[b][u] == ids[b][t]],
-                "sequence": policy,
-            }[level]
+            same = {"token": [t], "turn": [u for u in policy if ids[b][u] == ids[b][t]], "sequence": policy}[
+                level
+            ]
             ratio = math.exp(sum(log_prob[b][u] - old[b][u] for u in same) / len(same))
             low, high = 1 - scale[b][t] * CLIP["clip_ratio_low"], 1 + scale[b][t] * CLIP["clip_ratio_high"]
             a = advantage[b][t]
@@ -52,9 +52,7 @@ def oracle(tensors, scale, level, cap=None):
 def test_oracle(level, cap, seed):
     tensors, scale = batch(seed)
     losses = oracle(tensors, scale.tolist(), level, cap)
-    loss, metrics = turn_policy_loss(
-        *tensors, ratio_level=level, clip_scale_B_T=scale, clip_ratio_c=cap, **CLIP
-    )
+    loss, metrics = clipped_loss(*tensors, ratio_level=level, clip_scale_B_T=scale, clip_ratio_c=cap)
     assert loss.item() == pytest.approx(sum(losses.values()) / len(losses), abs=1e-12)
     delta = (tensors[1] - tensors[0])[tensors[3].bool()]
     assert metrics["ppo_kl"].item() == pytest.approx(delta.mean().item())
@@ -78,8 +76,8 @@ def test_gradient(level, cap):
     rest, log_prob = tensors[1:], tensors[0].requires_grad_()
 
     def loss_of(values):
-        return turn_policy_loss(
-            values, *rest, ratio_level=level, clip_scale_B_T=scale, clip_ratio_c=cap, loss_agg_mode="token-sum", **CLIP
+        return clipped_loss(
+            values, *rest, ratio_level=level, clip_scale_B_T=scale, clip_ratio_c=cap, loss_agg_mode="token-sum"
         )[0]  # fmt: skip
 
     if level == "token":
@@ -105,8 +103,8 @@ def test_no_gradient_through_advantages_old_log_probs_scales_and_weights(level):
     weights = torch.ones_like(scale)
     for tensor in (*tensors[:3], scale, weights):
         tensor.requires_grad_()
-    loss, metrics = turn_policy_loss(
-        *tensors, ratio_level=level, clip_scale_B_T=scale, rollout_is_weights=weights, **CLIP
+    loss, metrics = clipped_loss(
+        *tensors, ratio_level=level, clip_scale_B_T=scale, rollout_is_weights=weights
     )
     loss.backward()
     assert tensors[0].grad.abs().sum() > 0
@@ -119,7 +117,7 @@ def test_at_the_old_policy_the_levels_agree(level):
     """Ratio 1: the gradient of each token is -A / N at every level."""
     tensors, scale = batch(3, noise=0.0)
     log_prob = tensors[0].requires_grad_()
-    loss, metrics = turn_policy_loss(*tensors, ratio_level=level, clip_scale_B_T=scale, **CLIP)
+    loss, metrics = clipped_loss(*tensors, ratio_level=level, clip_scale_B_T=scale)
     loss.backward()
     mask = tensors[3]
     torch.testing.assert_close(log_prob.grad, -tensors[2] * mask / mask.sum())
@@ -131,7 +129,7 @@ def test_zero_advantage_gives_zero_loss_and_gradient(level):
     tensors, scale = batch(4)
     tensors[2] = torch.zeros_like(tensors[2])
     tensors[0].requires_grad_()
-    loss, _ = turn_policy_loss(*tensors, ratio_level=level, clip_scale_B_T=scale, clip_ratio_c=3.0, **CLIP)
+    loss, _ = clipped_loss(*tensors, ratio_level=level, clip_scale_B_T=scale, clip_ratio_c=3.0)
     loss.backward()
     assert loss == 0
     assert (tensors[0].grad == 0).all()
@@ -143,18 +141,18 @@ def test_one_turn_per_row_is_the_sequence_ratio_and_one_per_token_the_token_rati
     whole = torch.zeros(rows, tokens, dtype=torch.long)
     each = torch.arange(tokens).expand(rows, tokens)
     for ids, level in ((whole, "sequence"), (each, "token")):
-        ours = turn_policy_loss(*tensors[:4], ids, ratio_level="turn", **CLIP)[0]
-        theirs = turn_policy_loss(*tensors, ratio_level=level, **CLIP)[0]
+        ours = clipped_loss(*tensors[:4], ids, ratio_level="turn")[0]
+        theirs = clipped_loss(*tensors, ratio_level=level)[0]
         torch.testing.assert_close(ours, theirs)
 
 
 def test_a_clip_scale_of_one_is_no_clip_scale_and_a_wider_one_clips_less():
     tensors, scale = batch(6)
-    plain, metrics = turn_policy_loss(*tensors, **CLIP)
+    plain, metrics = clipped_loss(*tensors)
     assert "clip_scale_mean" not in metrics
-    assert turn_policy_loss(*tensors, clip_scale_B_T=torch.ones_like(scale), **CLIP)[0] == plain
+    assert clipped_loss(*tensors, clip_scale_B_T=torch.ones_like(scale))[0] == plain
     fractions = [
-        turn_policy_loss(*tensors, clip_scale_B_T=torch.full_like(scale, c), **CLIP)[1]["pg_clipfrac"].item()
+        clipped_loss(*tensors, clip_scale_B_T=torch.full_like(scale, c))[1]["pg_clipfrac"].item()
         for c in (0.0, 0.5, 1.0, 1.5, 100.0)
     ]
     assert fractions == sorted(fractions, reverse=True)
@@ -164,8 +162,8 @@ def test_a_clip_scale_of_one_is_no_clip_scale_and_a_wider_one_clips_less():
 def test_rollout_weights_multiply_the_clipped_loss():
     tensors, scale = batch(7)
     weights = torch.full_like(scale, 0.25)
-    whole = turn_policy_loss(*tensors, **CLIP)[0]
-    torch.testing.assert_close(turn_policy_loss(*tensors, rollout_is_weights=weights, **CLIP)[0], whole / 4)
+    whole = clipped_loss(*tensors)[0]
+    torch.testing.assert_close(clipped_loss(*tensors, rollout_is_weights=weights)[0], whole / 4)
 
 
 @pytest.mark.parametrize("level", RATIO_LEVELS)
@@ -182,9 +180,9 @@ def test_what_stands_where_the_mask_is_0_does_not_matter(level, bad):
         (dirty, ids, scale.masked_fill(outside, bad), weights.masked_fill(outside, bad)),
     ):
         log_prob = values[0].clone().requires_grad_()
-        loss, metrics = turn_policy_loss(
+        loss, metrics = clipped_loss(
             log_prob, *values[1:], tensors[3], turn_ids, ratio_level=level, clip_scale_B_T=c,
-            rollout_is_weights=w, clip_ratio_c=3.0, **CLIP,
+            rollout_is_weights=w, clip_ratio_c=3.0
         )  # fmt: skip
         loss.backward()
         results.append((loss.detach(), log_prob.grad, metrics))
@@ -220,9 +218,9 @@ def test_micro_batches_padding_and_row_order_do_not_matter(level, agg_mode):
         for rows in pieces:
             part = [torch.nn.functional.pad(tensor[rows], (0, pad)) for tensor in (*tensors, scale)]
             log_prob = part[0].requires_grad_()
-            loss, _ = turn_policy_loss(
+            loss, _ = clipped_loss(
                 log_prob, *part[1:5], clip_scale_B_T=part[5], ratio_level=level, loss_agg_mode=agg_mode,
-                **totals, **CLIP,
+                **totals
             )  # fmt: skip
             loss.backward()
             grad[rows] = log_prob.grad[:, : grad.shape[1]]
@@ -238,8 +236,8 @@ def test_micro_batches_padding_and_row_order_do_not_matter(level, agg_mode):
         assert other[0] == pytest.approx(whole[0], abs=1e-12)
         torch.testing.assert_close(other[1], whole[1])
     if MICRO[agg_mode]:
-        counted_here = turn_policy_loss(
-            *tensors, clip_scale_B_T=scale, ratio_level=level, loss_agg_mode=agg_mode, loss_scale_factor=20, **CLIP
+        counted_here = clipped_loss(
+            *tensors, clip_scale_B_T=scale, ratio_level=level, loss_agg_mode=agg_mode, loss_scale_factor=20
         )[0]  # fmt: skip
         assert counted_here.item() == pytest.approx(whole[0])
 
@@ -263,13 +261,8 @@ def test_data_parallel_ranks_average_to_the_whole_batch(agg_mode):
 def test_a_batch_without_policy_tokens_gives_zero(agg_mode):
     tensors, scale = batch(0)
     log_prob = tensors[0].requires_grad_()
-    loss, metrics = turn_policy_loss(
-        *tensors[:3],
-        torch.zeros_like(scale),
-        tensors[4],
-        loss_agg_mode=agg_mode,
-        clip_scale_B_T=scale,
-        **CLIP,
+    loss, metrics = clipped_loss(
+        *tensors[:3], torch.zeros_like(scale), tensors[4], loss_agg_mode=agg_mode, clip_scale_B_T=scale
     )
     loss.backward()
     assert loss == 0
@@ -282,7 +275,7 @@ def test_extreme_ratios_stay_finite(level):
     tensors, scale = batch(1, noise=200.0)
     tensors[2] = -tensors[2].abs()
     tensors[0].requires_grad_()
-    loss, _ = turn_policy_loss(*tensors, ratio_level=level, clip_scale_B_T=scale, **CLIP)
+    loss, _ = clipped_loss(*tensors, ratio_level=level, clip_scale_B_T=scale)
     loss.backward()
     assert loss.isfinite()
     assert tensors[0].grad.isfinite().all()
@@ -291,10 +284,8 @@ def test_extreme_ratios_stay_finite(level):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_low_precision_inputs_are_computed_in_float32(dtype):
     tensors, scale = batch(2, dtype=dtype)
-    exact = turn_policy_loss(
-        *(t.double() for t in tensors[:4]), tensors[4], clip_scale_B_T=scale.double(), **CLIP
-    )
-    loss, metrics = turn_policy_loss(*tensors, clip_scale_B_T=scale, **CLIP)
+    exact = clipped_loss(*(t.double() for t in tensors[:4]), tensors[4], clip_scale_B_T=scale.double())
+    loss, metrics = clipped_loss(*tensors, clip_scale_B_T=scale)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact[0].item(), abs=1e-6)
     for name, value in metrics.items():
@@ -308,9 +299,9 @@ def test_nothing_reads_a_value_back_from_the_device(level, agg_mode):
     tensors, scale = batch(0)
     tensors, scale = [tensor.to("meta") for tensor in tensors], scale.to("meta")
     log_prob = tensors[0].requires_grad_()
-    loss, metrics = turn_policy_loss(
+    loss, metrics = clipped_loss(
         *tensors, ratio_level=level, loss_agg_mode=agg_mode, clip_scale_B_T=scale, clip_ratio_c=3.0,
-        rollout_is_weights=scale, **CLIP,
+        rollout_is_weights=scale
     )  # fmt: skip
     loss.backward()
     assert log_prob.grad.shape == log_prob.shape
@@ -328,6 +319,6 @@ def test_bad_arguments_are_named():
     ]
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
-            turn_policy_loss(*tensors, **options, **CLIP)
+            clipped_loss(*tensors, **options)
     with pytest.raises(ValueError, match="turn_ids_B_T has shape"):
-        turn_policy_loss(*tensors[:4], tensors[4][:, 1:], **CLIP)
+        clipped_loss(*tensors[:4], tensors[4][:, 1:])
