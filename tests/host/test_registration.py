@@ -1,5 +1,6 @@
 """The plugin is there in a fresh process, and says what is missing where it cannot work."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,15 +11,10 @@ import torch
 from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINER, require_registered
 
 
-def python(code, **env):
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-    )
+def python(code):
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -30,7 +26,7 @@ def test_importing_verl_alone_registers_estimator_and_loss():
         "from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn\n"
         "print(get_adv_estimator_fn('info_gain').__name__, get_policy_loss_fn('turn_ppo').__name__)"
     )
-    assert python(code, VERL_PLATFORM="cpu") == "info_gain_advantage turn_ppo"
+    assert python(code) == "info_gain_advantage turn_ppo"
 
 
 @pytest.mark.slow
@@ -41,7 +37,7 @@ def test_registering_after_a_first_import_of_ours_completes_it():
         "from verl_credit.host.registry import registered_names\n"
         "register_all(); register_all(); print(all(registered_names().values()))"
     )
-    assert python(code, VERL_PLATFORM="cpu") == "True"
+    assert python(code) == "True"
 
 
 def test_a_process_without_the_plugin_is_named():
