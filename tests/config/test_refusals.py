@@ -223,7 +223,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     # turn level
     (["info_gain_prefix='<answer>'"], "would be written twice"),
     (["info_gain_curriculum.gain=[1,0.5]", f"{MODE}=turn-group", CLIP_OFF], "turn-group: that mode normalises gains and"),
-    ([f"{LOSS}.dynamic_clip=true", f"{MODE}=joint"], "only turn-group-v1d and turn-group-unbiased give turns a clip scale"),
+    ([f"{LOSS}.dynamic_clip=true", f"{MODE}=joint"], "only turn-group-v1d, turn-group-unbiased give turns a clip scale"),
     ([f"{LOSS}.dynamic_clip=true", "adv_estimator=grpo"], "with algorithm.adv_estimator=grpo"),
     (["search.max_searches=0"], f"with algorithm.{MODE}=turn-group-v1d: without a tool"),
     ([f"{ROLLOUT}.n=1"], "groups of at least 2"),
