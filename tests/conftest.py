@@ -28,7 +28,7 @@ def cached_recipes(monkeypatch):
     """Commands compose each recipe once in a process (kit/recipes.py)."""
     from kit.recipes import composed_once
 
-    monkeypatch.setattr("verl_credit.config.compose.compose_recipe", composed_once)
+    monkeypatch.setattr("verl_credit.recipe.compose.compose_recipe", composed_once)
 
 
 @pytest.fixture

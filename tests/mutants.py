@@ -77,7 +77,7 @@ MUTANTS = [
     ("plan/memory.py", '"optimizer": 2 * own', '"optimizer": own', "plan_memory"),
     ("config/row_room.py", "row + contexts * SHORT_ANSWER", "row", "answer_budget"),
     ("config/pipeline_rules.py", "if penalty > 0:", "if penalty > 1:", "refusals"),
-    ("config/unread.py", "key.read is None or key.read(settings) or ", "key.read is None or ", "unread explain"),
+    ("recipe/unread.py", "key.read is None or key.read(settings) or ", "key.read is None or ", "unread explain"),
     ("config/keys/section.py", "if section.closed and (unknown", "if False and (unknown", "config search_settings"),
     ("doctor/hardware/room.py", "if state > phase.capacity", "if phase.total > phase.capacity", "doctor*"),
     ("doctor/inputs/answer_budget.py", "answer.gold_end + (answer.gold_start == 0)", "answer.gold_end", "answer_budget"),

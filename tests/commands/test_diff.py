@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.commands.diff import GROUPS, ORDER, compare, group_of, last_scores, number, read_side
-from verl_credit.config.defaults import ABSENT, Default, changed_values, defaults, flat_values
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.defaults import ABSENT, Default, changed_values, defaults, flat_values
 from verl_credit.run.files import METRICS, VALIDATION, append_json
 from verl_credit.run.versions import VERSIONS, installed_versions, read_versions, write_versions
 

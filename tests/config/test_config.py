@@ -6,7 +6,6 @@ from omegaconf import OmegaConf
 from kit import recipes
 from kit.recipes import OWN, check, composed_once
 from kit.settings import settings
-from verl_credit.config.compose import compose_recipe, load_config, shipped_recipes
 from verl_credit.config.keys import (
     LOSS,
     OURS,
@@ -17,10 +16,11 @@ from verl_credit.config.keys import (
     our_keys,
     read_section,
 )  # fmt: skip
-from verl_credit.config.rules import validate
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.compose import compose_recipe, load_config, shipped_recipes
+from verl_credit.recipe.rules import validate
 
 
 def settings_of(*overrides, recipe="lab"):

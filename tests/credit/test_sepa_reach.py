@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kit.recipes import load_config
-from verl_credit.config.unread import without_effect
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
+from verl_credit.recipe.unread import without_effect
 
 PUBLISHED = {
     "steps": 500, "schedule": "auto", "delay_steps": 50, "correct_rate_gate": 0.0,

@@ -8,13 +8,13 @@ from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
 from verl_credit.config.row_room import engine_tokens
-from verl_credit.config.rules import validate
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.inputs.answer_budget import MODEL_LEN, answer_room, answers_fit, worst_row
 from verl_credit.doctor.inputs.data import Row as DataRow
 from verl_credit.doctor.inputs.recipe import check_answers
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+from verl_credit.recipe.rules import validate
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import gain_requests
 

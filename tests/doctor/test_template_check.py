@@ -6,10 +6,10 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
-from verl_credit.config.rules import validate
 from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.template_check import RESULT, check_template
+from verl_credit.recipe.rules import validate
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 HEAD = "<|im_start|>{{ m.role }}\n"

@@ -10,8 +10,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from kit.recipes import load_config
-from verl_credit.config.rules import validate
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules import validate
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,13 +15,13 @@ from kit.machine import FAIL, LAPTOP, PASS, says
 from kit.recipes import load_config
 from verl_credit.commands import train as train_module
 from verl_credit.commands.with_verl import check_with_verl
-from verl_credit.config import compose
 from verl_credit.doctor import ray_checks
 from verl_credit.doctor.context import Context
 from verl_credit.errors import PreflightError
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
 from verl_credit.machine.facts import Process
+from verl_credit.recipe import compose
 
 ADDRESS = "ray_kwargs.ray_init.address"
 

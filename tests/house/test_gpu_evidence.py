@@ -268,7 +268,7 @@ def test_the_committed_page_is_what_its_json_says(tmp_path):
 def test_the_overrides_of_the_training_parts_are_accepted(recipe, tmp_path):
     """Nobody can start them here: that they compose and pass validation is what can be known."""
     from kit.recipes import load_config
-    from verl_credit.config.rules import validate
+    from verl_credit.recipe.rules import validate
 
     overrides = World(tmp_path, "http://127.0.0.1:1", False).overrides(recipe, "Qwen/Qwen3-4B")
     config = load_config(

@@ -13,8 +13,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from verl_credit.config import compose
-from verl_credit.config.rules import validate
+from verl_credit.recipe import compose
+from verl_credit.recipe.rules import validate
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 GROUPS = (*compose.GROUPS, "credit")

@@ -3,10 +3,10 @@
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.config.rules import validate
 from verl_credit.plan.command import OURS, _values
 from verl_credit.plan.plan import make_plan
 from verl_credit.plan.remedies import missing
+from verl_credit.recipe.rules import validate
 
 GIVEN = ["data.train_files=x", "data.val_files=x", "search.url=http://x"]
 STATIC = [

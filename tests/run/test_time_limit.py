@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.config.rules import validate
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules import validate
 from verl_credit.run.time_limit import TimeLimit
 
 

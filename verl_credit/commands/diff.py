@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_credit.config.compose import load_config
-from verl_credit.config.defaults import ABSENT, Default, defaults, flat_values
 from verl_credit.errors import ConfigError, ExitCode, show_value
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.run.versions import installed_versions, read_versions
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.compose import load_config
-from verl_credit.config.defaults import ABSENT, changed_values
 from verl_credit.config.keys import AUTO, Algorithm
-from verl_credit.config.required import DATA, MODEL, told, without_value
-from verl_credit.config.rules import validate
-from verl_credit.config.rules.scorer import STRATEGIES
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.unread import idle_lines
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.doctor.checks import before_training
 from verl_credit.errors import ConfigError, ExitCode, show_value
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.defaults import ABSENT, changed_values
+from verl_credit.recipe.required import DATA, MODEL, told, without_value
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.scorer import STRATEGIES
+from verl_credit.recipe.unread import idle_lines
 from verl_credit.turns.scorers import SCORERS
 
 PYTHON_LISTS = "Python lists, a call per prompt"

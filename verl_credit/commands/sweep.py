@@ -14,10 +14,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from verl_credit.config.compose import load_config
-from verl_credit.config.rules import validate
 from verl_credit.doctor.hardware.disk import sweep_warnings
 from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.rules import validate
 
 DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
 ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # what ends a run otherwise ends that run alone

@@ -11,16 +11,16 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.commands.with_verl import check_with_verl, set_environment
-from verl_credit.config.compose import load_config
-from verl_credit.config.required import missing_line
-from verl_credit.config.rules import validate
-from verl_credit.config.unread import idle_lines
 from verl_credit.doctor.checks import Stage, require
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Status
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.machine.gather import gather
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.required import missing_line
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.unread import idle_lines
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left
 from verl_credit.run.lock import run_lock

@@ -10,6 +10,8 @@ from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_se
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
 
 @dataclass(frozen=True)
 class CreditSettings:

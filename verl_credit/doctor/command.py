@@ -7,13 +7,13 @@ from collections import Counter
 
 from omegaconf import DictConfig
 
-from verl_credit.config.compose import load_config
-from verl_credit.config.rules import validate
 from verl_credit.doctor.checks import examine
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.machine.gather import gather
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.rules import validate
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.config.required import MODEL
 from verl_credit.doctor.inputs.data import Row, read_rows, rows_needed
 from verl_credit.doctor.inputs.model import parameters_of
 from verl_credit.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.doctor.probe import VerlProcess
 from verl_credit.doctor.result import Result
 from verl_credit.machine.facts import Facts
+from verl_credit.recipe.required import MODEL
 
 
 @dataclass

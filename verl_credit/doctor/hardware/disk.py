@@ -8,11 +8,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.required import MODEL
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.inputs.model import parameters_of
 from verl_credit.doctor.result import Result, failed, passed, warned
 from verl_credit.machine.facts import GIB, size
+from verl_credit.recipe.required import MODEL
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import AUTO, named
-from verl_credit.config.required import MODEL
-from verl_credit.config.rules.scorer import ATTENTION
+from verl_credit.config.settings import ATTENTION
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.inputs.hub import cached_config
@@ -16,6 +15,7 @@ from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.errors import ConfigError
 from verl_credit.machine.gather import in_a_process
 from verl_credit.plan.model_shape import shape_of
+from verl_credit.recipe.required import MODEL
 
 VARLEN, SDPA, FLEX = named("varlen"), named("sdpa"), named("flex")
 TRIAL_S = 240.0  # a first compilation takes tens of seconds, more where the assembler starts from cold disks

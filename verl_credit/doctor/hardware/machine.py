@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.defaults import flat_values
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Result, failed, passed, skipped, warned
 from verl_credit.machine.facts import GIB, Device, Facts, size
+from verl_credit.recipe.defaults import flat_values
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
 RAY_SHARE = 0.3  # of the memory, for Ray's object store when nothing is set

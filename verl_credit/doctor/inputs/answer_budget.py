@@ -17,13 +17,14 @@ from omegaconf import DictConfig
 
 from verl_credit.config.keys import AUTO
 from verl_credit.config.request_room import DRAWN, MODEL_LEN
-from verl_credit.config.rules.budget import LOG_PROB, _contexts, _row, sequence_parallel
 from verl_credit.config.settings import CreditSettings
 from verl_credit.doctor.inputs.data import Row
 from verl_credit.errors import PreflightError
+from verl_credit.recipe.rules.budget import LOG_PROB, _contexts, _row, sequence_parallel
 from verl_credit.reward.qa import stated_form
 from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of
+from verl_credit.turns.scorers import SCORERS
 
 
 class Room(NamedTuple):
@@ -39,7 +40,7 @@ def answer_room(config: DictConfig) -> Room | None:
     """Where answers are scored, if that place has so many tokens and no more."""
     settings = CreditSettings.from_config(config)
     actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
-    if settings.scores_gain and settings.algorithm.info_gain_scorer == "server":
+    if settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
         # null: all positions of the model. One token is written.
         length = rollout.max_model_len
         return None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
@@ -92,9 +93,8 @@ def worst_row(
         template = settings.algorithm.info_gain_template
         if template == AUTO:
             template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))
-        for together in (
-            [golds] if settings.algorithm.info_gain_scorer == "branch" else [[gold] for gold in golds]
-        ):
+        rides = SCORERS[settings.algorithm.info_gain_scorer].rides
+        for together in [golds] if rides else [[gold] for gold in golds]:
             texts.append((counter.at_most(together, template), where, together, template))
     found = ("", -1, 0)
     for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
-from verl_credit.config.required import DATA
 from verl_credit.errors import PreflightError
+from verl_credit.recipe.required import DATA
 from verl_credit.reward.qa import answer_form, gold_answers, stated_form
 
 TRAIN, VAL = DATA

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verl_credit.config.required import MODEL
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.inputs.answer_budget import answer_room, answers_fit
 from verl_credit.doctor.inputs.data import TRAIN
@@ -13,6 +12,7 @@ from verl_credit.doctor.inputs.model import Unreadable, read_model, require_mode
 from verl_credit.doctor.inputs.prompt_lengths import NotHere, count_prompts
 from verl_credit.doctor.inputs.retriever import ask_servers
 from verl_credit.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.required import MODEL
 
 
 def check_retriever(context: Context) -> Result:

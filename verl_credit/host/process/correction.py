@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from omegaconf import DictConfig
 
-from verl_credit.config.rules.correction import DEFAULTS, KEY
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules.correction import DEFAULTS, KEY
 
 
 def check_correction(config: DictConfig) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_credit.config.rules.other_tools import KEYS, tools_given
 from verl_credit.errors import PreflightError
+from verl_credit.recipe.rules.other_tools import KEYS, tools_given
 
 
 def check_other_tools(config: DictConfig) -> list[str]:

@@ -18,10 +18,10 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLo
 from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.request_room import longest
-from verl_credit.config.rules.other_tools import FAILED
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.search_tool import SearchTool
 from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.recipe.rules.other_tools import FAILED
 from verl_credit.reward.qa import final_answer
 from verl_credit.search.client import SearchFault
 from verl_credit.search.protocol import bad_query_reason, control_tokens, without_markup

@@ -21,7 +21,6 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.unread import without_effect_in
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
@@ -41,6 +40,7 @@ from verl_credit.host.step.stops import (
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
+from verl_credit.recipe.unread import without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note

@@ -5,17 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.attention import NAMES
 from verl_credit.config.row_room import SHORT_ANSWER
-from verl_credit.config.settings import CreditSettings
-from verl_credit.errors import IntegrityError
+from verl_credit.config.settings import ATTENTION, CreditSettings
+from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer
+
+SCORER = "algorithm.info_gain_scorer"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 
 class BranchScorer(Scorer):
     name = "branch"
     rides = True
+
+    def needs(self, config: DictConfig) -> None:
+        rows = "or algorithm.info_gain_scorer=rows"
+        if OmegaConf.select(config, ATTENTION) not in NAMES:
+            use = f"only {', '.join(NAMES)} let an answer see its own context alone; set {ATTENTION}=auto, {rows}"
+            raise ConfigError.of(config, ATTENTION, SCORER, accepted=use)
+        if OmegaConf.select(config, BYPASS):
+            use = f"answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, {rows}"
+            raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
     def answers_behind_row(self, config: DictConfig) -> int:
         return config.search.max_searches + 1

@@ -4,8 +4,8 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.config.keys import Algorithm, read_section
-from verl_credit.config.unread import idle_lines, unused, without_effect
-from verl_credit.config.warnings import doubts
+from verl_credit.recipe.unread import idle_lines, unused, without_effect
+from verl_credit.recipe.warnings import doubts
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 ROLLOUT = "actor_rollout_ref.rollout"

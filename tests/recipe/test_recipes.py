@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.config.compose import RECIPES, shipped_recipes
-from verl_credit.config.rules import validate
-from verl_credit.config.warnings import doubts
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.plan import shape_of
+from verl_credit.recipe.compose import RECIPES, shipped_recipes
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.warnings import doubts
 
 GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]

@@ -7,12 +7,12 @@ import math
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import Algorithm, PolicyLoss, Search, keys_of, read_section, reads
-from verl_credit.config.rules.correction import correction_without_effect
-from verl_credit.config.rules.reward import overlong_unread
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.warnings import doubts
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.recipe.rules.correction import correction_without_effect
+from verl_credit.recipe.rules.reward import overlong_unread
+from verl_credit.recipe.warnings import doubts
 
 # What model=qwen3_* say of their models, no choice of the run's author.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"

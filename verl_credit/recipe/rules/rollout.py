@@ -6,11 +6,12 @@ from omegaconf import DictConfig
 
 from verl_credit.config.request_room import MODEL_LEN
 from verl_credit.config.row_room import SHORT_ANSWER
-from verl_credit.config.rules.other_tools import validate_other_tools
-from verl_credit.config.rules.reward import validate_reward_manager
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ROLLOUT_NAME
+from verl_credit.recipe.rules.other_tools import validate_other_tools
+from verl_credit.recipe.rules.reward import validate_reward_manager
+from verl_credit.turns.scorers import SCORERS
 
 ENGINES = (ROLLOUT_NAME, "vllm")
 
@@ -37,7 +38,7 @@ def _room(config: DictConfig) -> None:
         return
     row = config.data.max_prompt_length + config.data.max_response_length
     settings = CreditSettings.from_config(config)
-    served = settings.scores_gain and settings.algorithm.info_gain_scorer == "server"
+    served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
     needed = row + served * (SHORT_ANSWER + 1)
     if length < needed:
         said = ", and an answer behind it (algorithm.info_gain_scorer=server)" if served else ""

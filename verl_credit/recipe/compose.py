@@ -22,6 +22,7 @@ from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.turns.scorers import SCORERS
 
 RECIPES = "verl_credit_recipes"
 GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
@@ -74,9 +75,9 @@ def _decide_auto(config: DictConfig) -> DictConfig:
             algorithm.get("adv_estimator") == ADV_ESTIMATOR and algorithm.get("info_gain_norm_mode") != "none"
         )
         if all(isinstance(length, int) for length in row):  # else those keys are refused
-            rollout.max_model_len = engine_tokens(
-                sum(row), gains and algorithm.get("info_gain_scorer") == "server"
-            )
+            scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
+            served = gains and scorer is not None and scorer.in_rollout
+            rollout.max_model_len = engine_tokens(sum(row), served)
     return config
 
 

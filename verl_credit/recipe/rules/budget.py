@@ -7,8 +7,12 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
+from verl_credit.turns.scorers import SCORERS
 
 ULYSSES = "ulysses_sequence_parallel_size"
+LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 
 def sequence_parallel(role: DictConfig) -> int:
@@ -16,15 +20,6 @@ def sequence_parallel(role: DictConfig) -> int:
     the older one is copied where it is above 1."""
     older, read = (OmegaConf.select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
     return older if older > 1 else read
-
-
-LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
-
-
-UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-
-
-REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 
 def validate_budgets(config: DictConfig) -> None:
@@ -62,10 +57,9 @@ def _row(config: DictConfig) -> int:
 
 
 def _contexts(config: DictConfig, settings: CreditSettings) -> int:
-    """How often the answers ride behind a row; with ``rows`` one answer makes a row of its own longer."""
-    if not settings.scores_gain or settings.algorithm.info_gain_scorer == "server":
-        return 0
-    return config.search.max_searches + 1 if settings.algorithm.info_gain_scorer == "branch" else 1
+    """How many answers the longest row of a log-prob micro-batch carries."""
+    scorer = SCORERS[settings.algorithm.info_gain_scorer]
+    return scorer.answers_behind_row(config) if settings.scores_gain else 0
 
 
 def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:

@@ -8,13 +8,13 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
 from kit.turn_rows import Row, credited, lost_row, turn_batch
-from verl_credit.config.rules import validate
-from verl_credit.config.rules.reward import HAND_ON, MANAGER
-from verl_credit.config.unread import without_effect
-from verl_credit.config.warnings import doubts
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.host.step.stops import check_outcomes
 from verl_credit.names import ROW_RECORD
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.reward import HAND_ON, MANAGER
+from verl_credit.recipe.unread import without_effect
+from verl_credit.recipe.warnings import doubts
 from verl_credit.reward.qa import compute_score
 from verl_credit.turns.book import RowRecord
 

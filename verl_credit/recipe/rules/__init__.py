@@ -6,14 +6,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
-from verl_credit.config.rules.budget import validate_budgets
-from verl_credit.config.rules.pipeline import validate_pipeline
-from verl_credit.config.rules.rollout import validate_rollout
-from verl_credit.config.rules.scorer import validate_scorer
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
+from verl_credit.recipe.rules.budget import validate_budgets
+from verl_credit.recipe.rules.pipeline import validate_pipeline
+from verl_credit.recipe.rules.rollout import validate_rollout
+from verl_credit.recipe.rules.scorer import validate_scorer
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
@@ -34,7 +34,7 @@ def validate(config: DictConfig) -> None:
     _lora_on_hf(config)
     _combinations(config)
     _reached_from_everywhere(config)
-    validate_scorer(config)
+    validate_scorer(config, settings)
     _resolve(config)
     validate_pipeline(config, settings.algorithm)
     validate_rollout(config)

@@ -3,10 +3,10 @@
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.config.rules.correction import correction_without_effect
-from verl_credit.config.unread import idle_lines
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.correction import check_correction
+from verl_credit.recipe.rules.correction import correction_without_effect
+from verl_credit.recipe.unread import idle_lines
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")
