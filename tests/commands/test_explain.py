@@ -174,6 +174,7 @@ for command in (
 """
 
 
+@pytest.mark.slow
 def test_commands_that_only_read_import_nothing_heavy():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS], capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line.startswith("heavy: ")]

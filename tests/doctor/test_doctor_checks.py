@@ -172,12 +172,12 @@ def test_exit_codes_and_json(faked, capsys):
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "Python 3.11.9" in said and said.endswith("1 passed, 1 not applicable\n")
-    faked(PYTHON, failed("broken", "whole", "mend it", "x"))
+    faked(PYTHON, failed("broken", "whole", "fix it", "x"))
     assert main(["doctor", "--json"]) == 4
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is False
     assert found["checks"][-1] == {
-        "name": "x", "status": "fail", "found": "broken", "right": "whole", "mend": "mend it",
+        "name": "x", "status": "fail", "found": "broken", "right": "whole", "fix": "fix it",
     }  # fmt: skip
     faked(warned("odd", "even", name="x"))
     assert main(["doctor"]) == 0

@@ -109,6 +109,7 @@ def test_the_generator_needs_only_torch_and_transformers():
                 pending.append(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["verl_credit", "verl_credit.credit"])
 def test_importing_loads_nothing_heavy(module):
     heavy = ("verl", "ray", "hydra", "omegaconf", "transformers")

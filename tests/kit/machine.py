@@ -35,7 +35,7 @@ LAPTOP = replace(MACHINE, torch=Torch("2.13.0+cpu"), driver="", packages={"ray":
 
 
 def says(result, status, *texts):
-    told = " | ".join((result.found, result.right, result.mend))
+    told = " | ".join((result.found, result.right, result.fix))
     assert result.status is status, told
     assert all(text in told for text in texts), told
     return True

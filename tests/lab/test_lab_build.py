@@ -22,6 +22,8 @@ from verl_credit.lab.retrieval import LocalRetriever, recall, swap_contents
 from verl_credit.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 
+pytestmark = pytest.mark.slow  # a lab is trained
+
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):

@@ -254,7 +254,7 @@ def test_a_damaged_file_of_the_run_is_told_and_nothing_starts(tmp_path, capsys, 
     (tmp_path / METRICS).write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
     code, lines = run(capsys, tmp_path)
     assert code == ExitCode.PREFLIGHT
-    assert f"{METRICS} line 2 {said}" in lines[-1] and "mend the line or take another run_dir" in lines[-1]
+    assert f"{METRICS} line 2 {said}" in lines[-1] and "fix the line or take another run_dir" in lines[-1]
     assert (tmp_path / METRICS).read_text().count("\n") == 3
 
 

@@ -79,7 +79,7 @@ def _progress(run_dir: Path, config: DictConfig) -> Progress:
     try:
         return Progress(run_dir, config.trainer.total_training_steps or 0)
     except DamagedFile as error:
-        raise PreflightError(f"{error}; mend the line or take another run_dir") from error
+        raise PreflightError(f"{error}; fix the line or take another run_dir") from error
 
 
 def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> None:

@@ -39,10 +39,10 @@ def page(results: list[Result]) -> list[str]:
         lines.append(f"{SIGNS[result.status]}  {result.name:<{width}}  {result.found}")
         indent = " " * (width + 8)
         lines += [f"{indent}right: {result.right}"] if result.right else []
-        lines += [f"{indent}mend:  {result.mend}"] if result.mend else []
+        lines += [f"{indent}fix:   {result.fix}"] if result.fix else []
     count = Counter(r.status for r in results)
-    told = ", ".join(f"{count[s]} {word}" for s, word in WORDS.items() if count[s])
-    return [*lines, "", told]
+    counts = ", ".join(f"{count[s]} {word}" for s, word in WORDS.items() if count[s])
+    return [*lines, "", counts]
 
 
 WORDS = {
@@ -67,6 +67,6 @@ def _recipe(
         validate(config)
     except ConfigError as error:
         right = "a recipe that `verl-credit explain` accepts"
-        return None, failed(str(error), right, "mend that key", "recipe")
+        return None, failed(str(error), right, "fix that key", "recipe")
     device = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
     return config, passed(f"{name}: {device}, rollouts by {config.actor_rollout_ref.rollout.name}", "recipe")

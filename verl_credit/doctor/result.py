@@ -18,7 +18,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """``found``: what is there; ``right``: what would be right; ``mend``: the command or setting that mends it.
+    """``found``: what is there; ``right``: what would be right; ``fix``: the command or setting that fixes it.
 
     A check with one result leaves the name empty: it is the check's own.
     """
@@ -27,26 +27,26 @@ class Result:
     status: Status
     found: str
     right: str = ""
-    mend: str = ""
+    fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
         return {key: str(value) for key, value in asdict(self).items()}
 
     def line(self) -> str:
         """For a refusal: one line."""
-        return "; ".join(part for part in (self.found, self.right, self.mend) if part)
+        return "; ".join(part for part in (self.found, self.right, self.fix) if part)
 
 
 def passed(found: str, name: str = "") -> Result:
     return Result(name, Status.PASS, found)
 
 
-def warned(found: str, right: str = "", mend: str = "", name: str = "") -> Result:
-    return Result(name, Status.WARN, found, right, mend)
+def warned(found: str, right: str = "", fix: str = "", name: str = "") -> Result:
+    return Result(name, Status.WARN, found, right, fix)
 
 
-def failed(found: str, right: str, mend: str = "", name: str = "") -> Result:
-    return Result(name, Status.FAIL, found, right, mend)
+def failed(found: str, right: str, fix: str = "", name: str = "") -> Result:
+    return Result(name, Status.FAIL, found, right, fix)
 
 
 def skipped(why: str, name: str = "") -> Result:

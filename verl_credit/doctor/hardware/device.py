@@ -37,7 +37,7 @@ def check_cuda(context: Context) -> Result:
         return failed(
             f"trainer.device=cuda, and no CUDA device is visible ({runtime}){why}",
             "nvidia-smi lists a device, and its driver is at least as new as torch's CUDA",
-            "mend the driver or CUDA_VISIBLE_DEVICES, or take a recipe for this machine: hardware=laptop",
+            "fix the driver or CUDA_VISIBLE_DEVICES, or take a recipe for this machine: hardware=laptop",
         )
     if driver_too_old(facts.driver, torch.cuda):
         return failed(runtime, f"a driver for CUDA {torch.cuda} or newer",

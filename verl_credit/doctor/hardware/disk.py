@@ -25,8 +25,8 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
         return passed(f"{found}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})")
     parameters = context.parameters
     if parameters is None:
-        right, mend = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
-        return warned(found, right, mend) if free < GIB else passed(f"{found}; the model's size is not known")
+        right, fix = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
+        return warned(found, right, fix) if free < GIB else passed(f"{found}; the model's size is not known")
     one, kept = checkpoint_bytes(config, parameters), checkpoints_kept(config)
     all_of_them = one * ((kept or 1) + 1)
     number = kept or "every one (trainer.max_actor_ckpt_to_keep=null)"

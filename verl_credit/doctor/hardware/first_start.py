@@ -75,15 +75,15 @@ def check_compilation(context: Context) -> Result:
     told = f"MAX_JOBS={given}" if given else f"MAX_JOBS not set: {jobs} compilers on {facts.cpus} cores"
     found = f"{SHARE_KEY}={share:g} of {size(device.total)}; {said}, {size(max(left, 0))} left; {told}"
     fit = max(0, int(left // JOB))
-    mend = f"export MAX_JOBS={max(1, min(fit, facts.cpus))}"
+    fix = f"export MAX_JOBS={max(1, min(fit, facts.cpus))}"
     if share >= SHARE:
         right = (
             f"a share below {SHARE:g}: at .80 and at .50 a first start froze such a machine (sglang#35860)"
         )
-        return warned(found, right, f"{SHARE_KEY}=0.3, {mend}")
+        return warned(found, right, f"{SHARE_KEY}=0.3, {fix}")
     right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
     if jobs > fit:
-        return warned(found, right, mend if fit else f"a smaller {SHARE_KEY}, {mend}")
+        return warned(found, right, fix if fit else f"a smaller {SHARE_KEY}, {fix}")
     return passed(found)
 
 

@@ -49,11 +49,11 @@ def check_flash(context: Context, trial: Trial = run_trial) -> Result:
         return skipped("not installed; SDPA stands in for it, and our log-probs for its loss")
     if not facts.devices:
         return skipped(f"flash-attn {version} is installed, and there is no CUDA device to run it on")
-    mend = (
+    fix = (
         "reinstall it for this torch (pip install --force-reinstall --no-build-isolation flash-attn), "
         f"or leave it out: {ATTENTION}={AUTO} takes SDPA"
     )
-    return _tried(f"flash-attn {version}", VARLEN, config, trial, failed if required else warned, mend)
+    return _tried(f"flash-attn {version}", VARLEN, config, trial, failed if required else warned, fix)
 
 
 def check_sdpa(context: Context, trial: Trial = run_trial) -> Result:
@@ -65,8 +65,8 @@ def check_sdpa(context: Context, trial: Trial = run_trial) -> Result:
         return skipped(f"{ATTENTION}={attention}")
     alone = attention == SDPA or "flash-attn" not in facts.packages
     judge = failed if wants_cuda(config) and alone else warned
-    mend = "a torch built for this device; it needs one of SDPA's fused backends (flash, memory-efficient)"
-    return _tried("SDPA", SDPA, config, trial, judge, mend)
+    fix = "a torch built for this device; it needs one of SDPA's fused backends (flash, memory-efficient)"
+    return _tried("SDPA", SDPA, config, trial, judge, fix)
 
 
 def check_flex(context: Context, trial: Trial = run_trial) -> Result:
@@ -76,8 +76,8 @@ def check_flex(context: Context, trial: Trial = run_trial) -> Result:
         return skipped("no CUDA device")
     if attention != FLEX:
         return skipped(f"not asked for: {ATTENTION}={AUTO} takes flash-attn or SDPA before it")
-    mend = "see ptxas; a C compiler and Python.h are needed too (apt install gcc python3-dev)"
-    return _tried("FlexAttention", FLEX, config, trial, failed if wants_cuda(config) else warned, mend)
+    fix = "see ptxas; a C compiler and Python.h are needed too (apt install gcc python3-dev)"
+    return _tried("FlexAttention", FLEX, config, trial, failed if wants_cuda(config) else warned, fix)
 
 
 def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
@@ -97,16 +97,16 @@ def _attention(config: DictConfig | None) -> str | None:
     return None if config is None else OmegaConf.select(config, ATTENTION)
 
 
-def _tried(what: str, kernel: str, config, trial: Trial, judge, mend: str) -> Result:
+def _tried(what: str, kernel: str, config, trial: Trial, judge, fix: str) -> Result:
     heads = heads_of(config)
     code, said = trial(kernel, heads)
     lines = [line for line in said.strip().splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
     if code is None:
-        return judge(f"{what}: not done after {TRIAL_S:g} s ({last[:200]})", "a small call that ends", mend)
+        return judge(f"{what}: not done after {TRIAL_S:g} s ({last[:200]})", "a small call that ends", fix)
     if code != 0 or not last.startswith("agrees:"):
         return judge(
-            f"{what} does not run: {last[:300]}", "a small call that agrees with the definition", mend
+            f"{what} does not run: {last[:300]}", "a small call that agrees with the definition", fix
         )
     shown = f"{heads[0]} heads of queries, {heads[1]} of keys, {heads[2]} wide"
     return passed(f"{what} runs on {shown}, in bf16: {last.removeprefix('agrees: ')}")

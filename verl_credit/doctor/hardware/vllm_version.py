@@ -25,11 +25,11 @@ def check_vllm(context: Context) -> Result:
         return skipped(f"not installed; {wanted}")
     pin = pinned(requirements_of("verl") or [])
     device = "cpu" if config is None else config.trainer.device
-    wanted, mend = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST}", f"pip install 'vllm{pin}'"
+    wanted, fix = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST}", f"pip install 'vllm{pin}'"
 
     def refused(why: str) -> Result:
         judge = failed if engine == "vllm" else warned
-        return judge(f"{why}; {wanted}", "a vLLM that verl's replica can start", mend)
+        return judge(f"{why}; {wanted}", "a vLLM that verl's replica can start", fix)
 
     if version is None:
         return refused("vllm is not installed")
@@ -44,7 +44,7 @@ def check_vllm(context: Context) -> Result:
     if number < Version(SMALLEST):
         return refused(f"vllm {version} is older than {SMALLEST}, the oldest that verl accepts")
     if pin and number.public not in Requirement(f"vllm{pin}").specifier:
-        return warned(f"vllm {version}; {wanted}", "the pinned one is what verl was tested with", mend)
+        return warned(f"vllm {version}; {wanted}", "the pinned one is what verl was tested with", fix)
     return passed(f"vllm {version}, the one verl pins")
 
 

@@ -24,7 +24,7 @@ def ask_servers(settings) -> tuple[str | None, str]:
     except SearchFault as error:
         raise PreflightError(
             f"search.url={redact(settings.url)}: the retriever is not ready ({redact(error)}). Start it with "
-            "'verl-credit-retriever serve --index DIR --encoder DIR' or mend the URL"
+            "'verl-credit-retriever serve --index DIR --encoder DIR' or fix the URL"
         ) from error
     except ValueError as error:
         raise PreflightError(redact(error)) from error
