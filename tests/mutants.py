@@ -72,7 +72,7 @@ MUTANTS = [
     ("run/state.py", "MOVED.get(value, value)", "value", "run_files"),
     ("reward/qa.py", "found[-1].strip()", "found[0].strip()", "reward"),
     ("reward/boxed.py", "at += 1  # an escaped brace", "pass  # an escaped brace", "math_reward"),
-    ("data/clean.py", " or not _scores(answer)", "", "prepare"),
+    ("data/clean.py", " or not _scores(answer)", "", "prepare prepare_output"),
     ("plan/run_time.py", "-(-steps // every)", "steps // every", "plan_memory plan_command"),
     ("plan/memory.py", '"optimizer": 2 * own', '"optimizer": own', "plan_memory"),
     ("config/row_room.py", "row + contexts * SHORT_ANSWER", "row", "answer_budget"),
