@@ -122,8 +122,12 @@ def test_resume(one_rank):
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
     events, start = read_json_lines(one_rank.run_dir / EVENTS), ["banner", "attention", "log_probs"]
-    assert [row["kind"] for row in events] == ["idle", *start, "idle", "resume", *start]
-    assert "the clip can never act" in events[0]["text"]
+    assert [row["kind"] for row in events] == [
+        *("start", "idle", *start, "end"),
+        *("start", "idle", "resume", *start, "end"),
+    ]
+    assert "the clip can never act" in events[1]["text"]
+    assert [row["reason"] for row in events if row["kind"] == "end"] == ["interrupted", "done"]
 
 
 # Ray asks everyone who joins or uses a cluster for its token.

@@ -101,7 +101,7 @@ def test_most_questions_see_a_successful_search(straight):
 
 
 def test_report_and_banner(straight):
-    assert "advantage=turn-group-v1d" in read_json_lines(straight[1] / EVENTS)[0]["text"]
+    assert "advantage=turn-group-v1d" in read_json_lines(straight[1] / EVENTS)[1]["text"]
     assert (straight[1] / "report.html").stat().st_size > 10_000
 
 

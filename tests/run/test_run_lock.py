@@ -136,7 +136,7 @@ def test_a_run_holds_the_default_folder_of_its_checkpoints_too(tmp_path, capsys,
 def test_checkpoints_in_the_run_s_own_folder_are_no_second_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train_module, "_prepare_lab", lambda *_: None)
     monkeypatch.setattr(train_module, "_preflight", lambda *_: None)
-    monkeypatch.setattr(train_module, "_launch", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
     assert run(capsys, tmp_path, f"trainer.default_local_dir={tmp_path}")[0] == 0
 
 
@@ -269,14 +269,15 @@ def test_the_codes_are_documented():
 def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_path, capsys, monkeypatch):
     for name in ("_prepare_lab", "_preflight"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr(train_module, "_launch", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
     one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"
     servers = "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]"
     code, lines = run(capsys, tmp_path, one_update, servers)
     assert code == 0
     (said,) = [number for number, line in enumerate(lines) if "warning: the clip can never act" in line]
     assert said < next(number for number, line in enumerate(lines) if "starting Ray" in line)
-    (kept,) = read_json_lines(tmp_path / EVENTS)
-    assert kept["kind"] == "idle" and "the clip can never act" in kept["text"]
+    start, kept, end = read_json_lines(tmp_path / EVENTS)
+    assert [row["kind"] for row in (start, kept, end)] == ["start", "idle", "end"]
+    assert "the clip can never act" in kept["text"]
     stored = OmegaConf.load(tmp_path / "config.yaml").search.url
     assert list(stored) == ["http://***@127.0.0.1:1", "http://127.0.0.1:2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.unread import idle_lines
+from verl_credit.run import events
 from verl_credit.run.files import METRICS, DamagedFile
-from verl_credit.run.finished import nothing_left
+from verl_credit.run.finished import nothing_left, planned_in_all
 from verl_credit.run.lock import run_lock
 from verl_credit.run.network import network_lines
 from verl_credit.run.progress import Progress, Throttled, say_at_once
@@ -51,20 +52,50 @@ def _train(config: DictConfig) -> int:
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
     run_dir = Path(config.run_dir)
     set_environment(cpu=config.trainer.device == "cpu")
-    with _terminate_as_interrupt(), ExitStack() as stack:
-        stack.enter_context(run_lock(run_dir, say_at_once))
+    with _terminate_as_interrupt(), run_lock(run_dir, say_at_once):
+        say = say_at_once
+        try:
+            progress = _progress(run_dir, config)
+            say = progress.say
+            code, why = _run(config, run_dir, progress)
+        except BaseException as error:
+            _end(config, *_how(error), say)
+            raise
+        _end(config, code, why, say)
+        return code
+
+
+def _run(config: DictConfig, run_dir: Path, progress: Progress) -> tuple[ExitCode, str]:
+    with ExitStack() as stack:
         _lock_checkpoints(config, stack)
-        progress = _progress(run_dir, config)
         if reason := nothing_left(config):
-            progress.say(reason)
-            _report(run_dir, progress)
-            return ExitCode.NOTHING_LEFT
+            return ExitCode.NOTHING_LEFT, reason
         _make_ready(config, stack, progress)
         _save_config(config, run_dir)
-        stack.callback(_report, run_dir, progress)
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
-        return _launch(config, progress)
+        return _launch(config)
+
+
+def _how(error: BaseException) -> tuple[ExitCode, str]:
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED, "the next run goes on from the last checkpoint"
+    if isinstance(error, ConfigError | PreflightError):
+        return ExitCode.PREFLIGHT, str(error)
+    return ExitCode.FAILED, f"{type(error).__name__}: {error}"
+
+
+def _end(config: DictConfig, code: ExitCode, why: str, say: Callable[[str], None]) -> None:
+    """Into the run's events, then into its report. A refusal and an interruption are said by `train`."""
+    run_dir = Path(config.run_dir)
+    try:
+        text = events.end(run_dir, code, why, planned_in_all(config))
+    except (OSError, DamagedFile) as error:  # neither hides how the run ended
+        text = f"{why} (not recorded: {error})"
+    if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
+        say(text)
+    if code is not ExitCode.PREFLIGHT:
+        _report(run_dir, say)
 
 
 def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
@@ -77,6 +108,7 @@ def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
 def _progress(run_dir: Path, config: DictConfig) -> Progress:
     """Reads what stands in the run's files, all of them: a damaged one would end the run at its first step."""
     try:
+        events.start(run_dir, planned_in_all(config))
         return Progress(run_dir, config.trainer.total_training_steps or 0)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error
@@ -145,30 +177,28 @@ def _save_config(config: DictConfig, run_dir: Path) -> None:
     write_versions(run_dir)
 
 
-def _launch(config: DictConfig, progress: Progress) -> int:
+def _launch(config: DictConfig) -> tuple[ExitCode, str]:
     from verl_credit.errors import IntegrityError
     from verl_credit.host.process.launch import RunFailed, launch
 
     try:
         launch(config)
     except IntegrityError as error:
-        progress.say(f"stopped: {error}")
-        return ExitCode.INTEGRITY
+        return ExitCode.INTEGRITY, str(error)
     except RunFailed as error:
-        progress.say(f"failed: {error}")
-        return ExitCode.FAILED
-    return ExitCode.DONE
+        return ExitCode.FAILED, str(error)
+    return ExitCode.DONE, ""
 
 
-def _report(run_dir: Path, progress: Progress) -> None:
+def _report(run_dir: Path, say: Callable[[str], None]) -> None:
     """Written however the run ended, as long as it has a step to show; it never hides how the run ended."""
     from verl_credit.report import write_report
 
     if (run_dir / METRICS).exists():
         try:
-            progress.say(f"report: {write_report(run_dir)}")
+            say(f"report: {write_report(run_dir)}")
         except (ValueError, OSError) as error:
-            progress.say(f"no report: {error}")
+            say(f"no report: {error}")
 
 
 @contextmanager

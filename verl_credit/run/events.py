@@ -1,11 +1,38 @@
-"""Notes of a run that a person must see (banner, resume): kept in a file, shown by the progress display."""
+"""Notes of a run that a person must see (banner, resume, how it ended): kept in a file, shown by the progress display."""
 
 from __future__ import annotations
 
 import time
+from enum import StrEnum
 from pathlib import Path
 
-from verl_credit.run.files import EVENTS, append_json
+from verl_credit.errors import ExitCode
+from verl_credit.run.files import EVENTS, METRICS, DamagedFile, append_json, read_json_lines
+
+START, END, MAX_HOURS = "start", "end", "max_hours"
+
+
+class Reason(StrEnum):
+    """How a start of a run ended; a start without an end was killed, or goes on."""
+
+    DONE = "done"
+    TIME_LIMIT = "time limit"
+    NOTHING_LEFT = "finished before"
+    FAULT = "stopped by a fault"
+    FAILED = "failed"
+    REFUSED = "refused"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+
+
+_REASONS = {
+    ExitCode.DONE: Reason.DONE,
+    ExitCode.FAILED: Reason.FAILED,
+    ExitCode.NOTHING_LEFT: Reason.NOTHING_LEFT,
+    ExitCode.PREFLIGHT: Reason.REFUSED,
+    ExitCode.INTEGRITY: Reason.FAULT,
+    ExitCode.INTERRUPTED: Reason.INTERRUPTED,
+}
 
 
 def note(run_dir: Path, kind: str, text: str) -> None:
@@ -14,5 +41,46 @@ def note(run_dir: Path, kind: str, text: str) -> None:
     record(run_dir, kind, text)
 
 
-def record(run_dir: Path, kind: str, text: str) -> None:
-    append_json(Path(run_dir) / EVENTS, {"time": time.time(), "kind": kind, "text": text})
+def record(run_dir: Path, kind: str, text: str, **more) -> None:
+    append_json(Path(run_dir) / EVENTS, {"time": time.time(), "kind": kind, "text": text, **more})
+
+
+def start(run_dir: Path, planned: int | None) -> None:
+    """The first event of every start. A start before it that has no end gets one here: it was killed."""
+    before = _last_start(run_dir)
+    if before and before[-1].get("kind") != END:
+        _end(run_dir, Reason.KILLED, "found at the next start", None, before[0].get("planned"))
+    record(run_dir, START, "start", planned=planned)
+
+
+def end(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> str:
+    """The last event of a start; returns its text. Where ``max_hours`` ended the run, its note says why."""
+    reason = _REASONS[code]
+    limits = [row["text"] for row in _last_start(run_dir) if row.get("kind") == MAX_HOURS]
+    if reason is Reason.DONE and limits and _steps_done(run_dir) != planned:
+        reason, why = Reason.TIME_LIMIT, limits[-1]
+    return _end(run_dir, reason, why, code, planned)
+
+
+def _end(run_dir: Path, reason: Reason, why: str, code: ExitCode | None, planned: int | None) -> str:
+    done = _steps_done(run_dir)
+    steps = f"{done} of {planned} steps" if planned else f"{done} steps"
+    text = f"{reason}, {steps} done" + (f": {why}" if why else "")
+    record(run_dir, END, text, reason=reason, why=why, exit_code=code, planned_steps=planned, done_steps=done)
+    return text
+
+
+def _last_start(run_dir: Path) -> list[dict]:
+    """The events from the last start on; none where there was no start."""
+    rows = read_json_lines(Path(run_dir) / EVENTS)
+    starts = [place for place, row in enumerate(rows) if row.get("kind") == START]
+    return rows[starts[-1] :] if starts else []
+
+
+def _steps_done(run_dir: Path) -> int:
+    """Of the whole run, as its metrics tell it."""
+    try:
+        steps = [row.get("step") for row in read_json_lines(Path(run_dir) / METRICS)]
+    except DamagedFile:
+        return 0
+    return max((step for step in steps if type(step) is int), default=0)

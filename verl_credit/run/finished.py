@@ -24,10 +24,9 @@ def nothing_left(config: DictConfig) -> str | None:
     if step is None:
         return None
     total, key = trainer.total_training_steps, "total_training_steps"
-    end = total
     if total is None:
-        end = planned_steps(folder / f"global_step_{step}", config)
         total, key = trainer.total_epochs, "total_epochs"
+    end = planned_in_all(config)
     if end is None or step < end:
         return None
     evaluated = {row.get("step") for row in read_json_lines(Path(config.run_dir) / VALIDATION)}
@@ -37,6 +36,14 @@ def nothing_left(config: DictConfig) -> str | None:
         f"nothing left to learn: the checkpoint in {trainer.default_local_dir} is at step {step} of "
         f"trainer.{key}={total}; raise that number, or give another run_dir"
     )
+
+
+def planned_in_all(config: DictConfig) -> int | None:
+    """Steps of the whole run; with epochs None until a checkpoint says how many they are."""
+    folder, total = Path(config.trainer.default_local_dir), config.trainer.total_training_steps
+    if total is None and (step := last_checkpoint(folder)) is not None:
+        total = planned_steps(folder / f"global_step_{step}", config)
+    return total
 
 
 def last_checkpoint(folder: Path) -> int | None:

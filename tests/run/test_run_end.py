@@ -1,0 +1,146 @@
+"""Every start of a run leaves an end event that says how it ended."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from kit.lab_run import run
+from kit.recipes import load_config
+from verl_credit.commands import train as train_module
+from verl_credit.errors import ExitCode, IntegrityError, PreflightError
+from verl_credit.run import events
+from verl_credit.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
+from verl_credit.run.finished import TRACKER, planned_in_all
+from verl_credit.run.state import save_state
+
+FIVE = "trainer.total_training_steps=5"
+
+
+@pytest.fixture
+def ends_with(monkeypatch):
+    """Of the launch that stands for Ray: the error that it raises, after two steps."""
+    from verl_credit.host.process import launch
+
+    def set_up(error=None, steps=2, limit=False):
+        def stand_in(config):
+            for step in range(1, steps + 1):
+                append_json(train_module.Path(config.run_dir) / METRICS, {"step": step})
+            if limit:
+                events.record(config.run_dir, "max_hours", f"max_hours=1: step {steps} is the last")
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(launch, "launch", stand_in)
+
+    for name in ("_prepare_lab", "_preflight"):
+        monkeypatch.setattr(train_module, name, lambda *_: None)
+    monkeypatch.setattr("verl_credit.report.write_report", lambda run_dir: run_dir)
+    set_up.failed = launch.RunFailed
+    return set_up
+
+
+def last_end(folder):
+    row = read_json_lines(folder / EVENTS)[-1]
+    assert row["kind"] == "end"
+    return [row[name] for name in ("reason", "exit_code", "planned_steps", "done_steps", "why")]
+
+
+@pytest.mark.parametrize(
+    "error, ending",
+    [
+        (IntegrityError("no gain arrives"), ["stopped by a fault", 5, 5, 2, "no gain arrives"]),
+        (PreflightError("Ray does not start"), ["refused", 4, 5, 2, "Ray does not start"]),
+        (KeyboardInterrupt(), ["interrupted", 130, 5, 2, "the next run goes on from the last checkpoint"]),
+    ],
+)
+def test_an_error_that_has_an_exit_code_is_recorded(tmp_path, capsys, ends_with, error, ending):
+    ends_with(error)
+    code, lines = run(capsys, tmp_path, FIVE)
+    assert last_end(tmp_path) == ending and code == ending[1]
+    assert sum(ending[4] in line for line in lines) == 1  # said once
+
+
+def test_a_failure_of_a_worker_and_one_of_ours_are_recorded(tmp_path, capsys, ends_with):
+    ends_with(ends_with.failed("a worker died"))
+    assert run(capsys, tmp_path, FIVE)[0] == ExitCode.FAILED
+    assert last_end(tmp_path) == ["failed", 1, 5, 2, "a worker died"]
+    ends_with(ZeroDivisionError("by zero"))
+    with pytest.raises(ZeroDivisionError):
+        run(capsys, tmp_path, FIVE)
+    assert last_end(tmp_path) == ["failed", 1, 5, 2, "ZeroDivisionError: by zero"]
+
+
+def test_sigterm_ends_as_an_interruption(tmp_path, capsys, ends_with, monkeypatch):
+    ends_with()
+    monkeypatch.setattr(train_module, "_launch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(capsys, tmp_path, FIVE)[0] == ExitCode.INTERRUPTED
+    assert last_end(tmp_path)[:2] == ["interrupted", 130]
+
+
+def test_done_and_the_time_limit_are_two_ends(tmp_path, capsys, ends_with):
+    ends_with(steps=2, limit=True)
+    assert run(capsys, tmp_path, FIVE)[0] == 0
+    assert last_end(tmp_path) == ["time limit", 0, 5, 2, "max_hours=1: step 2 is the last"]
+    ends_with(steps=5)
+    code, lines = run(capsys, tmp_path, FIVE)
+    assert code == 0 and last_end(tmp_path) == ["done", 0, 5, 5, ""]
+    assert any(line.endswith("  done, 5 of 5 steps done") for line in lines)
+    ends_with(steps=5, limit=True)  # the limit made the last step the last
+    assert run(capsys, tmp_path, FIVE)[0] == 0 and last_end(tmp_path)[0] == "done"
+
+
+def test_a_killed_start_gets_its_end_from_the_next_one(tmp_path, capsys, ends_with):
+    events.start(tmp_path, 7)
+    append_json(tmp_path / METRICS, {"step": 3})
+    ends_with(steps=5)
+    run(capsys, tmp_path, FIVE)
+    rows = [row for row in read_json_lines(tmp_path / EVENTS) if row["kind"] in ("start", "end")]
+    assert [row["kind"] for row in rows] == ["start", "end", "start", "end"]
+    assert rows[1]["text"] == "killed, 3 of 7 steps done: found at the next start"
+    assert (rows[1]["reason"], rows[1]["exit_code"]) == ("killed", None)
+    assert [row.get("reason") for row in rows[2:]] == [None, "done"]
+
+
+def test_an_old_run_without_start_events_was_not_killed(tmp_path):
+    events.record(tmp_path, "banner", "verl_credit: ...")
+    events.start(tmp_path, None)
+    assert [row["kind"] for row in read_json_lines(tmp_path / EVENTS)] == ["banner", "start"]
+
+
+def test_a_refusal_in_the_folder_is_recorded(tmp_path, capsys, ends_with):
+    ends_with()
+    (tmp_path / METRICS).write_text('{"step": 1}\n{\n{"step": 3}\n')
+    code, lines = run(capsys, tmp_path, FIVE)
+    assert code == ExitCode.PREFLIGHT and len(lines) == 1
+    assert last_end(tmp_path)[:2] == ["refused", 4] and "fix the line" in last_end(tmp_path)[4]
+
+
+def test_a_damaged_events_file_is_refused_in_one_line(tmp_path, capsys, ends_with):
+    (tmp_path / EVENTS).write_text("{\n{}\n")
+    code, lines = run(capsys, tmp_path, FIVE)
+    assert code == ExitCode.PREFLIGHT and len(lines) == 1
+    assert (tmp_path / EVENTS).read_text() == "{\n{}\n"
+
+
+def test_a_start_that_has_nothing_left_says_so(tmp_path, capsys, ends_with):
+    (tmp_path / "checkpoints" / "global_step_5").mkdir(parents=True)
+    (tmp_path / "checkpoints" / TRACKER).write_text("5")
+    append_json(tmp_path / VALIDATION, {"step": 5})
+    append_json(tmp_path / METRICS, {"step": 5})
+    assert run(capsys, tmp_path, FIVE)[0] == ExitCode.NOTHING_LEFT
+    assert last_end(tmp_path)[:4] == ["finished before", 3, 5, 5]
+
+
+def test_epochs_are_planned_in_steps_once_a_checkpoint_knows_them(tmp_path):
+    config = load_config("lab", [f"run_dir={tmp_path}", "trainer.total_training_steps=null"])
+    assert planned_in_all(config) is None
+    save_state(tmp_path / "checkpoints" / "global_step_5", config, 5, {}, None, 12)
+    (tmp_path / "checkpoints" / TRACKER).write_text("5")
+    assert planned_in_all(config) == 12
+    text = events.end(tmp_path, ExitCode.FAILED, "", None)
+    assert (
+        text == "failed, 0 steps done"
+        and json.loads((tmp_path / EVENTS).read_text())["planned_steps"] is None
+    )
