@@ -2,9 +2,7 @@
 
 import base64
 import html
-import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
+from kit.report_page import Page, report, training, trajectory, turn, write_lines
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
 from verl_credit.report import write_report
@@ -22,132 +21,6 @@ from verl_credit.report.page import clean, dialogue
 from verl_credit.report.run_data import Series, read_run, read_settings
 
 ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
-
-
-def turn(text="<think>look</think>", observation="Page 1: Town\nA town.", gain=0.25, advantage=0.5, clip=1.1):
-    return {
-        "text": text,
-        "observation": observation,
-        "info_gain": gain,
-        "advantage": advantage,
-        "clip_scale": clip,
-    }
-
-
-def trajectory(step=3, outcome=1.0, n_turns=2, question="Where is the town?", **changes):
-    turns = [turn() for _ in range(n_turns - 1)]
-    turns.append(turn("<answer>here</answer>", "", None, -0.75, 1.0))
-    row = {
-        "step": step,
-        "question": question,
-        "golds": ["here", "there"],
-        "outcome": outcome,
-        "stop_reason": "answer",
-    }
-    return row | {"turns": turns} | changes
-
-
-def training(step):
-    return {
-        "step": step,
-        "credit/outcome/em": 0.25 * step,
-        "credit/outcome/format_ok": 1.0,
-        "critic/score/mean": 0.2 * step,
-        "credit/turns_cut": 0.04 * step,
-        "credit/turns_per_row": 3.0 - 0.25 * step,
-        "credit/gain/mean": 0.0625 * step,
-        "credit/gain/turn_0": 0.125 * step,
-        "credit/gain/turn_1": None if step == 2 else -0.01,
-        "credit/gain/share_positive": 0.5,
-        "credit/groups/all_solved": 0.1,
-        "credit/groups/all_failed": 0.2,
-        "actor/pg_clipfrac": 0.0125 * step,
-        "timing_s/step": 10.0 + step,
-    }
-
-
-def evaluation(step, greedy, sampled):
-    return {
-        "step": step,
-        "val-core/lab-greedy/em/mean@1": greedy,
-        "val-aux/lab-sampled/em/mean@1": sampled,
-        "val-aux/lab-sampled/format_ok/mean@1": 0.8,
-    }
-
-
-def write_lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-@pytest.fixture
-def run_dir(tmp_path):
-    write_lines(tmp_path / "metrics.jsonl", [training(step) for step in (1, 2, 3)])
-    write_lines(tmp_path / "validation.jsonl", [evaluation(0, 0.375, 0.2), evaluation(3, 0.625, 0.4)])
-    rows = [trajectory(), trajectory(outcome=0.0, question="Who?"), trajectory(step=1, question="What?")]
-    write_lines(tmp_path / "trajectories.jsonl", rows)
-    write_lines(
-        tmp_path / "events.jsonl",
-        [
-            {"time": 1.0, "kind": "banner", "text": "verl_credit: advantage=turn-group-v1d"},
-            {"time": 2.0, "kind": "resume", "text": "resume: exact (step 2)"},
-            {"time": 3.0, "kind": "turn_length", "text": "warning: in step 2 8% of the turns were cut"},
-        ],
-    )
-    (tmp_path / "config.yaml").write_text(
-        "seed: 7\nalgorithm:\n  info_gain_norm_mode: turn-group-v1d\n  info_gain_type: prob_diff\n"
-    )
-    return tmp_path
-
-
-class Page(HTMLParser):
-    """Tags, attributes and text as a browser would see them; unbalanced tags fail."""
-
-    VOID = {"meta", "img", "wbr"}
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.attributes, self.text, self.rows = [], set(), [], "", []
-        self.feed(text)
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" in self.open:
-            return
-        self.text += data
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-
-    def values(self, name, attribute):
-        return [value for tag, key, value in self.attributes if (tag, key) == (name, attribute)]
-
-
-@pytest.fixture
-def pictures():
-    """Asked for by the tests that look at the pictures; the others do without, to be quick."""
-
-
-@pytest.fixture(autouse=True)
-def _draw_only_where_asked(request, monkeypatch):
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("verl_credit.report.page.panel_data_uri", lambda panel: "data:,")
-        monkeypatch.setattr("verl_credit.report.write.curves_png", lambda panels: b"")
-
-
-def report(run_dir):
-    return write_report(run_dir).read_text(encoding="utf-8")
 
 
 def test_first_and_last_values(run_dir):
@@ -194,7 +67,7 @@ def test_banner_resume_and_settings_are_told(run_dir):
         "algorithm.info_gain_norm_mode",
     ):
         assert words in text
-    assert read_settings(run_dir / "config.yaml")["seed"] == "7"
+    assert read_settings(run_dir / "config.yaml")[0]["seed"] == "7"
 
 
 def test_trajectory_shows_number_colour_and_words(run_dir):
@@ -384,7 +257,7 @@ def test_settings_are_read_by_place_not_by_name_alone(tmp_path):
         "critic:\n  optim:\n    lr: 9\nactor_rollout_ref:\n  actor:\n    optim:\n      betas:\n      - 0.9\n"
         "      lr: 0.001\n  rollout:\n    'n': 8\n  model:\n    path: '/models/a: b'\nseed: 1\nalgorithm:\n  gamma: 1.0\n"
     )
-    assert read_settings(tmp_path / "config.yaml") == {
+    assert read_settings(tmp_path / "config.yaml")[0] == {
         "seed": "1",
         "actor_rollout_ref.model.path": "/models/a: b",
         "algorithm.gamma": "1.0",
@@ -392,4 +265,4 @@ def test_settings_are_read_by_place_not_by_name_alone(tmp_path):
         "actor_rollout_ref.rollout.n": "8",
     }
     (tmp_path / "config.yaml").write_text("seed: [1\n")
-    assert read_settings(tmp_path / "config.yaml") == {}
+    assert read_settings(tmp_path / "config.yaml")[0] == {}

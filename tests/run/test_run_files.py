@@ -103,8 +103,12 @@ def test_metrics_of_an_evaluation_are_named_after_its_mode():
         assert expected_acc_counts == {("lab-greedy", "u"): 1}
         return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
 
-    named = label_mode(update, "greedy")(["lab"], ["u"], {}, [], {("lab", "u"): 1})
-    assert named == {"val-core/lab-greedy/em/mean@1": 1.0, "val-aux/num_turns-greedy/mean": 2}
+    named = label_mode(update, "greedy")(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    assert named == {
+        "val-core/lab-greedy/em/mean@1": 1.0,
+        "val-aux/lab-greedy/questions": 2,
+        "val-aux/num_turns-greedy/mean": 2,
+    }
 
 
 class Buffer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -23,6 +25,20 @@ def points(value: float) -> str:
     """A difference of two shares, in percentage points."""
     text = f"{100 * value:+.1f}"
     return ("0.0" if float(text) == 0 else text.replace("-", MINUS)) + " points"
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of ``count`` answers: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    z2 = 1.959964**2 / count
+    middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
+    return max((middle - half) / (1 + z2), 0.0), min((middle + half) / (1 + z2), 1.0)
+
+
+def duration(value: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def seconds(value: float) -> str:

@@ -14,7 +14,7 @@ from verl_credit.report.curves import panel_data_uri
 from verl_credit.report.numbers import percent, plain, signed
 from verl_credit.report.panels import Panel
 from verl_credit.report.run_data import Run
-from verl_credit.report.summary import held_out_rows, training_rows
+from verl_credit.report.summary import ending, held_out_lines, held_out_rows, training_rows
 from verl_credit.run.files import TRAJECTORIES, VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
@@ -69,6 +69,8 @@ def page(run: Run, panels: list[Panel]) -> str:
     return environment.get_template("page.html").render(
         run=run,
         title=f"Run report: {run.folder.resolve().name}",
+        ending=ending(run),
+        held_out_lines=held_out_lines(run),
         groups=[("Held-out questions", held_out_rows(run)), ("Training", training_rows(run))],
         panels=panels,
         picture=panel_data_uri,

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.run.versions import read_versions
 
 # The settings that a reader of the report asks for first.
 SHOWN = (
@@ -31,6 +32,8 @@ SHOWN = (
     "actor_rollout_ref.rollout.n",
     "data.train_batch_size",
 )
+# Every configuration of a run has these; the last of them stand at the file's end.
+SECTIONS = ("actor_rollout_ref", "data", "algorithm", "trainer", "seed", "run_dir", "faults", "evaluation")
 _HELD_OUT = re.compile(
     r"val-(?:core|aux)/(?P<source>.+)-(?P<mode>greedy|sampled)/(?P<score>em|format_ok)/mean@(?P<n>\d+)"
 )
@@ -65,6 +68,8 @@ class HeldOut:
     mode: str
     em: Series
     em_well_formatted: Series
+    questions: Series
+    """How many there were; runs of earlier versions did not write it down."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Run:
     trajectories: list[dict]
     events: list[dict]
     settings: dict[str, str]
+    config_problem: str
+    versions: dict[str, str]
 
     def series(self, name: str) -> Series:
         return series(self.metrics, name)
@@ -99,7 +106,8 @@ class Run:
                 for s in ("em", "format_ok")
             )
             if em:
-                found.append(HeldOut(source, mode, em, em.over(ok)))
+                questions = series(self.validation, f"val-aux/{source}-{mode}/questions")
+                found.append(HeldOut(source, mode, em, em.over(ok), questions))
         return found
 
     def event(self, kind: str) -> list[str]:
@@ -114,22 +122,34 @@ def read_run(folder: Path) -> Run:
     metrics = _by_step(path)
     if not metrics:
         raise ValueError(f"{path} holds no complete line: the run has not finished its first step")
+    settings, problem = read_settings(folder / "config.yaml")
     return Run(
         folder=folder,
         metrics=metrics,
         validation=_by_step(folder / VALIDATION),
-        trajectories=read_json_lines(folder / TRAJECTORIES),
+        trajectories=[_trajectory(row) for row in read_json_lines(folder / TRAJECTORIES)],
         events=read_json_lines(folder / EVENTS),
-        settings=read_settings(folder / "config.yaml"),
+        settings=settings,
+        config_problem=problem,
+        versions=read_versions(folder) or {},
     )
 
 
-def read_settings(path: Path) -> dict[str, str]:
-    """The keys of ``SHOWN`` that the resolved configuration has, as written there; of a missing or damaged file none."""
+def read_settings(path: Path) -> tuple[dict[str, str], str]:
+    """The keys of ``SHOWN`` that the resolved configuration has, as written there, and what is wrong with the file."""
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value stays text
-    except (FileNotFoundError, yaml.YAMLError):
-        return {}
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.load(text, yaml.BaseLoader)  # every value stays text
+    except FileNotFoundError:
+        return {}, f"{path.name} is missing"
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        return {}, f"{path.name} is damaged ({' '.join(str(error).split())})"
+    lacking = [name for name in SECTIONS if not isinstance(tree, dict) or name not in tree]
+    problem = ""
+    if lacking:
+        problem = f"{path.name} is incomplete: it has no {', '.join(lacking)}"
+    elif not text.endswith("\n"):
+        problem = f"{path.name} is incomplete: its last line has no end"
     found = {}
     for name in SHOWN:
         node = tree
@@ -137,24 +157,46 @@ def read_settings(path: Path) -> dict[str, str]:
             node = node.get(part) if isinstance(node, dict) else None
         if node and isinstance(node, str):
             found[name] = node
-    return found
+    return found, problem
 
 
 def series(rows: list[dict], name: str) -> Series:
     """The finite numbers under ``name``; null and missing are left out."""
-    pairs = [(row["step"], float(row[name])) for row in rows if _is_number(row.get(name))]
+    pairs = [(row["step"], value) for row in rows if (value := number(row.get(name))) is not None]
     return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
+
+
+def number(value: object) -> float | None:
+    """A finite number; None for everything else, text included."""
+    try:
+        found = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _trajectory(row: dict) -> dict:
+    """Numbers where the page needs numbers, lists where it needs lists; what is neither counts as not recorded."""
+    golds, turns = row.get("golds"), row.get("turns")
+    whole = {
+        "step": row.get("step") if type(row.get("step")) is int else None,
+        "question": str(row.get("question", "")),
+        "outcome": number(row.get("outcome")),
+        "golds": golds if isinstance(golds, list) else [golds] if isinstance(golds, str) else [],
+        "turns": [
+            turn | {name: number(turn.get(name)) for name in ("advantage", "info_gain", "clip_scale")}
+            for turn in (turns if isinstance(turns, list) else [])
+            if isinstance(turn, dict)
+        ],
+    }
+    return row | whole
 
 
 def _by_step(path: Path) -> list[dict]:
     rows: dict[int, dict] = {}
     for row in read_json_lines(path):
         step = row.get("step")
-        if type(step) is not int:
-            raise ValueError(f"{path}: a line has step={step!r}, expected an integer: {str(row)[:120]}")
+        if type(step) is not int or not 0 <= step < 2**53:
+            raise ValueError(f"{path}: a line has step={step!r}, expected a step's number: {str(row)[:120]}")
         rows[step] = row
     return [rows[step] for step in sorted(rows)]
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

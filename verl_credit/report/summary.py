@@ -1,13 +1,79 @@
-"""The rows of the table of first and last values."""
+"""How the run ended, and the rows of the table of first and last values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from verl_credit.report.numbers import percent, plain, points, seconds, seconds_change, signed
-from verl_credit.report.run_data import Run, Series
+from verl_credit.report.numbers import (
+    duration,
+    interval,
+    percent,
+    plain,
+    points,
+    seconds,
+    seconds_change,
+    signed,
+)
+from verl_credit.report.run_data import Run, Series, number
+from verl_credit.run.events import END, START, Reason
 from verl_credit.run.turn_cuts import TURNS_CUT
+
+SAID = {
+    Reason.DONE: "Done",
+    Reason.TIME_LIMIT: "Ended at the time limit",
+    Reason.FAULT: "Stopped by a fault",
+    Reason.FAILED: "Failed",
+    Reason.REFUSED: "The last start was refused",
+    Reason.INTERRUPTED: "Interrupted",
+    Reason.KILLED: "Killed",
+}
+ERRORS = (Reason.FAULT, Reason.FAILED, Reason.REFUSED, Reason.KILLED)
+
+
+class Ending(NamedTuple):
+    text: str
+    error: bool = False
+
+
+def ending(run: Run) -> Ending:
+    """Of the last start that had something to do."""
+    start, last = None, None
+    for row in run.events:
+        if row.get("kind") == START:
+            start = row
+        elif row.get("kind") == END:
+            if str(row.get("reason")) in SAID:
+                last = (start or {}, row)
+            start = None
+    if start is not None:
+        return Ending("This run has no end yet: it goes on, or it was killed.")
+    if last is None:
+        return Ending("events.jsonl does not say how this run ended.")
+    begin, end = last
+    planned, done = (number(end.get(name)) for name in ("planned_steps", "done_steps"))
+    text = f"{SAID[end['reason']]}: {done or 0:.0f}" + (f" of {planned:.0f}" if planned else "")
+    text += " training steps"
+    times = [number(row.get("time")) for row in (begin, end)]
+    if None not in times and end["reason"] != Reason.KILLED:  # nobody knows when
+        text += f", {duration(max(times[1] - times[0], 0.0))} since the start"
+    why = str(end.get("why") or "")
+    return Ending(f"{text}. {why}".strip(), end["reason"] in ERRORS)
+
+
+def held_out_lines(run: Run) -> list[str]:
+    """The last evaluation of each source and mode: exact match with its interval, where the number of questions is known."""
+    lines = []
+    for entry in run.held_out():
+        step, em = entry.em.steps[-1], entry.em.values[-1]
+        counts = dict(zip(entry.questions.steps, entry.questions.values, strict=True))
+        if (count := int(counts.get(step, 0))) > 0 and 0.0 <= em <= 1.0:
+            low, high = interval(em, count)
+            lines.append(
+                f"Held-out exact match at step {step} ({entry.mode}, {entry.source}): {percent(em)} of {count} questions, "
+                f"95 % interval {percent(low)} to {percent(high)}"
+            )
+    return lines
 
 
 class Row(NamedTuple):

@@ -43,7 +43,7 @@ def read_json_lines(path: Path) -> list[dict]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:  # JSON and UTF-8 errors are ValueErrors
+        except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
             raise DamagedFile(f"{path} line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise DamagedFile(f"{path} line {number} is not a JSON object: {line[:80]!r}")

@@ -28,7 +28,8 @@ class EvaluationLoader:
 
 
 def label_mode(update: Callable, mode: str) -> Callable:
-    """verl's ``_val_metrics_update`` with the mode appended to data sources: "lab" becomes "lab-greedy"."""
+    """verl's ``_val_metrics_update`` with the mode appended to data sources ("lab" becomes "lab-greedy"), and the number of
+    questions."""
 
     def labelled(data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts):
         expected = {(f"{source}-{mode}", uid): n for (source, uid), n in (expected_acc_counts or {}).items()}
@@ -39,6 +40,9 @@ def label_mode(update: Callable, mode: str) -> Callable:
             sample_turns,
             expected_acc_counts=expected or None,
         )
+        for source in set(data_sources):
+            uids = {uid for uid, of in zip(sample_uids, data_sources, strict=True) if of == source}
+            metrics[f"val-aux/{source}-{mode}/questions"] = len(uids)
         return {k.replace("val-aux/num_turns/", f"val-aux/num_turns-{mode}/"): v for k, v in metrics.items()}
 
     return labelled
