@@ -8,10 +8,15 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.figure import Figure
+
 from kit.report_page import Page, evaluation, report, training, trajectory, write_lines
 from verl_credit.errors import ExitCode
 from verl_credit.report import write_report
+from verl_credit.report.curves import _draw
 from verl_credit.report.numbers import duration, interval
+from verl_credit.report.panels import panels
+from verl_credit.report.run_data import read_run
 from verl_credit.run import events
 from verl_credit.run.files import EVENTS, read_json_lines
 
@@ -43,7 +48,7 @@ def ended(folder, code, why="", planned=20, seconds=125.0):
             ExitCode.FAILED,
             "a worker died",
             True,
-            "Failed: 3 of 20 training steps, 2 min 5 s since the start. a",
+            "Failed: 3 of 20 training steps, 2 min 5 s since the start: a",
         ),
         (ExitCode.PREFLIGHT, "no disk", True, "The last start was refused: 3 of 20"),
         (ExitCode.INTERRUPTED, "the next run goes on", False, "Interrupted: 3 of 20"),
@@ -64,7 +69,7 @@ def test_a_killed_run_is_marked_and_has_no_duration(run_dir):
     assert kinds == ["killed", "done"]
     rows = read_json_lines(run_dir / EVENTS)
     write_lines(run_dir / EVENTS, [row for row in rows if row.get("reason") != "done"][:-1])
-    assert first_line(run_dir) == (" error", "Killed: 3 of 20 training steps. found at the next start")
+    assert first_line(run_dir) == (" error", "Killed: 3 of 20 training steps: found at the next start")
 
 
 def test_a_start_with_nothing_left_hides_no_end(run_dir):
@@ -112,6 +117,16 @@ def test_a_configuration_that_is_not_whole_is_said(run_dir, damage, said):
     assert "config.yaml" not in Page(report(run_dir)).text
     path.write_text(damage(path.read_text())) if damage else path.unlink()
     assert said in Page(report(run_dir)).text
+
+
+def test_the_axis_of_exact_match_goes_from_0_to_100_percent(run_dir):
+    drawn = {panel.title: panel for panel in panels(read_run(run_dir))}
+    limits = {}
+    for title in ("Exact match", "Clipped tokens"):
+        axes = Figure().add_subplot()
+        _draw(axes, drawn[title])
+        limits[title] = axes.get_ylim()
+    assert limits["Exact match"] == (0, 1) and limits["Clipped tokens"][1] < 0.1
 
 
 def places(value, path=()):

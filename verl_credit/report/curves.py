@@ -69,6 +69,7 @@ def _draw(axes, panel: Panel) -> int:
             # A line over steps without a value is only a guide: dots show where the values are.
             marker="o" if sparse else None,
             markersize=2.5 * line.width,
+            clip_on=panel.top is None,  # a line along the edge keeps its width
         )
     axes.set_xlabel("training step")
     axes.set_ylabel(panel.unit)
@@ -76,7 +77,7 @@ def _draw(axes, panel: Panel) -> int:
     axes.grid(axis="y", color="#ebedf0", linewidth=0.8)
     axes.tick_params(length=0)
     if panel.format is percent:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=panel.top)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
     if panel.zero:
         axes.axhline(0, color=GREY, linewidth=0.9, zorder=1)

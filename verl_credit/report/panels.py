@@ -33,6 +33,8 @@ class Panel:
     needs: str
     """Where the numbers are looked for; named when there are none."""
     format: object = plain
+    top: float | None = None
+    """The axis ends here; by default where the values do."""
     zero: bool = False
     """Values have a meaningful sign: draw a line at 0."""
 
@@ -72,6 +74,7 @@ def _em(run: Run) -> Panel:
         _with_data(lines),
         "credit/outcome/em in metrics.jsonl and val-*/…-greedy|sampled/em in validation.jsonl",
         percent,
+        top=1.0,
     )
 
 

@@ -58,7 +58,7 @@ def ending(run: Run) -> Ending:
     if None not in times and end["reason"] != Reason.KILLED:  # nobody knows when
         text += f", {duration(max(times[1] - times[0], 0.0))} since the start"
     why = str(end.get("why") or "")
-    return Ending(f"{text}. {why}".strip(), end["reason"] in ERRORS)
+    return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS)
 
 
 def held_out_lines(run: Run) -> list[str]:
