@@ -3,6 +3,7 @@
 import base64
 import html
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
+import verl_credit.report
 from kit.report_page import Page, report, training, trajectory, turn, write_lines
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
@@ -235,6 +237,20 @@ def test_colour_scale_is_symmetric_clamped_and_legible():
     assert limit([None, -0.5, 0.25]) == 0.5 and limit([0.0]) == limit([]) == 1.0
     for share in range(-10, 11):
         assert _contrast("#1d2126", colour(share / 10, 1.0)) > 7
+
+
+def test_both_themes_are_legible():
+    css = Path(verl_credit.report.__file__).with_name("style.css").read_text()
+    dark = css.index("@media (prefers-color-scheme:dark)")
+    light_colours, dark_colours = (
+        dict(re.findall(r"--([\w-]+):(#[0-9a-f]{6})", part))
+        for part in (css[:dark], css[dark : css.index("}}", dark)])
+    )
+    assert light_colours.keys() == dark_colours.keys()
+    on = [("ink", "ground"), ("soft", "ground"), ("soft", "quiet"), ("read", "quiet"), ("ink", "quiet")]
+    for ink, ground in [*on, ("mark", "ground"), ("ink", "notice"), ("alarm", "alarm-ground")]:
+        assert _contrast(light_colours[ink], light_colours[ground]) > 4.2
+        assert _contrast(dark_colours[ground], dark_colours[ink]) > 4.5
 
 
 def _contrast(dark, light):
