@@ -12,11 +12,28 @@ from verl_credit.config.keys.loss import LOSS, PolicyLoss
 from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
-from verl_credit.config.keys.verl import Actor, Data, Model, RayInit, Rollout, Trainer, TrainerV1
+from verl_credit.config.keys.verl import (
+    KL,
+    Actor,
+    ActorEngine,
+    Data,
+    Losses,
+    Model,
+    RayInit,
+    Reference,
+    ReferenceEngine,
+    Rollout,
+    Trainer,
+    TrainerV1,
+)
 
 # In the order in which they are checked.
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation)
-VERLS: tuple[type[Section], ...] = (Data, Model, Actor, Rollout, Trainer, TrainerV1, RayInit)
+# fmt: off
+VERLS: tuple[type[Section], ...] = (
+    KL, Data, Model, Actor, ActorEngine, Losses, Rollout, Reference, ReferenceEngine, Trainer, TrainerV1, RayInit,
+)
+# fmt: on
 
 
 def our_keys() -> list[Key]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from verl_credit.config.keys import reads
+from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_transforms import TRANSFORMS
@@ -105,7 +106,7 @@ class Canonical(Section):
 class Planning(Section):
     detector: Annotated[named(DETECTORS), When(reads.planned)] = "grams"
     """Finds planning tokens: grams, anchors, or my_module.my_detector."""
-    model: Annotated[str | None, When(reads.by_anchors)] = None
+    model: Annotated[Folder | None, When(reads.by_anchors)] = None
     """Folder of a sentence encoder in Hugging Face format (anchors)."""
     threshold: Annotated[float, Field(ge=-1, le=1), When(reads.by_anchors)] = 0.02
     """A sentence plans when its similarity to an anchor is above this."""

@@ -11,6 +11,8 @@ from verl_credit.config.keys.section import Section, When
 from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
+TARGET = "verl_credit.host.actor.loss.TurnPolicyLossConfig"
+"""``_target_``: verl's class refuses the keys below."""
 
 
 class PolicyLoss(Section):

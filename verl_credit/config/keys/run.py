@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from verl_credit.config.keys.section import Expected, Section
 
 EVALUATION_MODES = ("greedy", "sampled")
 FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes there
-Folder = Annotated[str, Field(min_length=1), Expected("a folder's name (put digits in quotes)")]
+LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; Linux allows 4096, and a run's files stand below
+
+
+def _can_be_made(folder: str) -> str:
+    path = os.fsencode(folder)
+    if b"\0" in path or len(path) > LONGEST_PATH or max(map(len, path.split(b"/"))) > LONGEST_NAME:
+        raise ValueError(
+            f"expected a folder's name without null bytes, of at most {LONGEST_PATH} bytes, and at most {LONGEST_NAME} "
+            "bytes between two slashes"
+        )
+    return folder
+
+
+Folder = Annotated[
+    str, Field(min_length=1), AfterValidator(_can_be_made), Expected("a folder's name (put digits in quotes)")
+]
 
 
 class Run(Section):
@@ -60,7 +76,7 @@ class Lab(Section):
     prefix = "lab"
     closed = True
 
-    dir: str
+    dir: Folder
     """Where the lab's files are; they are built when they are not there."""
     world_seed: Annotated[int, Field(ge=0)]
     """Of the encyclopedia."""
@@ -68,5 +84,5 @@ class Lab(Section):
     """tiny: for tests."""
     template: str
     """What a policy of the lab answers."""
-    index: str | None
+    index: Folder | None
     """Folder of the search index that is served; null: the lab's own."""

@@ -6,16 +6,34 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from verl_credit.config.keys.loss import LOSS
 from verl_credit.config.keys.run import Folder
-from verl_credit.config.keys.section import Section
-from verl_credit.names import TRAINER_MODE
+from verl_credit.config.keys.section import Expected, Section
+from verl_credit.names import LOSS_MODE, TRAINER_MODE
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+# fmt: off
+LOGGERS = ("console", "file", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "trackio", "rl_insight")
+VERLS_LOSSES = (
+    "vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo", "bypass_mode",
+)
+# fmt: on
+_KL = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+KL_PENALTIES = (*_KL, *(f"{name}+" for name in _KL))
+"""verl has no "full": it raises NotImplementedError."""
 
 
 class VerlSection(Section):
     lenient = True
+
+
+class KL(VerlSection):
+    prefix = "algorithm"
+    use_kl_in_reward: bool
+    kl_penalty: Literal[KL_PENALTIES]
 
 
 class Data(VerlSection):
@@ -34,7 +52,39 @@ class Actor(VerlSection):
     prefix = "actor_rollout_ref.actor"
     ppo_mini_batch_size: Positive
     ppo_epochs: Positive
+    ppo_max_token_len_per_gpu: Positive | None
     ulysses_sequence_parallel_size: Positive | None
+    use_dynamic_bsz: bool
+    use_kl_loss: bool
+    kl_loss_type: Literal[KL_PENALTIES]
+
+
+class ActorEngine(VerlSection):
+    prefix = "actor_rollout_ref.actor.fsdp_config"
+    ulysses_sequence_parallel_size: Positive | None
+
+
+class Reference(VerlSection):
+    prefix = "actor_rollout_ref.ref"
+    log_prob_max_token_len_per_gpu: Positive | None
+    log_prob_use_dynamic_bsz: bool
+    ulysses_sequence_parallel_size: Positive | None
+
+
+class ReferenceEngine(VerlSection):
+    prefix = "actor_rollout_ref.ref.fsdp_config"
+    ulysses_sequence_parallel_size: Positive | None
+
+
+class Losses(VerlSection):
+    prefix = LOSS
+    loss_mode: Literal[(LOSS_MODE, *VERLS_LOSSES)]
+    clip_cov_ratio: Share | None
+    clip_cov_lb: float | None
+    clip_cov_ub: float | None
+    kl_cov_ratio: Share | None
+    ppo_kl_coef: AtLeast0 | None
+    dro_beta: AtLeast0 | None
 
 
 class Rollout(VerlSection):
@@ -45,10 +95,16 @@ class Rollout(VerlSection):
     top_k: Annotated[int, Field(ge=-1)]
     max_model_len: Positive | None
     gpu_memory_utilization: Annotated[float, Field(ge=0.01, le=1)]
+    log_prob_max_token_len_per_gpu: Positive | None
+    log_prob_use_dynamic_bsz: bool
 
 
 class Trainer(VerlSection):
     prefix = "trainer"
+    device: Literal["cpu", "cuda"]
+    logger: Annotated[
+        Literal[LOGGERS] | list[Literal[LOGGERS]], Expected(f"one of {', '.join(LOGGERS)}, or a list of them")
+    ]
     nnodes: Positive
     n_gpus_per_node: Positive
     save_freq: Annotated[int, Field(ge=-1)]

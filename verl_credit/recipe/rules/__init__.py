@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
+from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
@@ -19,14 +20,18 @@ from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
 
 MODE = "algorithm.info_gain_norm_mode"
+WORD = 63  # bits
 
 
 def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
+    _whole_numbers("data", config.data)  # max_model_len=auto is made of its lengths
+    _whole_numbers("", config)
     for section in (*OURS, *VERLS, *([Lab] if "lab" in config else [])):
         if section is not PolicyLoss:  # of no meaning beside a loss of verl's
             read_section(section, config)
     settings = CreditSettings.from_config(config)
+    _target(config)
     _template(settings)
     _curriculum(config, settings)
     _time_limit(config)
@@ -39,6 +44,27 @@ def validate(config: DictConfig) -> None:
     validate_pipeline(config, settings.algorithm)
     validate_rollout(config)
     validate_budgets(config)
+
+
+def _whole_numbers(prefix: str, node: DictConfig | ListConfig) -> None:
+    """Neither tensors nor floating-point arithmetic take longer ones, and verl checks none of its keys."""
+    names = range(len(node)) if isinstance(node, ListConfig) else node
+    for name in names:
+        value, full = node._get_node(name), f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, DictConfig | ListConfig):
+            if not (value._is_none() or value._is_missing() or value._is_interpolation()):
+                _whole_numbers(full, value)
+            continue
+        number = value._value()
+        if isinstance(number, int) and number.bit_length() > WORD:
+            use = f"expected a whole number of at most {WORD} bits"
+            shown = f"a number of {number.bit_length()} bits"
+            raise ConfigError(key=full, value=number, accepted=use, shown=shown)
+
+
+def _target(config: DictConfig) -> None:
+    if _get(config, f"{LOSS}._target_") != TARGET:
+        raise ConfigError.of(config, f"{LOSS}._target_", accepted=f"it has our keys below it; use {TARGET}")
 
 
 def _reached_from_everywhere(config: DictConfig) -> None:

@@ -1,0 +1,110 @@
+"""Values that a key cannot mean: refused with the key, the value and what would be right, never a traceback."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from kit.recipes import check, load_config
+from verl_credit.config.keys import LOSS
+from verl_credit.config.keys.verl import KL_PENALTIES, LOGGERS, VERLS_LOSSES
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules import validate
+
+ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref"))
+BUDGETS = (f"{ACTOR}.ppo", f"{ROLLOUT}.log_prob", f"{REF}.log_prob")
+ULYSSES = "ulysses_sequence_parallel_size"
+OWN = "or a dotted path to your own"
+LONG = "x" * 300
+# fmt: off
+REFUSED = [  # (key, value as it is written, what is accepted)
+    ("algorithm.uncertainty_kind", "[a]", OWN),
+    ("algorithm.transform_mode", "{a:1}", OWN),
+    ("algorithm.advantage_mode", "[grpo]", OWN),
+    ("algorithm.planning.detector", "[a]", OWN),
+    ("algorithm.algorithm_mode", "true", "expected null, or a dotted path"),
+    ("algorithm.advantage_params", "abc", "a mapping of names to values"),
+    ("algorithm.info_gain_template", "[a]", "expected text"),
+    ("algorithm.kl_penalty", "nope", "low_var_kl"),
+    ("algorithm.use_kl_in_reward", "maybe", "true or false"),
+    ("lab.world_seed", "abc", "a whole number of at least 0"),
+    *((f"{budget}_max_token_len_per_gpu", value, "a whole number of at least 1")
+      for budget in BUDGETS for value in ("2k", "[1]")),
+    *((f"{role}.{inner}{ULYSSES}", "two", "a whole number of at least 1")
+      for role in (ACTOR, REF) for inner in ("", "fsdp_config.")),
+    *((key, "maybe", "true or false") for key in (
+        f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.use_kl_loss",
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{REF}.log_prob_use_dynamic_bsz")),
+    (f"{ACTOR}.kl_loss_type", "full", "low_var_kl"),
+    ("trainer.logger", "[consol]", "console"),
+    ("trainer.logger", "consol", "console"),
+    ("trainer.logger", "3", "console"),
+    ("trainer.device", "gpu", "cuda"),
+    (f"{LOSS}.loss_mode", "nope", "turn_ppo"),
+    (f"{LOSS}._target_", "foo", "TurnPolicyLossConfig"),
+    (f"{LOSS}.clip_cov_ratio", "abc", "a number from 0 to 1"),
+    (f"{LOSS}.ppo_kl_coef", "[1]", "a number of at least 0"),
+    *((key, "9" * 400, "a whole number of at most 63 bits") for key in (
+        "seed", "algorithm.sepa.steps", "algorithm.gamma", "search.max_page_chars", "search.shuffle_seed", "trainer.nnodes",
+        "data.max_response_length", f"{ROLLOUT}.n", f"{ACTOR}.checkpoint.save_contents")),
+    *((key, LONG, "at most 255 bytes") for key in (
+        "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index", "algorithm.planning.model")),
+    ("run_dir", f"'a/{'é' * 130}/b'", "at most 255 bytes"),
+    ("run_dir", "/".join(["x" * 200] * 20), "at most 3840 bytes"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("key, value, accepted", REFUSED, ids=lambda text: text[:40])
+def test_a_value_that_cannot_be_meant_is_refused_by_name(key, value, accepted):
+    with pytest.raises(ConfigError) as caught:
+        check(f"{key}={value}")
+    given = OmegaConf.select(load_config("lab", [f"{key}={value}"]), key)
+    assert (caught.value.key, caught.value.value) == (key, given)
+    said = caught.value.accepted
+    assert accepted in (said if isinstance(said, str) else ", ".join(said))
+    assert str(caught.value).startswith(f"{key}=") and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_number_too_long_to_be_written_is_refused_all_the_same():
+    config = load_config("lab")
+    config.seed = 1 << 50_000  # in a recipe: 0x1000...
+    with pytest.raises(
+        ConfigError, match="^seed=a number of 50001 bits: expected a whole number of at most 63 bits$"
+    ):
+        validate(config)
+
+
+def test_a_folder_s_name_has_no_null_byte():
+    config = load_config("lab")
+    config.run_dir = "a\0b"
+    with pytest.raises(ConfigError, match="without null bytes") as caught:
+        validate(config)
+    assert caught.value.key == "run_dir"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.logger=console",
+        "trainer.logger=[console,file]",
+        "algorithm.kl_penalty=k3+",
+        "trainer.device=cuda",
+    ],
+)
+def test_what_verl_knows_is_accepted(override):
+    check(override)
+
+
+def test_the_names_are_verl_s():
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, kl_penalty
+    from verl.utils.tracking import Tracking
+
+    from verl_credit.config.keys.loss import TARGET
+    from verl_credit.host.actor.loss import TurnPolicyLossConfig
+    from verl_credit.names import LOSS_MODE
+
+    assert set(LOGGERS) == set(Tracking.supported_backend)
+    assert set(VERLS_LOSSES) == set(POLICY_LOSS_REGISTRY) - {LOSS_MODE}
+    assert f"{TurnPolicyLossConfig.__module__}.{TurnPolicyLossConfig.__name__}" == TARGET
+    for name in KL_PENALTIES:
+        assert kl_penalty(torch.zeros(1), torch.zeros(1), name) == 0
