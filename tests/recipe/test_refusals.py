@@ -144,15 +144,33 @@ def test_a_number_that_verl_lets_be_absent_may_be():
     check("trainer.total_training_steps=null", "trainer.max_actor_ckpt_to_keep=null")
 
 
-own_outcome = own_algorithm = own_detector = own_uncertainty = lambda context: context
+def own_outcome(rewards, params):
+    return rewards
+
+
+def own_algorithm(context):
+    return context.logprobs_G
+
+
+def own_uncertainty(context):
+    return context.logprobs
+
+
+def own_detector(token_ids_B_T, mask_B_T, decode):
+    return mask_B_T
+
+
 by_parts = TransformSpec("by_parts")
 whole_distributions = UncertaintySpec("whole_distributions", own_uncertainty, needs_distributions=True)
 
 
-def by_episode(context): ...  # reads the advantages of outcomes only
+def by_episode(context):  # reads the advantages of outcomes only
+    rows = zip(context.episode_advantages, context.logprobs_G, strict=True)
+    return [[advantage] * len(own) for advantage, own in rows]
 
 
-def by_turn(context): ...
+def by_turn(context):
+    return context.turn_advantages_G
 
 
 by_turn.uses_turn_advantages = True

@@ -18,11 +18,14 @@ from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_ki
 from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_detector, try_operator
 
 AsSpec = Callable[[Any, str], Any]
-MODE, TRANSFORM, KIND = (
-    f"algorithm.{name}" for name in ("info_gain_norm_mode", "transform_mode", "uncertainty_kind")
-)
+MODE, OUTCOME, TRANSFORM, KIND, ALGORITHM, DETECTOR = (
+    f"algorithm.{name}"
+    for name in ("info_gain_norm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "algorithm_mode",
+                 "planning.detector")
+)  # fmt: skip
 OWN = "or a dotted path to your own (my_module.my_name)"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 
@@ -34,16 +37,24 @@ def validate_pipeline(config: DictConfig, settings: Algorithm) -> None:
         off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
         remedy = f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
         _would_do_nothing(config, off, "adv_estimator", "verl's estimator replaces ours", remedy)
-    _named("algorithm.advantage_mode", settings.advantage_mode, OUTCOME_OPERATORS)
-    _named_transform(config, settings)
-    _named(KIND, settings.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec)
+    own = {
+        "outcome": (OUTCOME, _named(OUTCOME, settings.advantage_mode, OUTCOME_OPERATORS)),
+        "transform": (TRANSFORM, _named_transform(config, settings)),
+        "uncertainty": (
+            KIND,
+            _named(KIND, settings.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec),
+        ),
+    }
     if settings.algorithm_mode:
-        _load("algorithm.algorithm_mode", settings.algorithm_mode)
+        own["algorithm"] = ALGORITHM, _load(ALGORITHM, settings.algorithm_mode)
         off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
         _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
     _outcome_level(config, settings, mode)
     _token_level(config, settings)
     _planning(config, settings)
+    for kind, (key, found) in own.items():
+        if found is not None:
+            try_operator(config, settings, found, key, kind)
 
 
 def _would_do_nothing(
@@ -60,7 +71,7 @@ def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
     if settings.advantage_mode != "grpo" and not MODES[mode].any_outcome_operator:
         use = "that mode normalises outcomes itself and accepts grpo only; others: "
         use += modes_that("any_outcome_operator")
-        raise ConfigError.of(config, "algorithm.advantage_mode", MODE, accepted=use)
+        raise ConfigError.of(config, OUTCOME, MODE, accepted=use)
     first_turn = config.algorithm.info_gain_first_turn
     if MODES[mode].every_turn_needs_gain and first_turn != "prior":
         use = "a turn without a gain would leave its baseline out, and the mode would be biased after all; "
@@ -74,10 +85,10 @@ def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
     negative = "that mode divides by the mean outcome, and this can make outcomes negative"
     if penalty > 0:
         use = f"{negative}; set it to 0"
-        raise ConfigError.of(config, PENALTY, "algorithm.advantage_mode", accepted=use)
+        raise ConfigError.of(config, PENALTY, OUTCOME, accepted=use)
     if config.algorithm.use_kl_in_reward:
         use = f"{negative}; use actor_rollout_ref.actor.use_kl_loss instead"
-        raise ConfigError.of(config, "algorithm.use_kl_in_reward", "algorithm.advantage_mode", accepted=use)
+        raise ConfigError.of(config, "algorithm.use_kl_in_reward", OUTCOME, accepted=use)
 
 
 def _token_level(config: DictConfig, settings: Algorithm) -> None:
@@ -100,7 +111,8 @@ def _token_level(config: DictConfig, settings: Algorithm) -> None:
 
 def _planning(config: DictConfig, settings: Algorithm) -> None:
     planning, grams = settings.planning, settings.strategic_grams
-    _named("algorithm.planning.detector", planning.detector, DETECTORS)
+    if (own := _named(DETECTOR, planning.detector, DETECTORS)) is not None:
+        try_detector(own, DETECTOR, planning.detector)
     folder = planning.model
     if planning.detector == "anchors" and not (folder and Path(folder, "config.json").expanduser().exists()):
         use = "algorithm.planning.detector=anchors needs the folder of a sentence encoder in Hugging Face format"
@@ -115,13 +127,14 @@ def _planning(config: DictConfig, settings: Algorithm) -> None:
             ) from error
 
 
-def _named_transform(config: DictConfig, settings: Algorithm) -> None:
+def _named_transform(config: DictConfig, settings: Algorithm) -> Any:
     turn_mode = settings.info_gain_norm_mode
     spec = _named(TRANSFORM, settings.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
     if spec and spec.compute_context and turn_mode != "none" and not spec.uses_turn_advantages:
         use = "that transform computes token advantages from episode advantages, so that this key would do nothing; set "
         use += "it to none, or read context.turn_advantages_G and set uses_turn_advantages = True on the transform"
         raise ConfigError.of(config, MODE, TRANSFORM, accepted=use)
+    return spec
 
 
 def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = None) -> Any:
@@ -136,6 +149,9 @@ def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = 
 def _load(key: str, value: str, as_spec: AsSpec | None = None) -> Any:
     try:
         found = load(value, key)
+        refuse_what_is_no_operator(found, key, value)
         return as_spec(found, value) if as_spec else found
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=value, accepted=OWN) from error

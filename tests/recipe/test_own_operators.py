@@ -1,0 +1,152 @@
+"""Own operators are tried before the start: one call with the params of the run; nothing of Python's own is ever called."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.recipes import check
+from verl_credit.config.keys import LOSS
+from verl_credit.credit import plugins
+from verl_credit.credit.laws import check as check_laws
+from verl_credit.credit.laws import own_subject
+from verl_credit.errors import ConfigError
+
+DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
+ALONE = ("algorithm.info_gain_norm_mode=none", f"{LOSS}.dynamic_clip=false")
+KEYS = {
+    "outcome": "advantage_mode",
+    "transform": "transform_mode",
+    "uncertainty": "uncertainty_kind",
+    "algorithm": "algorithm_mode",
+    "detector": "planning.detector",
+}
+
+MINE = """
+import shutil, subprocess
+from functools import partial
+from os import system
+
+gain = lambda rewards, params: [params["gain"] * r for r in rewards]
+by_class = type("ByClass", (), {"__call__": lambda self, rewards: rewards})()
+def nan(rewards): return [float("nan") for _ in rewards]
+def leaves(rewards): raise SystemExit("bye")
+def short(context): return context.logprobs_G[:1]
+def fine(context): return context.logprobs_G
+def number(context): return 3
+def level(context): return [context.params["level"]] * len(context.logprobs)
+def detector(token_ids, mask, decode): return mask[:, :1]
+def two_arguments(token_ids, mask): return mask
+def all_of_it(token_ids, mask, decode): return mask & (len(decode([1])) == 1)
+bound = partial(shutil.rmtree, ignore_errors=True)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_tried.py").write_text(MINE)
+    yield "mine_tried"
+    sys.modules.pop("mine_tried", None)
+
+
+def chosen(kind, path, *more):
+    return [f"algorithm.{KEYS[kind]}={path}", *ALONE, *more]
+
+
+@pytest.mark.parametrize(
+    "kind, name, said",
+    [
+        ("outcome", "gain", r"with algorithm.advantage_params=\{\}: a call with a small batch raised KeyError: 'gain'"),
+        ("outcome", "nan", "expected finite numbers"),
+        ("outcome", "leaves", "SystemExit: bye"),
+        ("transform", "short", "returned 1 lists for a group of"),
+        ("algorithm", "number", "returned int for a group of"),
+        ("uncertainty", "level", r"with algorithm.transform_params=\{\}: .* KeyError: 'level'"),
+        ("detector", "detector", "it returned the shape"),
+        ("detector", "two_arguments", "TypeError: two_arguments"),
+    ],
+)  # fmt: skip
+def test_what_an_operator_raises_or_returns_wrongly_is_said_before_the_start(mine, kind, name, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        check(*chosen(kind, f"{mine}.{name}"))
+    assert (caught.value.key, caught.value.value) == (f"algorithm.{KEYS[kind]}", f"{mine}.{name}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "kind, name, more",
+    [
+        ("outcome", "gain", ["+algorithm.advantage_params.gain=2"]),
+        ("outcome", "by_class", []),
+        ("uncertainty", "level", ["+algorithm.transform_params.level=0.5"]),
+        ("transform", "fine", []),
+        ("algorithm", "fine", []),
+        ("detector", "all_of_it", []),
+    ],
+)
+def test_an_operator_that_works_with_the_params_of_the_run_is_accepted(mine, kind, name, more):
+    check(*chosen(kind, f"{mine}.{name}", *more))
+
+
+THEIRS = [
+    "os.system",
+    "os.abort",
+    "os.getpid",
+    "shutil.rmtree",
+    "subprocess.getoutput",
+    "subprocess.call",
+    "builtins.print",
+    "sys.exit",
+]
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("path", [*THEIRS, "mine_tried.system", "mine_tried.bound"])
+def test_what_is_pythons_own_is_refused_and_not_called(mine, kind, path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("it was called"))
+    with pytest.raises(ConfigError) as caught:
+        check(*chosen(kind, path))
+    assert (caught.value.key, caught.value.value) == (f"algorithm.{KEYS[kind]}", path)
+    assert "Python's own" in caught.value.accepted
+
+
+def test_of_an_installed_package_only_a_declared_operator_is_called(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    (folder / "mine_installed.py").write_text(
+        "def erase(path): raise AssertionError('called')\ndef known(rewards): return rewards[:1]\n"
+    )
+    check(*chosen("outcome", "mine_installed.erase"))
+    check(*chosen("transform", "mine_installed.erase"))
+    with pytest.raises(ConfigError, match="returned 1 values"):
+        check(*chosen("outcome", "mine_installed.known"))
+    with pytest.raises(ConfigError, match="compiled code of numpy"):
+        check(*chosen("outcome", "numpy.frombuffer"))
+
+
+def test_the_examples_of_the_docs_keep_the_laws_with_the_params_that_the_docs_give(tmp_path, monkeypatch):
+    text = DOCS.read_text()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_module.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    examples = [
+        chosen("outcome", "my_module.best_of_group"),
+        ["algorithm.transform_mode=my_module.late_tokens"],
+    ]
+    (given,) = re.findall(r"`(\+algorithm\.advantage_params\.[^`]+)`", text)
+    try:
+        check(*examples[0], given)
+        with pytest.raises(ConfigError, match="KeyError: 'gain'"):
+            check(*examples[0])
+        check(*examples[1])
+        (params,) = re.findall(r"my_module:best_of_group --params '(.*?)'", text)
+        for name, own in (("best_of_group", json.loads(params)), ("late_tokens", {})):
+            found = plugins.load(f"my_module.{name}", "operator")
+            findings = check_laws(own_subject(found, name, params=own))
+            assert [f for f in findings if f.wrong] == []
+    finally:
+        sys.modules.pop("my_module", None)
