@@ -173,3 +173,40 @@ def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, t
     with (held / "optim.pt").open("wb") as file:
         file.truncate(90 * GIB)  # sparse: nothing is written
     assert not said(1040)  # what a run wrote before needs no room again
+
+
+@pytest.mark.parametrize("second", ["seed=3,4", "seed=3", "++seed=3"])
+def test_a_key_that_is_swept_stands_there_once(second):
+    with pytest.raises(ConfigError, match="write all its values in one place: seed=1,2,3") as caught:
+        expand(["seed=1,2", second])
+    assert caught.value.key == "seed"
+    assert expand(["seed=1", "seed=2", "data.seed=3,4"])[0][0] == "seed=3"  # the last one counts, as in Hydra
+
+
+@pytest.mark.parametrize("values", ["'let me','let_me'", "a,a"])
+def test_runs_whose_folders_would_have_one_name_are_refused(started, capsys, values):
+    commands, _ = started
+    assert sweep("lab", [*LAB, f"algorithm.strategic_grams={values}"]) == 4
+    assert commands == []
+    said = capsys.readouterr().out
+    name = "strategic_grams=_let_me_" if "let" in values else "strategic_grams=a"
+    assert f"2 runs would be in the folder {name}" in said and len(said.splitlines()) == 1
+
+
+def test_a_run_s_folder_has_a_name_that_the_file_system_takes(started, capsys):
+    commands, _ = started
+    long = "é" * 118
+    assert len(expand([f"algorithm.strategic_grams='{long}',b"])) == 2  # 254 bytes
+    assert sweep("lab", [*LAB, f"algorithm.strategic_grams='{long}{long}',b"]) == 4
+    assert commands == [] and "the file system takes 255" in capsys.readouterr().out
+
+
+def test_a_quote_in_a_folder_s_name_is_read_back(started, tmp_path):
+    from kit.recipes import load_config
+
+    commands, _ = started
+    folder = tmp_path / "mine's \\'"
+    assert sweep("lab", [*LAB, "seed=1,2", f'run_dir="{folder}"']) == 0
+    assert [load_config("lab", command[6:]).run_dir for command in commands] == [
+        str(folder / f"seed={seed}") for seed in (1, 2)
+    ]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.doctor.hardware.disk import sweep_warnings
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config
@@ -34,6 +38,7 @@ def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
         swept = [list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed]
     except HydraException as error:
         raise ConfigError(f"overrides: {error}") from error
+    _refuse_twice(parsed, swept)
     keys = [o.get_key_element().lstrip("+~") for o, values in zip(parsed, swept, strict=True) if values]
     short = [key.rpartition(".")[2] for key in keys]
     labels = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
@@ -46,7 +51,36 @@ def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
         ]
         name = ",".join(f"{label}={value}" for label, value in zip(labels, values, strict=True))
         runs.append((re.sub(r"[^\w=.,+-]", "_", name), filled))
+    _refuse_names([label for label, _ in runs], keys)
     return runs
+
+
+def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None]) -> None:
+    """Hydra takes the last of two: runs would have the names of values that they were not given."""
+    given: dict[str, list[str]] = {}
+    for override, values in zip(parsed, swept, strict=True):
+        if not override.is_delete():
+            value = values or [override.get_value_element_as_str()]
+            given.setdefault(override.key_or_group, []).append(",".join(value))
+    for override, values in zip(parsed, swept, strict=True):
+        all_of = given.get(override.key_or_group, [])
+        if values and len(all_of) > 1:
+            key, together = override.key_or_group, ",".join(all_of)
+            use = f"it is given {len(all_of)} times; write all its values in one place: {key}={together}"
+            raise ConfigError(key=key, value=" and ".join(all_of), accepted=use)
+
+
+def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
+    """Every run has a folder, and it is its own."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            use = f"{times} runs would be in the folder {name}; "
+            use += "give each value once, with letters, digits or .,+- that tell it from the others"
+            raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            use = f"a run's folder would have a name of {len(os.fsencode(name))} bytes, and the file system takes "
+            use += f"{LONGEST_NAME}: sweep fewer keys or shorter values at once, or write recipes for them"
+            raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
 
 
 def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int:
@@ -108,7 +142,8 @@ def _run(command: list[str]) -> int:
 
 def _in_folder(overrides: Sequence[str], run_dir: Path) -> list[str]:
     """Quoted: the folder's name holds = and , which Hydra would take apart."""
-    return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir='{run_dir}'"]
+    quoted = QuotedString(text=str(run_dir), quote=Quote.single).with_quotes()
+    return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir={quoted}"]
 
 
 def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
