@@ -9,6 +9,7 @@ from fractions import Fraction
 LONGEST_NUMBER = 200  # characters; Python refuses to parse much longer numbers
 
 _BOX = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace does not count
 _UNITS = re.compile(r"\\\$|\\%|\\,|\\!|\$|%")
 _DECIMAL = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?\.\d+"
 _NUMBER = re.compile(_DECIMAL, re.ASCII)
@@ -17,27 +18,20 @@ _FRAC = re.compile(rf"([-+]?)\\[dt]?frac\s*\{{\s*({_DECIMAL})\s*\}}\s*\{{\s*({_D
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}``, braces balanced, stripped; None when there is none."""
-    for box in reversed(list(_BOX.finditer(text))):
-        end = _closing_brace(text, box.end())
-        if end is not None:
-            return text[box.end() : end].strip()
-    return None
+    r"""The content of the last complete ``\boxed{...}``, braces balanced, stripped; None when there is none.
 
-
-def _closing_brace(text: str, start: int) -> int | None:
-    depth, at = 1, start
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1  # an escaped brace does not count
-        elif text[at] == "{":
-            depth += 1
-        elif text[at] == "}":
-            depth -= 1
-            if not depth:
-                return at
-        at += 1
-    return None
+    One pass over the braces, so that the time is linear in the text's length.
+    """
+    last, opened = None, []
+    boxes = {box.end() for box in _BOX.finditer(text)}
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened:
+            start = opened.pop()
+            if start in boxes and (last is None or start > last.start):
+                last = slice(start, brace.start())
+    return None if last is None else text[last].strip()
 
 
 def number(text: str) -> Fraction | None:

@@ -24,7 +24,8 @@ FORMS = (TAG, BOXED)
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_WHOLE = ("yes", "no", "noanswer")
 
 
 def normalize_answer(text: str) -> str:
@@ -33,9 +34,14 @@ def normalize_answer(text: str) -> str:
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the last complete answer tag, stripped; None when there is no such tag."""
-    found = _ANSWER.findall(text)
-    return found[-1].strip() if found else None
+    """The content of the last complete answer tag, stripped; None when there is no such tag.
+
+    Tags are paired from the left, each opening one with the next closing one, in time linear in the text's length.
+    """
+    answer, end = None, 0
+    while (start := text.find(_OPEN, end)) >= 0 and (close := text.find(_CLOSE, start + len(_OPEN))) >= 0:
+        answer, end = text[start + len(_OPEN) : close], close + len(_CLOSE)
+    return None if answer is None else answer.strip()
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
@@ -56,15 +62,19 @@ def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
 
 
 def token_f1(prediction: str | None, golds: Iterable[str]) -> float:
-    """Largest bag-of-words F1 of the normalised prediction against any alias."""
+    """Largest bag-of-words F1 of the normalised prediction against any alias.
+
+    As in HotpotQA's official script, "yes", "no" and "noanswer" are right as a whole or not at all, on either side.
+    """
     if prediction is None:
         return 0.0
-    return max(
-        (_f1(normalize_answer(prediction).split(), normalize_answer(g).split()) for g in golds), default=0.0
-    )
+    return max((_f1(normalize_answer(prediction), normalize_answer(gold)) for gold in golds), default=0.0)
 
 
-def _f1(predicted: list[str], gold: list[str]) -> float:
+def _f1(prediction: str, wanted: str) -> float:
+    if prediction != wanted and (prediction in _WHOLE or wanted in _WHOLE):
+        return 0.0
+    predicted, gold = prediction.split(), wanted.split()
     common = sum((Counter(predicted) & Counter(gold)).values())
     if not common:
         return 0.0
