@@ -19,7 +19,7 @@ from kit.prepared import (
 from verl_credit.cli import main
 from verl_credit.data.catalogue import DATA_SETS
 from verl_credit.data.prepare import prepare
-from verl_credit.data.records import PrepareError
+from verl_credit.data.records import OTHER_SET, PrepareError
 from verl_credit.data.sources import split_of
 
 # --- forms ---
@@ -236,6 +236,18 @@ def test_val_size_never_parts_a_question_from_itself(tmp_path):
     prepare("nq", lines(tmp_path / "train.jsonl", *twice), tmp_path / "out", val_size=6)
     assert not set(asked(tmp_path / "out" / "train.parquet")) & set(asked(tmp_path / "out" / "val.parquet"))
     assert report(tmp_path / "out")["read"]["train"]["dropped"]["question also in val"] >= 1
+
+
+@pytest.mark.parametrize(
+    "kept, said", [(0, "no row is left of 3 records: 3 "), (2, "only 2 rows are left; .*: 3 ")]
+)
+def test_too_few_rows_for_val_size_are_told_with_what_was_dropped(kept, said, tmp_path):
+    """A file of several sets: the rows are of another one."""
+    rows = [{"data_source": "popqa", "question": f"p{i}?", "ground_truth": "a"} for i in range(3)]
+    rows += [{"data_source": "nq", "question": f"n{i}?", "ground_truth": "a"} for i in range(kept)]
+    source = lines(tmp_path / "train.jsonl", *rows)
+    with pytest.raises(PrepareError, match=f"{said}{OTHER_SET} \\(first .*popqa"):
+        prepare("nq", source, tmp_path / "out", val_size=20)
 
 
 @pytest.mark.parametrize(

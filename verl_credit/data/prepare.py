@@ -55,10 +55,12 @@ def prepare(
         tally = Tally()
         with closing(CorpusWriter(folder / "corpus.jsonl")) as corpus:
             records = {split: _read(opened, split, data_set, limit, tally, corpus) for split in chosen}
+        _require_rows(records, tally, data_set, source)
         if val_size is not None:
-            records = _hold_out(records[chosen[0]], val_size, random.Random(f"{seed} {name}"))
+            records = _hold_out(records[chosen[0]], val_size, random.Random(f"{seed} {name}"), tally)
         _remove_overlap(records, tally)
-        _require_rows(records, tally, data_set, source, val_size)
+        if val_size is not None and not records["train"]:
+            raise PrepareError(f"--val-size={val_size} leaves no row for training")
         _write(folder, records, data_set, tally, corpus)
         _write_json(folder / "report.json", {"format": FORMAT, **tally.as_dict(name)})
         files = {file.name: {"sha256": sha256_of(file)} for file in sorted(folder.iterdir())}
@@ -118,11 +120,14 @@ def _key(record: Record) -> str:
     return " ".join(record.question.casefold().split())
 
 
-def _hold_out(records: list[Record], val_size: int, rng: random.Random) -> dict[str, list[Record]]:
+def _hold_out(
+    records: list[Record], val_size: int, rng: random.Random, tally: Tally
+) -> dict[str, list[Record]]:
     if val_size >= len(records):
-        raise PrepareError(
+        left = (
             f"--val-size={val_size}: only {len(records)} rows are left; at least one must remain for training"
         )
+        raise PrepareError(": ".join(filter(None, (left, _reasons(tally)))))
     held = set(rng.sample(range(len(records)), val_size))
     return {
         "train": [record for i, record in enumerate(records) if i not in held],
@@ -147,21 +152,21 @@ def _remove_overlap(records: dict[str, list[Record]], tally: Tally) -> None:
             later |= {_key(record): split for record in kept}
 
 
-def _require_rows(
-    records: dict[str, list[Record]], tally: Tally, data_set: DataSet, source: str, val_size: int | None
-) -> None:
-    if val_size is not None and not records["train"]:
-        raise PrepareError(f"--val-size={val_size} leaves no row for training")
+def _require_rows(records: dict[str, list[Record]], tally: Tally, data_set: DataSet, source: str) -> None:
     if any(records.values()):
         return
-    reasons = [
+    raise PrepareError(
+        f"--source={source}: no row is left of {sum(s.records for s in tally.splits.values())} records: "
+        f"{_reasons(tally) or 'it is empty'}. {data_set.name} has the fields {data_set.fields}"
+    )
+
+
+def _reasons(tally: Tally) -> str:
+    """Why records were dropped, the most frequent reasons of each split with an example."""
+    return "; ".join(
         f"{count} {reason} (first {split.examples[reason][0]})"
         for split in tally.splits.values()
         for reason, count in split.dropped.most_common(3)
-    ]
-    raise PrepareError(
-        f"--source={source}: no row is left of {sum(s.records for s in tally.splits.values())} records: "
-        f"{'; '.join(reasons) or 'it is empty'}. {data_set.name} has the fields {data_set.fields}"
     )
 
 
