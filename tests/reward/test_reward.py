@@ -1,5 +1,9 @@
 """Exact match as the field computes it, and its edges."""
 
+import math
+from datetime import date
+from decimal import Decimal
+
 import pytest
 
 from verl_credit.reward.qa import compute_score, exact_match, extract_answer, gold_answers, token_f1
@@ -50,7 +54,28 @@ def test_a_mistyped_reward_keyword_is_refused():
         compute_score("x", "no tag", {"target": ["gold"]}, format_penalti=0.5)
 
 
-@pytest.mark.parametrize("bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", []])
+@pytest.mark.parametrize(
+    "truth, golds",
+    [
+        (42, ["42"]),
+        ({"target": 7}, ["7"]),
+        ({"target": [7, 8.0]}, ["7", "8"]),
+        ({"target": [1.5, math.nan, None]}, ["1.5"]),
+        (Decimal("72.00"), ["72"]),
+        (0, ["0"]),
+    ],
+)
+def test_a_number_is_read_as_text(truth, golds):
+    assert gold_answers(truth) == golds
+    assert compute_score("x", f"<answer>{golds[0]}</answer>", truth)["em"] == 1.0
+
+
+NO_ANSWER = [True, math.nan, {"target": {"a": "b"}}, {"target": [["a"]]}, b"ab", date(2026, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    "bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", [], *NO_ANSWER]
+)
 def test_a_question_without_gold_is_refused(bad):
     with pytest.raises(ValueError, match="at least one"):
         gold_answers(bad)

@@ -10,10 +10,13 @@ Pure Python without verl, so that the lab's gate and a notebook score exactly as
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from numbers import Real
 
 from verl_credit.names import ROW_RECORD
 from verl_credit.reward.boxed import boxed_match, extract_boxed
@@ -83,20 +86,31 @@ def _f1(prediction: str, wanted: str) -> float:
 
 
 def gold_answers(ground_truth) -> list[str]:
-    """All aliases from a row's ``reward_model.ground_truth``: ``{"target": [..]}``, a list, or one string.
+    """All aliases from a row's ``reward_model.ground_truth``: ``{"target": [..]}``, a list, or one answer.
 
-    Raises ValueError without a usable gold answer: such a row would teach the policy that every answer is wrong.
+    A number is read as text, 42.0 as "42". Raises ValueError without a usable gold answer: such a row would teach the
+    policy that every answer is wrong.
     """
     target = ground_truth.get("target") if hasattr(ground_truth, "get") else ground_truth
-    if isinstance(target, str):
+    if isinstance(target, str) or not isinstance(target, Iterable):
         target = [target]
-    golds = [str(g) for g in (target if target is not None else []) if g is not None and str(g).strip()]
+    found = [] if isinstance(target, Mapping | bytes) else [_as_text(gold) for gold in target]
+    golds = [gold for gold in found if gold.strip()]
     if not golds:
         raise ValueError(
             f"reward_model.ground_truth is {ground_truth!r}: expected {{'target': [gold, ...]}} with at least one "
-            "non-empty gold answer"
+            "non-empty gold answer, text or number"
         )
     return golds
+
+
+def _as_text(gold: object) -> str:
+    """Empty for what is no answer: None, not-a-number, true and false, anything nested."""
+    if isinstance(gold, str):
+        return gold
+    if isinstance(gold, bool) or not isinstance(gold, Real | Decimal) or not math.isfinite(gold):
+        return ""
+    return str(int(gold) if gold == int(gold) else gold)
 
 
 def answer_form(ground_truth) -> str:
