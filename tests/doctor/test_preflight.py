@@ -2,8 +2,6 @@
 
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 from huggingface_hub import constants, errors
 from omegaconf import OmegaConf
@@ -13,7 +11,6 @@ from kit.recipes import load_config
 from kit.scripted_server import dead_port, scripted_server
 from verl_credit.cli import main
 from verl_credit.config.keys import Search
-from verl_credit.doctor.inputs.data import read_rows
 from verl_credit.doctor.inputs.hub import HubError, fetch_config
 from verl_credit.doctor.inputs.model import require_model, require_positions
 from verl_credit.doctor.inputs.retriever import ask_servers
@@ -23,42 +20,6 @@ from verl_credit.errors import PreflightError
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
-@pytest.mark.parametrize(
-    "rows, said",
-    [
-        ([{**GOOD, "reward_model": {"ground_truth": {"target": [""]}}}], "row 0: reward_model.ground_truth"),
-        ([GOOD, {**GOOD, "reward_model": None}], "row 1: reward_model.ground_truth"),
-        ([{**GOOD, "prompt": []}], "row 0: empty prompt"),
-        ([{**GOOD, "reward_model": "72"}], "row 0: reward_model.ground_truth"),
-        ([{"question": "x"}], "lacks the columns"),
-    ],
-)
-def test_data_that_cannot_be_learnt_from(tmp_path, rows, said):
-    with pytest.raises(PreflightError, match=said):
-        read_rows(write(tmp_path / "train.parquet", rows), "data.train_files")
-
-
-def test_missing_and_empty_data(tmp_path):
-    with pytest.raises(PreflightError, match=r"data.train_files: .*nowhere.parquet does not exist"):
-        read_rows(str(tmp_path / "nowhere.parquet"), "data.train_files")
-    empty = tmp_path / "empty.parquet"
-    parquet.write_table(pa.Table.from_pylist([GOOD]).slice(0, 0), empty)
-    with pytest.raises(PreflightError, match="holds no rows"):
-        read_rows([str(empty)], "data.val_files")
-    files = [write(tmp_path / name, [GOOD]) for name in ("a.parquet", "b.parquet")]
-    assert [row.where for row in read_rows(files, "k")] == [f"{file} row 0" for file in files]
-
-
-def test_files_that_are_no_data(tmp_path):
-    (tmp_path / "train.jsonl").write_text("{}")
-    with pytest.raises(PreflightError, match="is not a parquet file"):
-        read_rows(str(tmp_path / "train.jsonl"), "data.train_files")
-    with pytest.raises(PreflightError, match="give a parquet file"):
-        read_rows(None, "data.train_files")
-    with pytest.raises(PreflightError, match="holds 1 rows; at least 8 are needed"):
-        read_rows(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
 
 
 def test_model_folder_without_a_model(tmp_path):

@@ -114,7 +114,7 @@ def looked_at(config, **options):
 def test_training_and_validation_are_checked_with_the_model_s_tokenizer(tokenizer, config, tmp_path):
     truth = {"ground_truth": {"target": ["a"]}}
     for name, prompts in (("train", ["short"] * 8), ("val", ["w" * 900])):
-        rows = [{"prompt": asked(prompt), "reward_model": truth} for prompt in prompts]
+        rows = [{"data_source": "qa", "prompt": asked(prompt), "reward_model": truth} for prompt in prompts]
         parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
         config.data[f"{name}_files"] = [f"{tmp_path}/{name}.parquet"]
     tokenizer.save_pretrained(tmp_path / "policy")

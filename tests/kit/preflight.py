@@ -7,7 +7,11 @@ import pyarrow.parquet as parquet
 
 from kit.byte_world import make_tokenizer
 
-GOOD = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}
+GOOD = {
+    "data_source": "qa",
+    "prompt": [{"role": "user", "content": "q"}],
+    "reward_model": {"ground_truth": {"target": ["a"]}},
+}
 
 
 def write(path, rows):

@@ -21,6 +21,7 @@ def write(path, rows):
 
 
 VERLS_GSM8K = {
+    "data_source": "openai/gsm8k",
     "prompt": [
         {"role": "user", "content": 'How many? Let\'s think step by step and output the answer after "####".'}
     ],

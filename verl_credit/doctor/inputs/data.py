@@ -1,26 +1,17 @@
-"""Training and held-out rows: readable, with a prompt and a gold answer, and enough of them."""
+"""Training and held-out files: readable, with the columns that a run reads, no column that steers it, and rows enough."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from omegaconf import DictConfig
 
+from verl_credit.doctor.inputs.row import STEERING, Row, checked_row
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.required import DATA
-from verl_credit.reward.qa import answer_form, gold_answers, stated_form
 
 TRAIN, VAL = DATA
-COLUMNS = ["prompt", "reward_model"]
-
-
-class Row(NamedTuple):
-    where: str
-    """The file, and the row's number in it."""
-    prompt: list[dict]
-    truth: object
-    """``reward_model.ground_truth``"""
+COLUMNS = ["prompt", "reward_model", "data_source"]
 
 
 def rows_needed(config: DictConfig, key: str) -> int:
@@ -28,16 +19,21 @@ def rows_needed(config: DictConfig, key: str) -> int:
 
 
 def read_rows(files, key: str, *, at_least: int = 1, searches: bool = True) -> list[Row]:
-    """Every row has a prompt and a gold answer, and there are enough of them. Raises PreflightError.
+    """All rows of the files, each one that can train, and enough of them. Raises PreflightError.
 
     ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
     """
     paths = [files] if isinstance(files, str) else files
     if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
-    rows = [row for path in paths for row in _read(path, key)]
-    for row in rows:
-        _check(row, searches)
+    found = [
+        (f"{path} row {number}", columns) for path in paths for number, columns in enumerate(_read(path, key))
+    ]
+    # verl joins the files: a column of one is null in the rows of the others
+    names_agent = any("agent_name" in columns for _, columns in found)
+    rows = [
+        checked_row(where, columns, searches=searches, names_agent=names_agent) for where, columns in found
+    ]
     if len(rows) < at_least:
         raise PreflightError(
             f"{key}: {', '.join(paths)} holds {len(rows) or 'no'} rows; at least {at_least} are needed"
@@ -45,7 +41,7 @@ def read_rows(files, key: str, *, at_least: int = 1, searches: bool = True) -> l
     return rows
 
 
-def _read(path: str, key: str) -> list[Row]:
+def _read(path: str, key: str) -> list[dict]:
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -54,34 +50,36 @@ def _read(path: str, key: str) -> list[Row]:
         raise PreflightError(f"{key}: {path} does not exist")
     try:
         dataset = parquet.ParquetDataset(file)
-        names = dataset.schema.names
-        if missing := set(COLUMNS) - set(names):
-            raise PreflightError(f"{key}: {path} lacks the columns {sorted(missing)}; it has {names}")
-        found = dataset.read(columns=COLUMNS).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise PreflightError(f"{key}: {path} is not a parquet file: {error}") from error
-    return [
-        Row(f"{path} row {number}", row["prompt"], _truth(row["reward_model"]))
-        for number, row in enumerate(found)
-    ]
+        _check_columns(dataset.schema, f"{key}: {path}")
+        wanted = [*COLUMNS, *({"agent_name"} & set(dataset.schema.names))]
+        return dataset.read(columns=wanted).to_pylist()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
 
 
-def _truth(reward_model: object) -> object:
-    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+def _check_columns(schema, where: str) -> None:
+    from pyarrow import types
 
-
-def _check(row: Row, searches: bool) -> None:
-    if not row.prompt:
-        raise PreflightError(f"{row.where}: empty prompt")
-    try:
-        gold_answers(row.truth)
-        answer_form(row.truth)
-    except ValueError as error:
-        raise PreflightError(f"{row.where}: {error}") from error
-    if not searches and stated_form(row.truth) is None and "<answer>" not in str(row.prompt):
+    names = schema.names
+    if missing := set(COLUMNS) - set(names):
+        raise PreflightError(f"{where} lacks the columns {sorted(missing)}; it has {names}")
+    if steering := sorted(STEERING & set(names)):
         raise PreflightError(
-            f"{row.where}: reward_model.ground_truth={row.truth!r} has no form, so that the answer is read from "
-            "<answer>...</answer>, and the prompt asks for no such tag (search.max_searches=0): every reward would be 0. "
-            "`verl-credit prepare` writes {'target': [...], 'form': 'boxed'} with a prompt that asks for \\boxed{}; "
-            "'form': 'tag' is for a policy that writes the tag unasked"
+            f"{where} has the columns {steering}, which verl would hand to the agent loop or write over its "
+            "trajectories: rename them, or leave them out"
+        )
+    extra = schema.field("extra_info").type if "extra_info" in names else None
+    if extra is None or types.is_null(extra):
+        return
+    if not types.is_struct(extra):
+        raise PreflightError(
+            f"{where}: extra_info is of the type {extra}: expected a mapping, or no such column"
+        )
+    chosen = next((field.type for field in extra if field.name == "tool_selection"), None)
+    if chosen is not None and not (
+        types.is_null(chosen) or types.is_list(chosen) or types.is_large_list(chosen)
+    ):
+        raise PreflightError(
+            f"{where}: extra_info.tool_selection is of the type {chosen}: expected a list of names of tools"
         )

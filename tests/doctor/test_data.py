@@ -1,0 +1,196 @@
+"""Rows that cannot train, and files that cannot be read, are refused before Ray, with file, row and value."""
+
+import inspect
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from kit.preflight import GOOD, write
+from verl_credit.doctor.inputs.data import read_rows
+from verl_credit.doctor.inputs.row import STEERING
+from verl_credit.errors import PreflightError
+
+USER = {"role": "user", "content": "q"}
+
+
+def asked(*messages):
+    return {**GOOD, "prompt": list(messages)}
+
+
+def answered(truth):
+    return {**GOOD, "reward_model": {"ground_truth": truth}}
+
+
+def without(column):
+    return {name: value for name, value in GOOD.items() if name != column}
+
+
+def refused(tmp_path, rows, key="data.train_files"):
+    """The one line."""
+    with pytest.raises(PreflightError) as caught:
+        read_rows(write(tmp_path / "rows.parquet", rows), key)
+    said = str(caught.value)
+    assert "\n" not in said and "rows.parquet" in said
+    return said
+
+
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        (answered({"target": [""]}), "reward_model.ground_truth is {'target': ['']}: expected {'target'"),
+        (answered({"target": {"a": "b"}}), "reward_model.ground_truth is {'target': {'a': 'b'}}: expected"),
+        (answered(True), "reward_model.ground_truth is True: expected"),
+        (
+            answered({"target": ["a"], "form": "box"}),
+            "reward_model.ground_truth.form is 'box': expected one of tag, boxed",
+        ),
+        ({**GOOD, "reward_model": None}, "reward_model=None: expected {'ground_truth'"),
+        ({**GOOD, "reward_model": "72"}, "reward_model='72': expected {'ground_truth'"),
+        ({**GOOD, "data_source": None}, "data_source=None: expected the name of the row's data set"),
+        ({**GOOD, "data_source": 3}, "data_source=3: expected"),
+        ({**GOOD, "data_source": " "}, "data_source=' ': expected"),
+        ({**GOOD, "agent_name": "tool_agent"}, "agent_name='tool_agent': expected 'search_agent'"),
+        ({**GOOD, "agent_name": None}, "agent_name=None: expected 'search_agent'"),
+        (asked(), "empty prompt"),
+        ({**GOOD, "prompt": None}, "empty prompt"),
+        ({**GOOD, "prompt": "Who?"}, "prompt='Who?': expected a list of messages with role and content"),
+        ({**GOOD, "prompt": ["Who?"]}, "prompt[0].role=None: expected one of system, user, assistant, tool"),
+        (asked(USER, {"role": "wizard", "content": "x"}), "prompt[1].role='wizard': expected one of system,"),
+        (asked(USER, {"role": "assistant", "content": None}), "prompt[1].content=None: expected text"),
+        (asked({"role": "user", "content": 5}), "prompt[0].content=5: expected text"),
+        (asked({"role": "user"}), "prompt[0].content=None: expected text"),
+        (asked({"role": "assistant", "content": "x"}), "prompt: no message of the role user asks anything"),
+        (asked({"role": "user", "content": " "}), "prompt: no message of the role user asks anything"),
+    ],
+)
+def test_a_row_that_cannot_train_is_named_with_its_value(tmp_path, row, said, key):
+    assert f"rows.parquet row 0: {said}" in refused(tmp_path, [row], key)
+
+
+def test_the_row_is_counted(tmp_path):
+    rows = [GOOD, {**GOOD, "data_source": None}]
+    assert "rows.parquet row 1: data_source=None" in refused(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        (
+            {"question": "x"},
+            "lacks the columns ['data_source', 'prompt', 'reward_model']; it has ['question']",
+        ),
+        (without("data_source"), "lacks the columns ['data_source']"),
+        ({**GOOD, "extra_info": "x"}, "extra_info is of the type string: expected a mapping"),
+        ({**GOOD, "extra_info": [1]}, "extra_info is of the type list"),
+        (
+            {**GOOD, "extra_info": {"tool_selection": "search"}},
+            "extra_info.tool_selection is of the type string",
+        ),
+        (
+            {**GOOD, "sampling": "greedy", "uid": "1"},
+            "has the columns ['sampling', 'uid'], which verl would hand",
+        ),
+        ({**GOOD, "session_id": 1}, "has the columns ['session_id']"),
+        ({**GOOD, "response_mask": [1]}, "has the columns ['response_mask']"),
+    ],
+)
+def test_columns_that_a_run_cannot_use_are_refused(tmp_path, row, said):
+    assert said in refused(tmp_path, [row]) and said in refused(tmp_path, [row], "data.val_files")
+
+
+def test_every_argument_and_every_field_of_an_agent_loop_is_a_steering_column():
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopWorker
+    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+
+    from verl_credit.host.rollout.agent_loop import TurnAgentLoopOutput
+
+    given = {
+        name: [1] for name in ("prompt_ids", "response_ids", "response_mask", "turn_ids", "response_logprobs")
+    }
+    output = TurnAgentLoopOutput(
+        **given,
+        reward_score=1.0,
+        num_turns=1,
+        routed_experts=[[[1]]],
+        metrics=AgentLoopMetrics(),
+        extra_fields={"teacher_ids": [1], "teacher_logprobs": [0.5]},
+        mm_processor_kwargs={},
+        mm_processor_output=[],
+    )
+    taken = set(output.as_dict())
+    for function in (AgentLoopWorker._run_agent_loop, ToolAgentLoop.run):
+        taken |= set(inspect.signature(function).parameters)
+    assert taken - STEERING == {"self", "kwargs", "agent_name", "_ray_trace_ctx"}
+
+
+CALL = [{"function": {"name": "search"}}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        answered(42),
+        answered({"target": 7}),
+        {**GOOD, "extra_info": None},
+        {**GOOD, "extra_info": {"index": 3, "tool_selection": ["search"]}},
+        {**GOOD, "agent_name": "search_agent", "question": "a column of the user's own"},
+        asked({"role": "system", "content": ""}, USER),
+        asked(
+            USER, {"role": "assistant", "content": None, "tool_calls": CALL}, {"role": "tool", "content": "x"}
+        ),
+        asked({"role": "user", "content": [{"type": "text", "text": "q"}]}),
+    ],
+)
+def test_a_row_that_can_train_is_taken(tmp_path, row):
+    assert len(read_rows(write(tmp_path / "rows.parquet", [row, row]), "data.train_files")) == 2
+
+
+def test_a_column_of_one_file_is_null_in_the_others(tmp_path):
+    """verl joins the files."""
+    named = write(tmp_path / "named.parquet", [{**GOOD, "agent_name": "search_agent"}])
+    plain = write(tmp_path / "plain.parquet", [GOOD])
+    assert len(read_rows([plain, plain], "k")) == 2
+    with pytest.raises(PreflightError, match="plain.parquet row 0: agent_name=None: .* out of every file"):
+        read_rows([named, plain], "data.train_files")
+
+
+def test_missing_and_empty_data(tmp_path):
+    with pytest.raises(PreflightError, match=r"data.train_files: .*nowhere.parquet does not exist"):
+        read_rows(str(tmp_path / "nowhere.parquet"), "data.train_files")
+    empty = tmp_path / "empty.parquet"
+    parquet.write_table(pa.Table.from_pylist([GOOD]).slice(0, 0), empty)
+    with pytest.raises(PreflightError, match="holds no rows"):
+        read_rows([str(empty)], "data.val_files")
+    files = [write(tmp_path / name, [GOOD]) for name in ("a.parquet", "b.parquet")]
+    assert [row.where for row in read_rows(files, "k")] == [f"{file} row 0" for file in files]
+
+
+def test_files_that_are_no_data(tmp_path):
+    (tmp_path / "train.jsonl").write_text("{}")
+    with pytest.raises(PreflightError, match="is not a parquet file"):
+        read_rows(str(tmp_path / "train.jsonl"), "data.train_files")
+    with pytest.raises(PreflightError, match="give a parquet file"):
+        read_rows(None, "data.train_files")
+    with pytest.raises(PreflightError, match="holds 1 rows; at least 8 are needed"):
+        read_rows(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
+
+
+def test_a_damaged_file_is_one_line_with_its_name(tmp_path):
+    rows = [asked({"role": "user", "content": f"Où est-ce, {n}?"}) for n in range(200)]
+    file = tmp_path / "rows.parquet"
+    write(file, rows)
+    whole, draw, damaged = file.read_bytes(), random.Random(0), 0
+    for _ in range(300):
+        raw = bytearray(whole)
+        for _ in range(draw.choice([1, 3, 20])):
+            raw[draw.randrange(4, len(raw))] = draw.randrange(256)
+        file.write_bytes(raw)
+        try:
+            read_rows(str(file), "data.train_files")
+        except PreflightError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+            damaged += 1
+    assert damaged > 200
