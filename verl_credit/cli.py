@@ -7,9 +7,20 @@ from pathlib import Path
 from typing import Literal
 
 from typer import Argument, Option, Typer
+from typer.core import TyperGroup
+
+
+class Commands(TyperGroup):
+    """A command's name may have two words: `prepare check`."""
+
+    def resolve_command(self, ctx, args):
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
 
 # A command returns its exit code. A wrong command line ends with 2, Ctrl-C with 130.
 app = Typer(
+    cls=Commands,
     help=__doc__,
     add_completion=False,
     rich_markup_mode=None,
@@ -102,6 +113,17 @@ def prepare(
         subset=subset,
         revision=revision,
     )
+
+
+@app.command("prepare check", help="can the rows of a file train? and how the policy sees one")
+def prepare_check(
+    file: Path,
+    model: str | None = Option(None, help="whose chat template and tokens: a folder or a hub name"),
+    no_search: bool = Option(False, "--no-search", help="for runs with search.max_searches=0"),
+):
+    from verl_credit.commands.check_data import check_data
+
+    return check_data(file, model, not no_search)
 
 
 @app.command(help="write report.html and curves.png of a run")

@@ -60,12 +60,12 @@ def count_prompts(
     """
     limit, filters = config.data.max_prompt_length, bool(config.data.get("filter_overlong_prompts"))
     meter, needed = PromptMeter(tokenizer, config), rows_needed(config, key)
-    doubtful = [(bound, row) for row in rows if (bound := _measured(row, meter.at_most)) > limit]
+    doubtful = [(bound, row) for row in rows if (bound := measured(row, meter.at_most)) > limit]
     doubtful.sort(key=lambda pair: -pair[0])
     unread = max(0, len(doubtful) - most)
     left_out, cut = [], []
     for _, row in doubtful[:most]:
-        if (n := _measured(row, meter.count)) > limit:
+        if (n := measured(row, meter.count)) > limit:
             dropped = filters and meter.count(row.prompt, with_tools=False) > limit
             (left_out if dropped else cut).append((n, row.where))
 
@@ -131,7 +131,7 @@ def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
     return tokenizer
 
 
-def _measured(row: Row, measure) -> float:
+def measured(row: Row, measure) -> float:
     """Chat templates raise arbitrary exceptions, for a system role that they do not have, say."""
     try:
         return measure(row.prompt)
