@@ -23,6 +23,10 @@ def answered(truth):
     return {**GOOD, "reward_model": {"ground_truth": truth}}
 
 
+def selecting(tools):
+    return {**GOOD, "extra_info": {"index": 0, "tool_selection": tools}}
+
+
 def without(column):
     return {name: value for name, value in GOOD.items() if name != column}
 
@@ -54,6 +58,12 @@ def refused(tmp_path, rows, key="data.train_files"):
         ({**GOOD, "data_source": " "}, "data_source=' ': expected"),
         ({**GOOD, "agent_name": "tool_agent"}, "agent_name='tool_agent': expected 'search_agent'"),
         ({**GOOD, "agent_name": None}, "agent_name=None: expected 'search_agent'"),
+        (selecting("search"), "extra_info.tool_selection='search': expected a list of names of tools"),
+        (
+            selecting(["serach"]),
+            "extra_info.tool_selection=['serach']: no tool is called 'serach'; expected some of search",
+        ),
+        (selecting([{"a": 1}]), "extra_info.tool_selection=[{'a': 1}]: no tool is called {'a': 1}"),
         (asked(), "empty prompt"),
         ({**GOOD, "prompt": None}, "empty prompt"),
         ({**GOOD, "prompt": "Who?"}, "prompt='Who?': expected a list of messages with role and content"),
@@ -85,10 +95,6 @@ def test_the_row_is_counted(tmp_path):
         (without("data_source"), "lacks the columns ['data_source']"),
         ({**GOOD, "extra_info": "x"}, "extra_info is of the type string: expected a mapping"),
         ({**GOOD, "extra_info": [1]}, "extra_info is of the type list"),
-        (
-            {**GOOD, "extra_info": {"tool_selection": "search"}},
-            "extra_info.tool_selection is of the type string",
-        ),
         (
             {**GOOD, "sampling": "greedy", "uid": "1"},
             "has the columns ['sampling', 'uid'], which verl would hand",
@@ -135,7 +141,9 @@ CALL = [{"function": {"name": "search"}}]
         answered(42),
         answered({"target": 7}),
         {**GOOD, "extra_info": None},
-        {**GOOD, "extra_info": {"index": 3, "tool_selection": ["search"]}},
+        selecting(["search"]),
+        selecting([]),
+        selecting(None),
         {**GOOD, "agent_name": "search_agent", "question": "a column of the user's own"},
         asked({"role": "system", "content": ""}, USER),
         asked(
@@ -146,6 +154,11 @@ CALL = [{"function": {"name": "search"}}]
 )
 def test_a_row_that_can_train_is_taken(tmp_path, row):
     assert len(read_rows(write(tmp_path / "rows.parquet", [row, row]), "data.train_files")) == 2
+
+
+def test_names_of_tools_that_only_verl_knows_are_not_looked_at(tmp_path):
+    file = write(tmp_path / "rows.parquet", [selecting(["calculator"])])
+    assert len(read_rows(file, "data.train_files", other_tools=True)) == 1
 
 
 def test_a_column_of_one_file_is_null_in_the_others(tmp_path):

@@ -16,7 +16,7 @@ from verl_credit.reward.qa import BOXED, answer_form, gold_answers
 def check_data(file: Path, model: str | None, searches: bool) -> int:
     """Exit code 0, or 4 with one line for the first row that cannot train."""
     try:
-        rows = read_rows(str(file), "prepare check", searches=searches)
+        rows = read_rows(str(file), "prepare check", searches=searches, other_tools=True)
         lines = _prompt(rows[0], model, searches)
     except (PreflightError, NotHere) as error:
         print(error)

@@ -17,6 +17,7 @@ from verl_credit.doctor.probe import VerlProcess
 from verl_credit.doctor.result import Result
 from verl_credit.machine.facts import Facts
 from verl_credit.recipe.required import MODEL
+from verl_credit.recipe.rules.other_tools import tools_given
 
 
 @dataclass
@@ -51,7 +52,10 @@ class Context:
     def rows(self, key: str) -> list[Row]:
         if key not in self._rows:
             at_least, searches = rows_needed(self.config, key), bool(self.config.search.max_searches)
-            self._rows[key] = read_rows(self.value(key), key, at_least=at_least, searches=searches)
+            others = bool(tools_given(self.config))
+            self._rows[key] = read_rows(
+                self.value(key), key, at_least=at_least, searches=searches, other_tools=others
+            )
         return self._rows[key]
 
     @property

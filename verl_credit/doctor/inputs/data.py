@@ -6,11 +6,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.doctor.inputs.row import STEERING, Row, checked_row
+from verl_credit.doctor.inputs.row import SELECTION, STEERING, Row, checked_row
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.required import DATA
+from verl_credit.search.protocol import SCHEMA
 
 TRAIN, VAL = DATA
+TOOL = SCHEMA["function"]["name"]
 COLUMNS = ["prompt", "reward_model", "data_source"]
 
 
@@ -18,10 +20,13 @@ def rows_needed(config: DictConfig, key: str) -> int:
     return config.data.train_batch_size if key == TRAIN else 1
 
 
-def read_rows(files, key: str, *, at_least: int = 1, searches: bool = True) -> list[Row]:
+def read_rows(
+    files, key: str, *, at_least: int = 1, searches: bool = True, other_tools: bool = False
+) -> list[Row]:
     """All rows of the files, each one that can train, and enough of them. Raises PreflightError.
 
     ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
+    ``other_tools``: there are tools beside the search, whose names only verl knows.
     """
     paths = [files] if isinstance(files, str) else files
     if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
@@ -31,8 +36,10 @@ def read_rows(files, key: str, *, at_least: int = 1, searches: bool = True) -> l
     ]
     # verl joins the files: a column of one is null in the rows of the others
     names_agent = any("agent_name" in columns for _, columns in found)
+    known = [TOOL] if searches and not other_tools else None
     rows = [
-        checked_row(where, columns, searches=searches, names_agent=names_agent) for where, columns in found
+        checked_row(where, columns, searches=searches, names_agent=names_agent, tools=known)
+        for where, columns in found
     ]
     if len(rows) < at_least:
         raise PreflightError(
@@ -50,15 +57,14 @@ def _read(path: str, key: str) -> list[dict]:
         raise PreflightError(f"{key}: {path} does not exist")
     try:
         dataset = parquet.ParquetDataset(file)
-        _check_columns(dataset.schema, f"{key}: {path}")
-        wanted = [*COLUMNS, *({"agent_name"} & set(dataset.schema.names))]
-        return dataset.read(columns=wanted).to_pylist()
+        return dataset.read(columns=_columns(dataset.schema, f"{key}: {path}")).to_pylist()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
 
 
-def _check_columns(schema, where: str) -> None:
+def _columns(schema, where: str) -> list[str]:
+    """What is read of every row. Raises PreflightError for what no row of the file can have."""
     from pyarrow import types
 
     names = schema.names
@@ -69,17 +75,13 @@ def _check_columns(schema, where: str) -> None:
             f"{where} has the columns {steering}, which verl would hand to the agent loop or write over its "
             "trajectories: rename them, or leave them out"
         )
+    wanted = [*COLUMNS, *({"agent_name"} & set(names))]
     extra = schema.field("extra_info").type if "extra_info" in names else None
     if extra is None or types.is_null(extra):
-        return
+        return wanted
     if not types.is_struct(extra):
         raise PreflightError(
             f"{where}: extra_info is of the type {extra}: expected a mapping, or no such column"
         )
-    chosen = next((field.type for field in extra if field.name == "tool_selection"), None)
-    if chosen is not None and not (
-        types.is_null(chosen) or types.is_list(chosen) or types.is_large_list(chosen)
-    ):
-        raise PreflightError(
-            f"{where}: extra_info.tool_selection is of the type {chosen}: expected a list of names of tools"
-        )
+    selects = any(field.name == SELECTION for field in extra)
+    return [*wanted, f"extra_info.{SELECTION}"] if selects else wanted

@@ -8,6 +8,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.names import AGENT_NAME, TURN_IDS
 from verl_credit.reward.qa import answer_form, gold_answers, stated_form
 
+SELECTION = "tool_selection"
 ROLES = ("system", "user", "assistant", "tool")
 STEERING = {
     *("sampling", "priority", "global_steps", "sampling_params", "__do_sample__", "__rollout_n__"),
@@ -28,8 +29,11 @@ class Row(NamedTuple):
     """``reward_model.ground_truth``"""
 
 
-def checked_row(where: str, columns: dict, *, searches: bool, names_agent: bool) -> Row:
-    """Raises PreflightError with the row and the value. ``names_agent``: some file has the column ``agent_name``."""
+def checked_row(
+    where: str, columns: dict, *, searches: bool, names_agent: bool, tools: list[str] | None
+) -> Row:
+    """Raises PreflightError with the row and the value. ``names_agent``: some file has the column ``agent_name``;
+    ``tools``: those that a row can choose among, where they are known."""
     try:
         _check_prompt(columns["prompt"])
         if not isinstance(source := columns["data_source"], str) or not source.strip():
@@ -39,6 +43,7 @@ def checked_row(where: str, columns: dict, *, searches: bool, names_agent: bool)
                 f"agent_name={name!r}: expected {AGENT_NAME!r}, which says to which turn a token belongs; or leave the "
                 "column out of every file"
             )
+        _check_selection(columns.get(SELECTION), tools)
         reward = columns["reward_model"]
         if not isinstance(reward, dict):
             raise ValueError(
@@ -74,6 +79,17 @@ def _check_prompt(prompt: object) -> None:
 
 def _has_text(content: str | list) -> bool:
     return bool(content.strip() if isinstance(content, str) else content)
+
+
+def _check_selection(selection: object, tools: list[str] | None) -> None:
+    """verl drops names that it does not know without a word, and the row is left without tools."""
+    if selection is not None and not isinstance(selection, list):
+        raise ValueError(f"extra_info.{SELECTION}={selection!r:.80}: expected a list of names of tools")
+    if tools and (unknown := [name for name in selection or () if name not in tools]):
+        raise ValueError(
+            f"extra_info.{SELECTION}={selection}: no tool is called {', '.join(map(repr, unknown))}; "
+            f"expected some of {', '.join(tools)}"
+        )
 
 
 def _check_form(truth: object, prompt: list[dict]) -> None:
