@@ -44,9 +44,12 @@ def plan_command(
 def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
     """Compose; our own blocks may be set without being in the recipe."""
     from verl_credit.recipe.compose import load_config
+    from verl_credit.recipe.rules.known import validate_keys
 
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
-    return _values(load_config(name, [item for item in overrides if item not in ours], config_dir), ours)
+    config = load_config(name, [item for item in overrides if item not in ours], config_dir)
+    validate_keys(config)
+    return _values(config, ours)
 
 
 def _values(config, ours: Sequence[str]) -> dict:

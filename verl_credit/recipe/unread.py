@@ -11,6 +11,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.recipe.rules.correction import correction_without_effect
+from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.reward import overlong_unread
 from verl_credit.recipe.warnings import doubts
 
@@ -107,8 +108,10 @@ def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
 
 
 def idle_lines(config: DictConfig) -> list[str]:
-    """Both, and what may not have been meant, as sentences for the run's notes."""
+    """Both, keys that are handed on unread, and what may not have been meant, as sentences for the run's notes."""
     keys = unused(config)
     lines = [f"unused keys: {', '.join(keys)}"] if keys else []
     lines += [f"without effect: {line}" for line in without_effect(config)]
+    if others := handed_on(config):
+        lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")
     return lines + [f"warning: {line}" for line in doubts(config)]

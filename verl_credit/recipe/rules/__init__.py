@@ -12,6 +12,7 @@ from verl_credit.credit.turn.modes import MODES, modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
 from verl_credit.recipe.rules.budget import validate_budgets
+from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.rollout import validate_rollout
 from verl_credit.recipe.rules.scorer import validate_scorer
@@ -30,6 +31,7 @@ def validate(config: DictConfig) -> None:
     for section in (*OURS, *VERLS, *([Lab] if "lab" in config else [])):
         if section is not PolicyLoss:  # of no meaning beside a loss of verl's
             read_section(section, config)
+    validate_keys(config)
     settings = CreditSettings.from_config(config)
     _target(config)
     _template(settings)

@@ -1,0 +1,128 @@
+"""A key that nothing knows is refused, from wherever it came; what is handed to others as it is gets its line."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from kit.recipes import OWN, check, load_config
+from verl_credit.cli import main
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.compose import recipes_folder, verl_folder
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.known import READ_BY_VERL, handed_on, known_keys
+from verl_credit.recipe.unread import idle_lines
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REWARD = "reward.custom_reward_function"
+
+
+def refused(config):
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    return caught.value
+
+
+MISTYPED = [  # (what stands in the file, the key, the key that it was taken for)
+    ("seeed: 7", "seeed", "seed"),
+    ("saerch: {topk: 9}", "saerch", "search"),
+    ("algorithm: {info_gain_norm_mod: separate}", "algorithm.info_gain_norm_mod", "algorithm.info_gain_norm_mode"),
+    ("algorithm: {gama: 0.5}", "algorithm.gama", "algorithm.gamma"),
+    ("algorithm: {gtpo: {bta: 0.5}}", "algorithm.gtpo.bta", "algorithm.gtpo.beta"),
+    ("trainer: {total_epoch: 3}", "trainer.total_epoch", "trainer.total_epochs"),
+    ("actor_rollout_ref: {actor: {optim: {lrr: 1}}}", f"{ACTOR}.optim.lrr", f"{ACTOR}.optim.lr"),
+    ("actor_rollout_ref: {actor: {policy_loss: {clip_bta: 1}}}", f"{ACTOR}.policy_loss.clip_bta",
+     f"{ACTOR}.policy_loss.clip_beta"),
+    ("reward: {custom_reward_function: {reward_kwargs: {format_penalti: 1}}}", f"{REWARD}.reward_kwargs.format_penalti",
+     f"{REWARD}.reward_kwargs.format_penalty"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line, key, meant", MISTYPED)
+def test_a_mistyped_key_in_a_file_is_refused(line, key, meant, tmp_path):
+    copied = (recipes_folder() / "search_cpu.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(copied)
+    (tmp_path / "typo.yaml").write_text(f"defaults: [mine, _self_]\n{line}\n")
+    validate(load_config("mine", OWN, str(tmp_path)))
+    error = refused(load_config("typo", OWN, str(tmp_path)))
+    assert error.key == key and meant.rpartition(".")[2] in error.accepted
+    assert f"unknown key {key} (did you mean {meant}?)" in str(error)
+
+
+@pytest.mark.parametrize(
+    "override", ["+algorithm.info_gain_norm_mod=separate", "+seeed=7", f"+{ROLLOUT}.temprature=1", "+data.extra=1"]
+)  # fmt: skip
+def test_a_mistyped_key_that_is_added_is_refused(override):
+    assert refused(load_config("lab", [override])).key == override.strip("+").partition("=")[0]
+
+
+# what verl's own code takes: keys of its classes that its configuration does not list, engines other than FSDP,
+# mappings that it hands on, and sections that classes of the user's read
+OTHERS = [
+    ["+algorithm.gdpo_reward_keys=[a]"],
+    [f"+{ROLLOUT}.enable_sleep_mode=true"],
+    ["+actor_rollout_ref.actor.checkpoint.save_lora_only=true"],
+    ["+actor_rollout_ref.actor.optim.grad_clip=1"],
+    ["+search_cpu.mine=3", "seed=${search_cpu.mine}"],  # read by another key
+    ["+ray_kwargs.ray_init.address=first:6379"],
+    ["+data.cache_dir=x"],
+    ["+data.apply_chat_template_kwargs.enable_thinking=false"],
+    [f"+{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls=x"],
+    ["+hardware.memory_gib=3", "+plan.mean_turns=3"],
+]
+
+
+@pytest.mark.parametrize("overrides", OTHERS, ids=lambda keys: keys[0])
+def test_keys_that_verl_or_we_read_are_accepted_without_a_word(overrides):
+    assert handed_on(check(*overrides)) == []
+
+
+HANDED_ON = [
+    ["+actor_rollout_ref.model.override_config.attn_implementaton=sdpa"],
+    ["+data.mm_processor_kwargs.max_pixels=3"],
+    [f"+{ROLLOUT}.engine_kwargs.vllm.max_num_batched_tokens=3"],
+    ["+data.extra=1", "data.custom_cls.path=mine.py"],
+]
+
+
+@pytest.mark.parametrize("overrides", HANDED_ON, ids=lambda keys: keys[0])
+def test_keys_below_open_mappings_that_nothing_here_reads_get_their_line(overrides):
+    key = overrides[0].strip("+").partition("=")[0]
+    config = check(*overrides)
+    assert handed_on(config) == [key]
+    assert f"handed on as they are, and nothing here reads them: {key}" in idle_lines(config)
+
+
+def test_a_plan_knows_the_keys_too(capsys):
+    assert main(["plan", "--config-name", "lab", "+seeed=7"]) == 4
+    assert "unknown key seeed (did you mean seed?)" in capsys.readouterr().out
+
+
+def test_a_reward_function_of_ones_own_takes_any_key():
+    config = load_config("lab", [f"{REWARD}.path=mine.py", f"+{REWARD}.reward_kwargs.scale=2"])
+    validate(config)
+    assert handed_on(config) == []
+
+
+def test_the_known_keys_are_those_that_verl_composes():
+    """verl ships what it composes as one file; the two are compared here."""
+    known = known_keys("dp")
+
+    def walk(prefix, node):
+        for key in node:
+            assert key in known.names[prefix], (prefix, key)
+            value = node._get_node(key)
+            if OmegaConf.is_dict(value) and not value._is_none() and len(value):
+                walk(f"{prefix}.{key}" if prefix else key, value)
+
+    walk("", load_config("ppo_trainer", [], str(verl_folder())))
+    assert "actor_rollout_ref.model.override_config" in known.open
+    assert "megatron" in known_keys("megatron").names["actor_rollout_ref.actor"]
+    assert "megatron" not in known.names["actor_rollout_ref.actor"]
+
+
+def test_what_is_said_to_be_read_by_verl_stands_in_its_code():
+    sources = [path.read_text() for path in Path(verl_folder().parents[1]).rglob("*.py")]
+    for key in READ_BY_VERL:
+        assert any(f'get("{key.rpartition(".")[2]}"' in source for source in sources), key

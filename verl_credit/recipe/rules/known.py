@@ -1,0 +1,129 @@
+"""Every key of a configuration is one that verl or we know: a mistyped one would change nothing, without a word."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.keys import defaults_tree
+from verl_credit.errors import unknown_key
+from verl_credit.recipe.compose import recipes_folder, verl_folder
+
+# verl's code reads these, and its configuration does not list them.
+READ_BY_VERL = (
+    "data.audio_key", "data.cache_dir", "data.filter_overlong_prompts_workers", "data.filter_prompts",
+    "data.image_patch_size", "data.need_tools_kwargs", "reward.timeout", "trainer.checkpoint_callback_class",
+)  # fmt: skip
+REWARD = "reward.custom_reward_function"
+REWARD_KWARGS = f"{REWARD}.reward_kwargs"
+# Mappings that take any key, beside those that are empty in verl's configuration.
+OPEN = ("hardware", "plan", "ray_kwargs.ray_init", "reward.reward_kwargs")
+# Open, and read by us: `plan` refuses what it does not know, `unread` says which parameters no operator takes.
+OURS = (
+    "hardware", "plan", "algorithm", "ray_kwargs.ray_init", "reward.reward_kwargs", REWARD_KWARGS,
+    "data.apply_chat_template_kwargs", "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls",
+)  # fmt: skip
+
+
+class Known(NamedTuple):
+    names: dict[str, list[str]]
+    """The keys below a mapping, by its full name ("" for the top)."""
+    open: frozenset[str]
+    """Mappings that take any key."""
+
+
+def validate_keys(config: DictConfig) -> None:
+    """Raise ConfigError for the first key that nothing knows."""
+    for _ in _unlisted(config):
+        pass
+
+
+def handed_on(config: DictConfig) -> list[str]:
+    """Keys below verl's open mappings that nothing of ours reads: whether they are right, only their reader knows."""
+    return [key for key in _unlisted(config) if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
+
+
+def _unlisted(config: DictConfig) -> Iterator[str]:
+    """The keys that stand below open mappings. Raises ConfigError for others that are not known."""
+    known = known_keys(str(config.get("model_engine")))
+    referred = set(re.findall(r"\$\{\.*([\w.]+)", OmegaConf.to_yaml(config)))
+
+    def walk(prefix: str, node: DictConfig) -> Iterator[str]:
+        names = known.names.get(prefix, [])
+        for key in map(str, node):
+            full, value = f"{prefix}.{key}" if prefix else key, node._get_node(key)
+            if key in names:
+                if isinstance(value, DictConfig) and not value._is_none() and not value._is_interpolation():
+                    yield from walk(full, value)
+            elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
+                yield full
+            elif not any(f"{other}.".startswith(f"{full}.") for other in referred):
+                accepted = [*names, *_fields(str(node.get("_target_") or ""))]
+                if key not in accepted:
+                    raise unknown_key(prefix, key, dict.fromkeys(accepted))
+
+    yield from walk("", config)
+
+
+def _read_by_own_code(config: DictConfig, prefix: str, node: DictConfig) -> bool:
+    """Is the section handed to code of the user's, which may read any key?"""
+    if prefix == "data":
+        return bool(OmegaConf.select(node, "custom_cls.path") or OmegaConf.select(node, "sampler.class_path"))
+    if prefix == REWARD_KWARGS:
+        return "verl_credit." not in str(OmegaConf.select(config, f"{REWARD}.path"))
+    return not str(node.get("_target_") or "verl.").startswith(("verl.", "verl_credit."))
+
+
+@cache
+def known_keys(engine: str) -> Known:
+    """Of verl's configuration with ``model_engine=engine``, of every shipped recipe, and those that we declare."""
+    generated = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
+    verl = _read(generated if generated.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
+    names: dict[str, dict[str, None]] = {"": {"model_engine": None}}
+    taking_any = set(OPEN)
+
+    def add(prefix: str, tree: Mapping[str, Any]) -> None:
+        below = names.setdefault(prefix, {})
+        for key, value in tree.items():
+            below[key] = None
+            if isinstance(value, Mapping):
+                add(f"{prefix}.{key}" if prefix else key, value)
+
+    add("", verl)
+    taking_any |= {name for name, below in names.items() if not below}
+    for file in sorted(recipes_folder().rglob("*.yaml")):
+        add("", {key: value for key, value in _read(file).items() if key != "defaults"})
+    add("", defaults_tree())
+    for key in (*READ_BY_VERL, *OPEN):
+        parent, _, leaf = key.rpartition(".")
+        names.setdefault(parent, {})[leaf] = None
+    return Known({name: list(below) for name, below in names.items()}, frozenset(taking_any))
+
+
+def _read(file) -> dict[str, Any]:
+    return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+
+
+def _fields(target: str) -> list[str]:
+    """Of a class of verl's, with its bases: more than its configuration lists. Read, as importing verl takes seconds."""
+    module, _, name = target.rpartition(".")
+    found = _classes(module).get(name) if module.startswith("verl.") else None
+    if found is None:
+        return []
+    fields = [line.target.id for line in found.body if isinstance(line, ast.AnnAssign)]
+    bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
+    return fields + [field for base in bases for field in _fields(f"{module}.{base}")]
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    place = verl_folder().parents[1].joinpath(*module.split(".")[1:])
+    files = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    parsed = [ast.parse(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    return {node.name: node for tree in parsed for node in tree.body if isinstance(node, ast.ClassDef)}
