@@ -12,16 +12,21 @@ from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.recipe.unreadable import circle, not_yaml
 from verl_credit.turns.scorers import SCORERS
 
 RECIPES = "verl_credit_recipes"
@@ -38,6 +43,10 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
         raise _refusal(name, overrides, config_dir, error) from error
     except ConfigError:
         raise
+    except YAMLError as error:
+        raise not_yaml(error) from error
+    except RecursionError as error:
+        raise circle(name, folders(config_dir)) from error
     except ValueError as error:  # Hydra's for a group that is given a number or null
         raise ConfigError(f"{' '.join(overrides)}: {error}") from error
 
@@ -45,11 +54,15 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
 def preset_of(
     config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
 ) -> DictConfig | None:
-    """What the chosen preset says of the same recipe, hardware and model."""
+    """What the chosen preset says of the same recipe, hardware and model; also where the recipe says otherwise."""
     if not config.get("credit_preset"):
         return None
     groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
-    return compose_recipe(name, [*groups, f"credit={config.credit_preset}"], config_dir)
+    composed = compose_recipe(name, [*groups, f"credit={config.credit_preset}"], config_dir)
+    files = (folder / "credit" / f"{config.credit_preset}.yaml" for folder in folders(config_dir))
+    said = OmegaConf.load(next(file for file in files if file.is_file()))
+    said.pop("defaults", None)
+    return OmegaConf.merge(composed, said)
 
 
 def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
@@ -64,6 +77,8 @@ def _decide_auto(config: DictConfig) -> DictConfig:
     """``dynamic_clip=auto`` becomes true or false and ``max_model_len=auto`` a number here, so that nothing after this has
     to know the word."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
+    if not all(isinstance(section, DictConfig) for section in (algorithm, config.get("data"))):
+        return config  # refused later
     if loss is not None and loss.get("dynamic_clip") == "auto":
         mode = MODES.get(algorithm.get("info_gain_norm_mode"))  # another name is refused later
         scaled = mode is not None and mode.scales_clip and algorithm.get("algorithm_mode") is None
@@ -116,19 +131,36 @@ ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_glob
 
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """What files and overrides say; nothing is decided yet."""
+    with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
+        config = compose(name, list(overrides))
+    for key in ("actor_rollout_ref", "trainer"):
+        if key not in config:
+            start = "begin it with `defaults: [lab, _self_]`"
+            raise ConfigError(f"recipe {name} starts from no other: {start}", key="defaults")
+        if not isinstance(config[key], DictConfig):
+            raise ConfigError(key=key, value=config[key], accepted="expected a section with keys")
+    return config
+
+
+def folders(config_dir: str | None) -> list[Path]:
+    """Where recipes are looked for, one's own first."""
     if config_dir is not None and not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir {config_dir} is not a directory")
-    folder = recipes_folder() if config_dir is None else Path(config_dir).resolve()
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose(name, [search_path(), *overrides])
+    return [*([] if config_dir is None else [Path(config_dir).resolve()]), recipes_folder()]
 
 
-def search_path() -> str:
-    """Where every recipe finds its parts: our recipes, and verl's own configuration.
+class SearchPath(SearchPathPlugin):
+    """Where every recipe finds its parts, behind its own folder: the shipped recipes, and verl's own configuration.
 
     verl's folder is given as a path: ``pkg://verl.trainer.config`` would import verl, several seconds.
     """
-    return f"hydra.searchpath=['file://{recipes_folder()}','file://{verl_folder()}']"
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for provider, folder in ((RECIPES, recipes_folder()), ("verl", verl_folder())):
+            search_path.append(provider, f"file://{folder}")
+
+
+Plugins.instance().register(SearchPath)
 
 
 def recipes_folder() -> Path:
@@ -150,15 +182,13 @@ def _folder_of(package: str) -> Path:
 
 def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> ConfigError:
     """Hydra says what failed; we add which keys would have been accepted there."""
-    message = str(error).strip()
-    cause = str(error.__cause__).strip() if error.__cause__ else ""
-    if "Cannot find primary config" in message:
-        names = shipped_recipes()
-        hint = did_you_mean(name, names)
-        return ConfigError(f"no recipe is called {name!r}{hint}; shipped: {', '.join(names)}", accepted=names)
+    if isinstance(error, MissingConfigException):
+        return _missing(name, config_dir, error)
+    message = " ".join(str(error).split())
+    cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not override '([^']+)'", message)
     if match is None:
-        return ConfigError("\n".join(part for part in (message, cause) if part))
+        return ConfigError(": ".join(part for part in (message, cause) if part))
     key = match.group(1)
     base = compose_recipe(name, [], config_dir)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
@@ -168,6 +198,21 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
         )
     parent, names = _nearest_parent(base, key)
     return unknown_key(parent, key.removeprefix(f"{parent}."), names, value)
+
+
+def _missing(name: str, config_dir: str | None, error: MissingConfigException) -> ConfigError:
+    """A recipe, what its ``defaults`` list, or a choice of a group that is in none of the folders."""
+    group, _, choice = str(error.missing_cfg_file or name).rpartition("/")
+    if error.options:
+        return ConfigError(key=group, value=choice, accepted=error.options)
+    shipped = shipped_recipes()
+    own = [] if config_dir is None else sorted(file.stem for file in Path(config_dir).glob("*.yaml"))
+    said = f"{name}: its defaults list {choice!r}, and " if choice != name else ""
+    said += f"no recipe is called {choice!r}{did_you_mean(choice, [*own, *shipped])}; shipped: {', '.join(shipped)}"
+    said += f"; in {config_dir}: {', '.join(own)}" if own else ""
+    return ConfigError(
+        said, key="defaults" if choice != name else "", value=choice, accepted=[*own, *shipped]
+    )
 
 
 def _nearest_parent(config: DictConfig, key: str) -> tuple[str, list[str]]:

@@ -1,0 +1,137 @@
+"""Recipes from a folder of the user's beside the shipped ones: the lines of docs/own-recipe.md, and refusals in one line."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kit.recipes import load_config
+from verl_credit.cli import main
+from verl_credit.commands import sweep, train
+from verl_credit.doctor import command as doctor
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.compose import recipes_folder
+from verl_credit.recipe.rules import validate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-recipe.md").read_text()
+(RECIPE,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"^verl-credit .*$", PAGE, re.MULTILINE)
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return str(folder)
+
+
+@pytest.fixture
+def started(cached_recipes, monkeypatch):
+    """What `train` would start: the configurations, and the commands of a sweep."""
+    found = []
+    monkeypatch.setattr(train, "_train", lambda config: found.append(config) or 0)
+    monkeypatch.setattr(sweep, "_run", lambda command: found.append(command) or 0)
+    monkeypatch.setattr(doctor, "examine", lambda context, first: found.append(context.config) or first)
+    return found
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_lines_of_the_page_work(line, tmp_path, monkeypatch, started, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_recipes").mkdir()
+    write(tmp_path / "my_recipes", mine=RECIPE)
+    _, command, *rest = shlex.split(line)
+    code, said = main([command, *rest]), capsys.readouterr().out
+    assert code == (1 if command == "diff" else 0), said  # diff: the two differ
+    if command in ("explain", "diff", "plan"):
+        assert "mine" in said and ("lab" in said or command == "explain")
+    elif "-m" in rest:
+        assert [c[-1] for c in started] == [
+            f"run_dir='{tmp_path}/runs/mine/gamma={g}'" for g in ("0.9", "1.0")
+        ]
+        assert all(c[c.index("--config-dir") + 1] == "my_recipes" for c in started)
+    else:
+        (config,) = started
+        assert (config.run_dir, config.seed, config.search.topk) == ("runs/mine", 7, 5)
+        assert (config.credit_preset, config.data.train_batch_size) == ("grpo", 8)
+
+
+def test_shipped_recipes_and_groups_stay_visible_and_ones_own_come_first(tmp_path):
+    (tmp_path / "hardware").mkdir()
+    header = "# @package _global_\ndefaults: [laptop]\n"
+    write(tmp_path / "hardware", mybox=header + "hardware: {cores: 3}\n")
+    own = write(tmp_path, lab="defaults: [search_cpu, _self_]\nrun_dir: mine\n")
+    assert load_config("lab", [], own).run_dir == "mine"
+    assert load_config("math_sepa", [], own) == load_config("math_sepa")
+    assert load_config("math_sepa", ["hardware=mybox"], own).hardware.cores == 3
+    write(tmp_path / "hardware", node8="# @package _global_\nhardware: {cores: 5}\n")
+    assert load_config("multihop_qwen3_4b", [], own).hardware.cores == 5
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in recipes_folder().glob("*_*.yaml")))
+def test_every_shipped_recipe_can_be_copied_and_started_from(name, tmp_path):
+    if name in ("credit_defaults", "gpu_host", "a2tgpo_schedule"):
+        return  # parts of recipes
+    own = write(
+        tmp_path,
+        copied=(recipes_folder() / f"{name}.yaml").read_text(),
+        mine=f"defaults: [{name}]\nseed: 9\n",
+    )
+    assert load_config("copied", [], own) == load_config(name)
+    config = load_config(name)
+    config.seed = 9
+    assert load_config("mine", [], own) == config
+
+
+def test_values_of_the_recipe_win_over_a_preset_and_are_listed(tmp_path):
+    own = write(
+        tmp_path, mine="defaults: [lab, _self_]\nalgorithm: {info_gain_norm_mode: separate, gamma: 0.5}\n"
+    )
+    config = load_config("mine", ["credit=grpo"], own)
+    listed = ["algorithm.info_gain_norm_mode=separate"]
+    assert config.algorithm.info_gain_norm_mode == "separate" and config.credit_overrides == listed
+
+
+NOT_READ = [  # (what stands in the file, the line that is named, what is said)
+    ("defaults: [lab]\nsearch:\n\ttopk: 3\n", 3, "indent with spaces"),
+    ("defaults: [lab]\nsearch: {topk: 3\nseed: 3\n", 3, "expected ',' or '}'"),
+    ("defaults: [lab]\nseed: 3\nrun_dir: x\nseed: 4\n", 4, "duplicate key seed"),
+    ("seed: 3\ndefaults:\n  - mine\n", 3, "leads back to this file"),
+    ("defaults:\n  - other\n  - _self_\n", 2, "leads back to this file"),
+]
+
+
+@pytest.mark.parametrize("text, line, said", NOT_READ, ids=lambda x: "")
+def test_a_file_that_cannot_be_read_is_named_with_its_line(text, line, said, tmp_path, capsys):
+    own = write(tmp_path, mine=text, other="# a circle\ndefaults: [mine]\n")
+    assert main(["explain", "--config-dir", own, "--config-name", "mine"]) == 4
+    told = capsys.readouterr().out
+    file = "other" if "other" in text else "mine"
+    assert told.count("\n") == 1 and said in told
+    assert f"{own}/{file}.yaml, line {line}: " in told
+
+
+def refused(name, overrides, own):
+    with pytest.raises(ConfigError) as caught:
+        validate(load_config(name, overrides, own))
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(tmp_path):
+    own = write(tmp_path, mine="defaults: [lab]\n", typo="defaults: [labb]\n", bare="seed: 3\n")
+    error = refused("mien", [], own)
+    assert error.value == "mien" and {"mine", "lab"} <= set(error.accepted)
+    assert "did you mean mine?" in str(error) and f"in {own}: bare, mine, typo" in str(error)
+    error = refused("typo", [], own)
+    assert (error.key, error.value) == ("defaults", "labb") and "did you mean lab?" in str(error)
+    error = refused("mine", ["hardware=lapto"], own)
+    assert (error.key, error.value) == ("hardware", "lapto") and "laptop" in error.accepted
+    assert "defaults: [lab, _self_]" in str(refused("bare", [], own))
+
+
+@pytest.mark.parametrize(
+    "text", ["algorithm: 3", "data: 3", "search: 3", "actor_rollout_ref: 3", "run_dir: ${x"]
+)
+def test_a_section_that_is_none_is_refused_in_one_line(text, tmp_path):
+    refused("mine", [], write(tmp_path, mine=f"defaults: [lab, _self_]\n{text}\n"))
