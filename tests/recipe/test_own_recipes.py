@@ -130,8 +130,27 @@ def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(t
     assert "defaults: [lab, _self_]" in str(refused("bare", [], own))
 
 
-@pytest.mark.parametrize(
-    "text", ["algorithm: 3", "data: 3", "search: 3", "actor_rollout_ref: 3", "run_dir: ${x"]
+NO_SECTION = (
+    "algorithm",
+    "data",
+    "search",
+    "reward",
+    "ray_kwargs",
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
 )
-def test_a_section_that_is_none_is_refused_in_one_line(text, tmp_path):
-    refused("mine", [], write(tmp_path, mine=f"defaults: [lab, _self_]\n{text}\n"))
+
+
+@pytest.mark.parametrize("key", [*NO_SECTION, "actor_rollout_ref", "actor_rollout_ref.actor.optim"])
+def test_a_value_where_a_section_belongs_is_refused(key, tmp_path):
+    *parents, leaf = key.split(".")
+    text = "".join(f"{parent}: {{" for parent in parents) + f"{leaf}: 3" + "}" * len(parents)
+    error = refused("mine", [], write(tmp_path, mine=f"defaults: [lab, _self_]\n{text}\n"))
+    assert (error.key, error.value) == (key, 3) and "section with keys" in error.accepted
+
+
+@pytest.mark.parametrize("text, said", [("run_dir: ${x", "${x"), ("1: 2", "unknown key 1"), ("\xff", "mine")])
+def test_what_else_is_wrong_in_a_file_is_told_in_one_line(text, said, tmp_path):
+    own = write(tmp_path, mine="")
+    (tmp_path / "mine.yaml").write_bytes(f"defaults: [lab, _self_]\n{text}\n".encode("latin-1"))
+    assert said in str(refused("mine", [], own))

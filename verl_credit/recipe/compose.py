@@ -47,8 +47,8 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
         raise not_yaml(error) from error
     except RecursionError as error:
         raise circle(name, folders(config_dir)) from error
-    except ValueError as error:  # Hydra's for a group that is given a number or null
-        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+    except ValueError as error:  # Hydra's: a group that is given a number, no list of defaults
+        raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
 
 
 def preset_of(
@@ -79,12 +79,12 @@ def _decide_auto(config: DictConfig) -> DictConfig:
     loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
     if not all(isinstance(section, DictConfig) for section in (algorithm, config.get("data"))):
         return config  # refused later
-    if loss is not None and loss.get("dynamic_clip") == "auto":
+    if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
         mode = MODES.get(algorithm.get("info_gain_norm_mode"))  # another name is refused later
         scaled = mode is not None and mode.scales_clip and algorithm.get("algorithm_mode") is None
         loss.dynamic_clip = scaled and algorithm.get("adv_estimator") == ADV_ESTIMATOR
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
-    if rollout is not None and rollout.get("max_model_len") == "auto":
+    if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
         row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
         gains = (
             algorithm.get("adv_estimator") == ADV_ESTIMATOR and algorithm.get("info_gain_norm_mode") != "none"

@@ -26,12 +26,12 @@ WORD = 63  # bits
 
 def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
+    validate_keys(config)
     _whole_numbers("data", config.data)  # max_model_len=auto is made of its lengths
     _whole_numbers("", config)
     for section in (*OURS, *VERLS, *([Lab] if "lab" in config else [])):
         if section is not PolicyLoss:  # of no meaning beside a loss of verl's
             read_section(section, config)
-    validate_keys(config)
     settings = CreditSettings.from_config(config)
     _target(config)
     _template(settings)

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import defaults_tree
-from verl_credit.errors import unknown_key
+from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.compose import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
@@ -36,10 +36,12 @@ class Known(NamedTuple):
     """The keys below a mapping, by its full name ("" for the top)."""
     open: frozenset[str]
     """Mappings that take any key."""
+    sections: frozenset[str]
+    """Mappings of verl's with keys of their own: a value of another kind has no place there."""
 
 
 def validate_keys(config: DictConfig) -> None:
-    """Raise ConfigError for the first key that nothing knows."""
+    """Raise ConfigError for the first key that nothing knows, or section that is none."""
     for _ in _unlisted(config):
         pass
 
@@ -56,11 +58,16 @@ def _unlisted(config: DictConfig) -> Iterator[str]:
 
     def walk(prefix: str, node: DictConfig) -> Iterator[str]:
         names = known.names.get(prefix, [])
-        for key in map(str, node):
-            full, value = f"{prefix}.{key}" if prefix else key, node._get_node(key)
+        for name in node:
+            key, value = str(name), node._get_node(name)
+            full = f"{prefix}.{key}" if prefix else key
             if key in names:
-                if isinstance(value, DictConfig) and not value._is_none() and not value._is_interpolation():
+                if value._is_none() or value._is_missing() or value._is_interpolation():
+                    continue
+                if isinstance(value, DictConfig):
                     yield from walk(full, value)
+                elif full in known.sections:
+                    raise ConfigError(key=full, value=node[name], accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full
             elif not any(f"{other}.".startswith(f"{full}.") for other in referred):
@@ -97,13 +104,14 @@ def known_keys(engine: str) -> Known:
 
     add("", verl)
     taking_any |= {name for name, below in names.items() if not below}
+    sections = frozenset(names) - taking_any - {""}
     for file in sorted(recipes_folder().rglob("*.yaml")):
         add("", {key: value for key, value in _read(file).items() if key != "defaults"})
     add("", defaults_tree())
     for key in (*READ_BY_VERL, *OPEN):
         parent, _, leaf = key.rpartition(".")
         names.setdefault(parent, {})[leaf] = None
-    return Known({name: list(below) for name, below in names.items()}, frozenset(taking_any))
+    return Known({name: list(below) for name, below in names.items()}, frozenset(taking_any), sections)
 
 
 def _read(file) -> dict[str, Any]:
