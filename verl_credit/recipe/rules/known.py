@@ -54,7 +54,6 @@ def handed_on(config: DictConfig) -> list[str]:
 def _unlisted(config: DictConfig) -> Iterator[str]:
     """The keys that stand below open mappings. Raises ConfigError for others that are not known."""
     known = known_keys(str(config.get("model_engine")))
-    referred = set(re.findall(r"\$\{\.*([\w.]+)", OmegaConf.to_yaml(config)))
 
     def walk(prefix: str, node: DictConfig) -> Iterator[str]:
         names = known.names.get(prefix, [])
@@ -70,12 +69,18 @@ def _unlisted(config: DictConfig) -> Iterator[str]:
                     raise ConfigError(key=full, value=node[name], accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full
-            elif not any(f"{other}.".startswith(f"{full}.") for other in referred):
+            elif not _referred_to(config, full):
                 accepted = [*names, *_fields(str(node.get("_target_") or ""))]
                 if key not in accepted:
                     raise unknown_key(prefix, key, dict.fromkeys(accepted))
 
     yield from walk("", config)
+
+
+def _referred_to(config: DictConfig, key: str) -> bool:
+    """Does a value somewhere read the key, or one below it, as ``${key}``?"""
+    others = re.findall(r"\$\{([\w.]+)", OmegaConf.to_yaml(config))
+    return any(f"{other}.".startswith(f"{key}.") for other in others)
 
 
 def _read_by_own_code(config: DictConfig, prefix: str, node: DictConfig) -> bool:
