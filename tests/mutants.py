@@ -78,7 +78,7 @@ MUTANTS = [
     ("config/row_room.py", "row + contexts * SHORT_ANSWER", "row", "answer_budget"),
     ("recipe/rules/pipeline.py", "if penalty > 0:", "if penalty > 1:", "refusals"),
     ("recipe/unread.py", "key.read is None or key.read(settings) or ", "key.read is None or ", "unread explain"),
-    ("config/keys/section.py", "if section.closed and (unknown", "if False and (unknown", "config search_settings"),
+    ("recipe/rules/known.py", "if key not in accepted:", "if False:", "known_keys"),
     ("doctor/hardware/room.py", "if state > phase.capacity", "if phase.total > phase.capacity", "doctor*"),
     ("doctor/inputs/answer_budget.py", "answer.gold_end + (answer.gold_start == 0)", "answer.gold_end", "answer_budget"),
 ]  # fmt: skip
