@@ -74,6 +74,12 @@ def test_a_number_too_long_to_be_written_is_refused_all_the_same():
         validate(config)
 
 
+def test_a_loss_without_a_class_is_refused():
+    with pytest.raises(ConfigError, match="use verl_credit.host.actor.loss") as caught:
+        check(f"~{LOSS}._target_")
+    assert (caught.value.key, caught.value.value) == (f"{LOSS}._target_", None)
+
+
 def test_a_folder_s_name_has_no_null_byte():
     config = load_config("lab")
     config.run_dir = "a\0b"

@@ -65,8 +65,10 @@ def _whole_numbers(prefix: str, node: DictConfig | ListConfig) -> None:
 
 
 def _target(config: DictConfig) -> None:
-    if _get(config, f"{LOSS}._target_") != TARGET:
-        raise ConfigError.of(config, f"{LOSS}._target_", accepted=f"it has our keys below it; use {TARGET}")
+    if (given := _get(config, f"{LOSS}._target_")) != TARGET:
+        raise ConfigError(
+            key=f"{LOSS}._target_", value=given, accepted=f"it has to take our keys beside it; use {TARGET}"
+        )
 
 
 def _reached_from_everywhere(config: DictConfig) -> None:
