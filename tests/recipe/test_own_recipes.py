@@ -68,6 +68,7 @@ def test_shipped_recipes_and_groups_stay_visible_and_ones_own_come_first(tmp_pat
     assert load_config("multihop_qwen3_4b", [], own).hardware.cores == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(file.stem for file in recipes_folder().glob("*_*.yaml")))
 def test_every_shipped_recipe_can_be_copied_and_started_from(name, tmp_path):
     if name in ("credit_defaults", "gpu_host", "a2tgpo_schedule"):

@@ -21,6 +21,8 @@ from verl_credit.recipe.warnings import doubts
 GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
 
+pytestmark = pytest.mark.slow  # Hydra composes every combination
+
 
 # The published response does not hold all turns at full length; ours do.
 PUBLISHED = ("multihop_qwen3_4b", "singlehop_qwen3_4b")

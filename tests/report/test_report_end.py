@@ -137,6 +137,7 @@ def places(value, path=()):
         yield from places(value[key], (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ["x", [], {"a": 1}, None, 1e308, 10**400], ids=lambda odd: repr(odd)[:9])
 def test_a_value_of_another_kind_ends_in_a_page_or_in_one_line(run_dir, odd):
     ended(run_dir, ExitCode.INTEGRITY, "no gain arrives")
