@@ -18,6 +18,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "own-recipe.md").read_text()
 (RECIPE,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^verl-credit .*$", PAGE, re.MULTILINE)
 
+pytestmark = pytest.mark.slow  # every file of one's own is composed anew
+
 
 def write(folder, **files):
     for name, text in files.items():
@@ -68,7 +70,6 @@ def test_shipped_recipes_and_groups_stay_visible_and_ones_own_come_first(tmp_pat
     assert load_config("multihop_qwen3_4b", [], own).hardware.cores == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(file.stem for file in recipes_folder().glob("*_*.yaml")))
 def test_every_shipped_recipe_can_be_copied_and_started_from(name, tmp_path):
     if name in ("credit_defaults", "gpu_host", "a2tgpo_schedule"):

@@ -66,6 +66,7 @@ def _check(checked, url, *more):
     return main([str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_a_right_server_passes_with_full_recall(server, checked, capsys):
     report_code = _check(checked, f"{server.url},{server.url}/", "--requests", "200", "--json")
     report = json.loads(capsys.readouterr().out)
@@ -79,6 +80,7 @@ def test_a_right_server_passes_with_full_recall(server, checked, capsys):
     assert 0 < load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"]
 
 
+@pytest.mark.slow
 def test_the_table_ends_with_the_fingerprint(server, checked, capsys):
     assert _check(checked, server.url, "--requests", "20", "--k", "1") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -89,6 +91,7 @@ def test_the_table_ends_with_the_fingerprint(server, checked, capsys):
     assert any("recall@1 1.0000" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_another_index_is_found_by_its_fingerprint_and_recall(server, checked, capsys):
     assert _check(checked, server.url, "--index", checked / "other", "--requests", "0") == 1
     errors = capsys.readouterr().err
@@ -311,6 +314,7 @@ def test_queries_are_read_from_text_and_jsonl(tmp_path):
         read_queries(tmp_path / "empty.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_requests", [True, False])
 def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_requests):
     if with_requests:
@@ -329,6 +333,7 @@ def test_a_search_r1_client_works_unchanged(server, exact, tmp_path, with_reques
         assert all(line in done.stdout[start : start + 600] for line in lines)
 
 
+@pytest.mark.slow
 def test_a_damaged_folder_is_refused_before_any_request(server, checked, tmp_path):
     shutil.copytree(checked / "index", tmp_path / "copy")
     corpus = tmp_path / "copy" / "corpus.jsonl"

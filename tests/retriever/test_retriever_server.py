@@ -38,6 +38,7 @@ def _local_search(folders, queries, k):
     return SearchIndex.load(folders / "index").search(encoder.encode_queries(queries), k)
 
 
+@pytest.mark.slow
 def test_every_search_answer_names_the_index(server, folders):
     named = SearchIndex.load(folders / "index").fingerprint
     strict = httpx.post(f"{server.url}/v1/search", json={"queries": ["river"], "k": 1})
@@ -50,6 +51,7 @@ def test_every_search_answer_names_the_index(server, folders):
         asyncio.run(SearchClient(server.url, index_fingerprint="another").search("river"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{}, {"topk": None}, {"return_scores": False}, {"topk": 3, "return_scores": False}]
 )
@@ -60,6 +62,7 @@ def test_without_scores_a_hit_is_the_document(server, folders, fields):
     assert answer.json() == {"result": expected}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields, k", [({}, 3), ({"topk": 1}, 1), ({"topk": 100}, 50)])
 def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
     found = _post(server.url, {"queries": QUERIES[:2], "return_scores": True, **fields}).json()["result"]
@@ -68,11 +71,13 @@ def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
         assert [hit["score"] for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_no_query_gives_no_result_and_an_empty_query_is_searched(server):
     assert _post(server.url, {"queries": []}).json() == {"result": []}
     assert len(_post(server.url, {"queries": [""]}).json()["result"][0]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body, named",
     [
@@ -99,6 +104,7 @@ def test_a_malformed_request_is_refused_and_the_field_named(server, body, named)
     assert len(answer.content) < 1000
 
 
+@pytest.mark.slow
 def test_health_and_info(server, folders):
     assert httpx.get(f"{server.url}/livez").status_code == 200
     assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready"}
@@ -109,6 +115,7 @@ def test_health_and_info(server, folders):
     assert info["limits"]["max_topk"] == 100
 
 
+@pytest.mark.slow
 def test_concurrent_single_queries_equal_one_by_one_and_one_batch(server):
     async def run():
         client = SearchClient(server.url, topk=5)
