@@ -15,7 +15,7 @@ from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.requests import Request
-from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.scorers import SCORERS, Scorer
 from verl_credit.turns.scorers.server import scores_of_records, server_score
 
 CONTEXT, ANSWER, N_GOLD = [5, 6, 7, 8], [11, 12, 13], 2
@@ -152,3 +152,11 @@ def test_every_trajectory_asks_the_server_for_its_own_prior(scorer, scored):
 
 def test_every_scorer_that_the_key_names_is_there_and_no_other():
     assert tuple(SCORERS) == NAMES
+
+
+def test_a_scorer_without_a_score_cannot_be_made():
+    class Half(Scorer):
+        name = "half"
+
+    with pytest.raises(TypeError, match="abstract methods? says, score|says.*score"):
+        Half()

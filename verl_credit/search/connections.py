@@ -36,9 +36,8 @@ class Connections:
             client = self._idle[url].pop() if self._idle[url] else self._open()
             try:
                 answer = await client.post(url, content=body, headers=headers)
-            except (
-                asyncio.CancelledError
-            ):  # httpx's pool can lose its connection, and the next post waits for ever
+            except asyncio.CancelledError:
+                # httpx's pool can lose its connection, and the next post waits for ever
                 with suppress(ValueError):  # aclose() came first
                     self._clients.remove(client)
                 await client.aclose()

@@ -6,6 +6,7 @@ A scorer finds the mean log-prob of the gold tokens behind every context of a st
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -62,8 +63,8 @@ class GainPlan:
     """One per distinct context and answer."""
 
 
-class Scorer:
-    """The defaults are those of a scorer with a forward of its own."""
+class Scorer(ABC):
+    """The defaults are those of a scorer with a forward of its own. One without `score` or `says` ends at its import."""
 
     name: ClassVar[str]
     rides: ClassVar[bool] = False
@@ -71,7 +72,7 @@ class Scorer:
     in_rollout: ClassVar[bool] = False
     """The rollout server scores, at the end of each trajectory (`score_rollout`)."""
 
-    def needs(self, config: DictConfig) -> None:
+    def needs(self, config: DictConfig) -> None:  # noqa: B027  (most need nothing)
         """Raise ConfigError for what this scorer cannot work with."""
 
     def answers_behind_row(self, config: DictConfig) -> int:
@@ -93,9 +94,9 @@ class Scorer:
         """Called for steps that score; returns what is left of the plan."""
         return plan
 
+    @abstractmethod
     def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
         """Mean log-prob of the gold tokens of every request, float64 [N]. NaN: the score failed."""
-        raise NotImplementedError
 
     def n_scored(self, plan: GainPlan) -> int:
         """Distinct contexts and answers of the plan."""
@@ -105,6 +106,6 @@ class Scorer:
         """``credit/gain/seconds`` and more. ``around_s``: measured around the forward; ``forward_s``: the forward itself."""
         return {"credit/gain/seconds": around_s}
 
+    @abstractmethod
     def says(self, config: DictConfig, settings: CreditSettings) -> str:
         """The cost in words, for `explain`."""
-        raise NotImplementedError
