@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.modes import read_by
 from verl_credit.credit import turn_credit, turn_policy_loss
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -48,8 +49,8 @@ ADVANTAGE_CASES = [
 
 @pytest.mark.parametrize(("trajectories", "expected", "tolerance"), ADVANTAGE_CASES)
 def test_released_advantages(trajectories, expected, tolerance):
-    options = {key: expected[key] for key in ("info_gain_norm_mode", "gamma", "norm_by_std", "alpha")}
-    credit = turn_credit(*tables(trajectories), **options)
+    options = {key: expected[key] for key in ("gamma", "norm_by_std", "alpha")}
+    credit = turn_credit(*tables(trajectories), **read_by(expected["info_gain_norm_mode"], **options))
     for row, want in enumerate(expected["advantage"]):
         got = credit.advantage_B_K1[row, : len(want)].tolist()
         assert got == pytest.approx(want, abs=tolerance)

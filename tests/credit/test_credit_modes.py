@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
+from kit.modes import read_by
+from verl_credit.credit import INFO_GAIN_NORM_MODES, MODES, turn_credit
 
 EPS = 1e-6
 
@@ -170,15 +171,14 @@ def batches(draw):
 )
 def test_oracle(mode, batch, gamma, alpha, norm_by_std):
     rows, turns = len(batch["outcome"]), batch["turns"]
+    if MODES[mode].every_turn_needs_reward:  # it refuses gaps, and compares without a std
+        batch["mask"], norm_by_std = [sorted(row, reverse=True) for row in batch["mask"]], True
     credit = turn_credit(
         torch.tensor(batch["outcome"], dtype=torch.float64),
         torch.tensor(batch["gain"], dtype=torch.float64).view(rows, turns),
         torch.tensor(batch["mask"], dtype=torch.bool).view(rows, turns),
         torch.tensor(batch["prompt"]),
-        info_gain_norm_mode=mode,
-        gamma=gamma,
-        alpha=alpha,
-        norm_by_std=norm_by_std,
+        **read_by(mode, gamma=gamma, alpha=alpha, norm_by_std=norm_by_std),
         row_valid_B=torch.tensor(batch["valid"]),
     )
     outcomes = {row: batch["outcome"][row] for row in range(rows) if batch["valid"][row]}

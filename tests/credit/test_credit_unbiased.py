@@ -10,6 +10,7 @@ import itertools
 import pytest
 import torch
 
+from kit.modes import read_by
 from verl_credit.credit import turn_credit
 
 SEARCHES = ("a", "b")
@@ -72,9 +73,7 @@ def credit_of(group, **options):
         for turn, action in enumerate(path[:-1]):
             gain[row, turn], mask[row, turn] = GAIN[turn, action], True
     outcomes = torch.tensor([outcome(path) for path in group], dtype=torch.float64)
-    return turn_credit(
-        outcomes, gain, mask, torch.zeros(len(group), dtype=torch.long), alpha=ALPHA, **options
-    )
+    return turn_credit(outcomes, gain, mask, torch.zeros(len(group), dtype=torch.long), **options)
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def theta():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_the_expected_estimate_is_the_gradient(theta, n):
-    estimate = expected_estimate(theta, n, info_gain_norm_mode="turn-group-unbiased")
+    estimate = expected_estimate(theta, n, **read_by("turn-group-unbiased", alpha=ALPHA))
     torch.testing.assert_close(estimate, true_gradient(theta), rtol=0, atol=1e-10)
 
 
@@ -93,7 +92,7 @@ def test_the_expected_estimate_is_the_gradient(theta, n):
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_the_released_modes_point_elsewhere(theta, mode, norm_by_std):
     gradient = true_gradient(theta)
-    estimate = expected_estimate(theta, 3, info_gain_norm_mode=mode, norm_by_std=norm_by_std)
+    estimate = expected_estimate(theta, 3, **read_by(mode, norm_by_std=norm_by_std, alpha=ALPHA))
     cosine = torch.nn.functional.cosine_similarity(estimate, gradient, dim=0)
     assert cosine < 0.999  # no positive factor makes them equal
 
@@ -117,7 +116,7 @@ def test_a_row_that_lost_a_gain_reads_its_outcome_and_leaves_the_others_baseline
     mask = torch.tensor([[1, 1], [1, 1], [1, 0]]).bool()
     group = torch.zeros(3, dtype=torch.long)
     credit = turn_credit(outcomes, gain, mask, group, info_gain_norm_mode="turn-group-unbiased", alpha=1.0)
-    assert credit.counts["nonfinite_gains"] == 1
+    assert credit.counts["nonfinite_rewards"] == 1
     assert credit.advantage_B_K1[1].tolist() == pytest.approx([-0.5, -0.5, -0.5])
     # rows 0 and 2 are each other's baseline: returns .6, .2 | .1, 0 and outcomes 1 and -.5
     assert credit.advantage_B_K1[0].tolist() == pytest.approx([1 + 0.5, 1 + 0.2, 1.0])

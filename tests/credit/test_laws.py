@@ -13,7 +13,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.modes import MODES
 
 SEEDS = range(6)
-each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids="-".join)
+each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids=lambda value: value)
 
 
 def test_the_registry_holds_every_operator():

@@ -229,7 +229,8 @@ def test_a_users_operator_is_given_a_prompts_rows_that_count_in_row_order():
 def test_what_turn_credit_refuses():
     for mode in ("joint", "turn-group"):
         with pytest.raises(
-            ValueError, match=f"mode={mode!r}: that mode .* accepts 'grpo' only; others: none"
+            ValueError,
+            match=f"outcome_operator='maxrl' with info_gain_norm_mode={mode!r}: that mode does not",
         ):
             credit(mode, outcome_operator="maxrl")
     with pytest.raises(ValueError, match="outcome_operator='maxlr' is not known .did you mean 'maxrl'"):

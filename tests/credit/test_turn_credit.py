@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 
+from kit.modes import read_by
 from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
 
 
@@ -38,8 +39,8 @@ each_seed = pytest.mark.parametrize("seed", range(4))
 def test_permuting_rows_commutes_bit_for_bit(mode, seed):
     tables = batch(seed, dtype=torch.float64)
     order = torch.randperm(len(tables[0]), generator=torch.Generator().manual_seed(seed + 100))
-    straight = turn_credit(*tables, info_gain_norm_mode=mode, gamma=0.9)
-    permuted = turn_credit(*(t[order] for t in tables), info_gain_norm_mode=mode, gamma=0.9)
+    straight = turn_credit(*tables, **read_by(mode, gamma=0.9))
+    permuted = turn_credit(*(t[order] for t in tables), **read_by(mode, gamma=0.9))
     for ours, theirs in zip(fields(straight), fields(permuted), strict=True):
         assert torch.equal(ours[order], theirs)
 
@@ -120,7 +121,7 @@ def test_a_value_that_is_not_finite_touches_its_own_row_only(mode):
     hole[row, 0] = False
     dropped = turn_credit(outcome, bad_gain, mask, group, info_gain_norm_mode=mode)
     assert_same(dropped, turn_credit(outcome, gain, hole, group, info_gain_norm_mode=mode))
-    assert dropped.counts["nonfinite_gains"] == 1
+    assert dropped.counts["nonfinite_rewards"] == 1
 
     without = torch.arange(len(outcome)) != row
     dropped = turn_credit(bad_outcome, gain, mask, group, info_gain_norm_mode=mode)
@@ -129,7 +130,7 @@ def test_a_value_that_is_not_finite_touches_its_own_row_only(mode):
     assert dropped.counts["nonfinite_outcomes"] == 1
     assert (dropped.advantage_B_K1[row] == 0).all()
 
-    for arguments, name in (((outcome, bad_gain), "info_gain_B_K"), ((bad_outcome, gain), "outcome_B")):
+    for arguments, name in (((outcome, bad_gain), "turn_reward_B_K"), ((bad_outcome, gain), "outcome_B")):
         with pytest.raises(ValueError, match=f"{name} row {row} .*not finite"):
             turn_credit(*arguments, mask, group, info_gain_norm_mode=mode, on_nonfinite="raise")
 
@@ -199,7 +200,7 @@ def test_bad_arguments_are_named():
         ({"outcome_operator": "maxlr"}, "outcome_operator='maxlr'.*did you mean 'maxrl'"),
         (
             {"outcome_operator": "maxrl", "info_gain_norm_mode": "joint"},
-            "outcome_operator='maxrl'.*'grpo' only",
+            "outcome_operator='maxrl' with info_gain_norm_mode='joint': that mode does not read it",
         ),
         ({"tied_groups": "drop"}, "accepted: keep, skip"),
         ({"on_nonfinite": "ignore"}, "accepted: drop, raise"),
@@ -208,9 +209,9 @@ def test_bad_arguments_are_named():
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             turn_credit(outcome, gain, mask, group, **options)
-    with pytest.raises(ValueError, match="info_gain_B_K has shape"):
+    with pytest.raises(ValueError, match="turn_reward_B_K has shape"):
         turn_credit(outcome, gain[:5], mask, group)
-    with pytest.raises(ValueError, match="info_gain_B_K has shape"):
+    with pytest.raises(ValueError, match="turn_reward_B_K has shape"):
         turn_credit(outcome, gain[:, 0], mask, group)
     with pytest.raises(ValueError, match="turn_mask_B_K has shape"):
         turn_credit(outcome, gain, mask[:, :2], group)
@@ -243,6 +244,6 @@ def test_curriculum_weights_act_after_normalisation(mode):
 
 def test_turn_group_has_no_curriculum():
     with pytest.raises(
-        ValueError, match="gain_scale=0.5, outcome_scale=1.0 with info_gain_norm_mode='turn-group'"
+        ValueError, match="gain_scale=0.5 with info_gain_norm_mode='turn-group': that mode does not read it"
     ):
         turn_credit(*batch(3), info_gain_norm_mode="turn-group", gain_scale=0.5)

@@ -6,12 +6,13 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
 from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
+from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, group_numbers, info_gain_advantage
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
 BATCH = [*SEARCHED[:5], lost_row("connect"), *SEARCHED[5:]]
 GROUPS = ["a", "a", "a", "b", "b", "b", "b", "c", "c"]
-GAINS = [[0.4, 0.2], [-0.1], [], [0.3, -0.1], [0.2, 0.1], [], [0.05], [None, -0.2], [0.6]]
+GAINS = [[0.4, 0.2], [-0.1], [], [0.3, -0.1], [0.2, 0.1], [], [0.05], [0.0, -0.2], [0.6]]
 OUTCOMES = [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.5, 0.0]
 ROWS = len(BATCH)
 WITH_PADDING = list(range(ROWS + 3))
@@ -80,13 +81,12 @@ def test_every_policy_token_has_its_turns_credit_and_no_other_token_has_any(toke
             assert (advantages[row, token], step.clip_scale_B_T[row, token]) == (credit, scale)
 
 
-@each_mode
-def test_a_step_that_scores_no_gains_is_plain_grpo(tokenizer, mode):
-    turns, nothing = turn_batch(BATCH, tokenizer), [[]] * ROWS
-    step = turn_step(turns, nothing, info_gain_norm_mode=mode)
-    step.scored = False
-    grpo, _ = run(tokenizer, gains=nothing, info_gain_norm_mode="none")
-    assert torch.equal(estimate(step, turns, OUTCOMES, GROUPS), grpo)
+@pytest.mark.parametrize("mode", ["turn-group-v1d", "turn-group-unbiased"])
+def test_a_step_that_scores_no_gains_keeps_the_modes_outcome_term(tokenizer, mode):
+    """`info_gain_every`: from a scored step to the next the outcome's scale must not change."""
+    scored, _ = run(tokenizer, info_gain_norm_mode=mode, adv_rescale_alpha=0.0)
+    unscored, step = run(tokenizer, gains=[[]] * ROWS, info_gain_norm_mode=mode)
+    assert torch.equal(scored, unscored) and (step.clip_scale_B_T == 1).all()
 
 
 SETTINGS = [
@@ -122,9 +122,20 @@ def test_the_outcome_of_a_row_is_the_sum_of_its_token_rewards(tokenizer):
     assert torch.equal(advantages, returns) and advantages.data_ptr() != returns.data_ptr()
 
 
-def test_a_gain_that_is_not_finite_stops_the_run(tokenizer):
-    with pytest.raises(ValueError, match="info_gain_B_K row 0 holds a value that is not finite"):
-        run(tokenizer, gains=[[float("inf"), 0.2], *GAINS[1:]])
+@each_mode
+def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
+    lost = [[float("nan"), 0.2], *GAINS[1:]]
+    _, step = run(tokenizer, gains=lost, info_gain_norm_mode=mode)
+    tables = step.outcome_B, step.info_gain_B_K, step.turn_mask_B_K, step.group_B
+    direct = turn_credit(*tables, row_valid_B=step.row_valid_B, info_gain_norm_mode=mode)
+    assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
+    assert step.credit.counts["nonfinite_rewards"] == 1 and not step.rewarded_B_K[0, 0]
+
+
+def test_an_outcome_that_is_not_finite_stops_the_run(tokenizer):
+    turns = turn_batch(BATCH, tokenizer)
+    with pytest.raises(IntegrityError, match="outcome of row 3 is nan"):
+        estimate(turn_step(turns, GAINS), turns, [1.0, 0.0, 1.0, float("nan"), *OUTCOMES[4:]], GROUPS)
 
 
 def test_turns_are_gone_after_the_step_even_when_it_failed(tokenizer):

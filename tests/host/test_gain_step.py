@@ -199,12 +199,15 @@ def test_trajectories_without_a_search_have_a_prior_and_no_gain(tokenizer):
 @pytest.mark.parametrize("bad", [NAN, 0.0])  # log-probs of NaN and of -infinity
 def test_a_score_that_is_not_finite_stops_the_run_or_counts_as_no_gain(tokenizer, bad):
     broken = PROBABILITY | {WHO + "".join(TWO_SEARCHES.parts[:2]): bad}
-    with pytest.raises(IntegrityError, match=r"^2 information gains in 1 rows .*info_gain_on_error=zero"):
+    with pytest.raises(IntegrityError, match=r"^2 information gains in 1 rows .*info_gain_on_error=drop"):
         score(tokenizer, BATCH, broken)
     gain, mask, metrics, _ = score(tokenizer, BATCH, broken, info_gain_on_error="zero")
     assert gain.tolist() == [[0, 0], [pytest.approx(-0.125), 0], [0, 0]]
     assert mask.tolist() == [[True, True], [True, False], [False, False]]  # a gain of 0 is a gain
     assert metrics["credit/gain/failed_rows"] == 1
+    gain, same_mask, metrics, _ = score(tokenizer, BATCH, broken, info_gain_on_error="drop")
+    assert gain.isnan().tolist() == [[True, True], [False, False], [False, False]]  # missing, to every mode
+    assert torch.equal(same_mask, mask) and metrics["credit/gain/failed_rows"] == 1
 
 
 def test_failed_rows_are_counted_before_the_run_stops(tokenizer):

@@ -11,7 +11,7 @@ from kit.settings import settings
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
 from verl_credit.host.step.estimator import TurnStep
-from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
+from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
@@ -67,7 +67,7 @@ def by_hand(turns):
         torch.tensor(advantage),
         torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 5.0, no]),
         torch.tensor(scale),
-        {"nonfinite_outcomes": 0, "nonfinite_gains": 0},
+        dict.fromkeys(COUNTED, 0) | {"turn_groups_of_one": 3},
     )
     return TurnStep(
         settings(),
@@ -169,11 +169,14 @@ def test_without_any_gain_only_the_count_is_told(turns):
 
 def test_turns_advantages_and_clip_scales(turns):
     got = credit_metrics(by_hand(turns), turns, GROUP_SIZE)
-    told = {name: value for name, value in got.items() if "groups" not in name}
+    told = {name: value for name, value in got.items() if "/groups/" not in name}
     assert told == {
         "credit/invalid_rows": 1,
         "credit/nonfinite_outcomes": 0,
-        "credit/nonfinite_gains": 0,
+        "credit/nonfinite_rewards": 0,
+        "credit/turn_groups": 0,
+        "credit/turn_groups_of_one": 3,
+        "credit/turn_groups_of_two": 0,
         "credit/turns_per_row": pytest.approx((3 + 2 + 2 + 1 + 2 + 2 + 3) / 7),
         "credit/advantage/turn_0": pytest.approx((1 + 3 - 2 - 1 + 2 + 3) / 6),
         "credit/advantage_abs/turn_0": pytest.approx(12 / 6),
@@ -188,7 +191,7 @@ def test_turns_advantages_and_clip_scales(turns):
 
 def test_groups_without_outcome_spread_are_split_into_solved_and_failed(turns):
     got = credit_metrics(by_hand(turns), turns, GROUP_SIZE)
-    assert {name: value for name, value in got.items() if "groups" in name} == {
+    assert {name: value for name, value in got.items() if "/groups/" in name} == {
         "credit/groups/groups": 4,
         "credit/groups/singleton": 1,
         "credit/groups/short": 1,
@@ -224,11 +227,12 @@ def test_padding_rows_change_no_metric(tokenizer, mode, order):
         step = credited(turns, gains, outcomes, groups, info_gain_norm_mode=mode)
         return row_metrics(turns) | gain_metrics(step) | credit_metrics(step, turns, GROUP_SIZE)
 
+    gains = [*GAINS[:6], [0.25, 0.5], GAINS[7]]  # without a gap, which one of the modes refuses
     columns = (
         BATCH + [padding_row(BATCH[7])] * 3,
-        GAINS + [[]] * 3,
+        gains + [[]] * 3,
         OUTCOMES + [0.0] * 3,
         GROUPS + ["pad"] * 3,
     )
     padded = metrics(*([column[place] for place in order] for column in columns))
-    assert padded == metrics(BATCH, GAINS, OUTCOMES, GROUPS)
+    assert padded == metrics(BATCH, gains, OUTCOMES, GROUPS)

@@ -13,7 +13,6 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.credit.turn.modes import MODES
 from verl_credit.doctor.checks import before_training
 from verl_credit.errors import ConfigError, ExitCode, show_value
 from verl_credit.recipe.compose import load_config
@@ -153,7 +152,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     if pipeline.canonical_transform:
         yield _registered("canonical", pipeline.transform_mode)
         return
-    if not MODES[settings.algorithm.info_gain_norm_mode].any_outcome_operator:
+    if not pipeline.turn_mode.any_outcome_operator:
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:

@@ -61,6 +61,18 @@ class CreditSettings:
     def clip_beta(self) -> float:
         return 0.0 if self.loss is None else self.loss.clip_beta
 
+    @property
+    def turn_options(self) -> dict:
+        """What the turn mode is told: the keys that it reads, and ``algorithm.turn_params``."""
+        a = self.algorithm
+        known = {
+            "gamma": a.gamma,
+            "alpha": a.adv_rescale_alpha,
+            "clip_beta": self.clip_beta,
+            "norm_by_std": a.norm_adv_by_std_in_grpo,
+        }
+        return {name: value for name, value in known.items() if name in a.turn_mode.options} | a.turn_params
+
     def scores_at(self, step: int) -> bool:
         """Gains are measured at this step (counted from 1); other steps are plain GRPO."""
         after = step - self.algorithm.info_gain_warmup_steps

@@ -20,20 +20,24 @@ from verl_credit.credit.token.token_credit import TokenCredit, token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, uncertainty
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES, InfoGain, info_gain
+from verl_credit.credit.turn.mode import TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.primitives import AdaptiveTurnClipper, InformationGain, TurnGroupNormalizer
-from verl_credit.credit.turn.turn_credit import TurnCredit, turn_credit
+from verl_credit.credit.turn.tables import Tables
+from verl_credit.credit.turn.turn_credit import turn_credit
 from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
 
 INFO_GAIN_NORM_MODES = tuple(MODES)
 TRANSFORM_MODES = tuple(TRANSFORMS)
+joint, separate, turn_group = MODES["joint"], MODES["separate"], MODES["turn-group"]
+turn_group_v1d, turn_group_unbiased = MODES["turn-group-v1d"], MODES["turn-group-unbiased"]
 
 __all__ = [
     "AGG_MODES", "FIRST_TURN", "INFO_GAIN_NORM_MODES", "INFO_GAIN_TYPES", "RATIO_LEVELS", "STRATEGIC_GRAMS",
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "AdaptiveTurnClipper", "GroupStats", "InfoGain",
-    "InformationGain", "SepaController", "TokenCredit", "TurnCredit", "TurnGroupNormalizer", "TurnTable",
-    "aggregate", "entropy_mask", "group_counts", "group_stats", "grpo", "grpo_s", "gtpo_canonical",
-    "gtpo_weights", "hicra", "info_gain", "maxrl", "planning_mask", "planning_mask_by_anchors",
-    "reinforce_pp", "sepa_amp", "sepa_amp_c", "sepa_pool", "spread", "token_credit", "turn_credit",
-    "turn_policy_loss", "turn_table", "uncertainty", "z_score",
+    "InformationGain", "SepaController", "Tables", "TokenCredit", "TurnCredit", "TurnGroupNormalizer",
+    "TurnMode", "TurnTable", "aggregate", "entropy_mask", "group_counts", "group_stats", "grpo", "grpo_s", "gtpo_canonical",
+    "gtpo_weights", "hicra", "info_gain", "joint", "maxrl", "planning_mask", "planning_mask_by_anchors",
+    "reinforce_pp", "separate", "sepa_amp", "sepa_amp_c", "sepa_pool", "spread", "token_credit", "turn_credit",
+    "turn_group", "turn_group_unbiased", "turn_group_v1d", "turn_policy_loss", "turn_table", "uncertainty", "z_score",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from yaml import YAMLError
 
 from verl_credit.config.keys import LOSS, defaults_tree
 from verl_credit.config.row_room import engine_tokens
-from verl_credit.credit.turn.modes import MODES
+from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.unreadable import circle, not_yaml
@@ -73,6 +73,13 @@ def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
     return config
 
 
+def _scales_clip(mode: object) -> bool:
+    try:
+        return isinstance(mode, str) and find_turn_mode(mode).scales_clip
+    except ValueError:
+        return False  # refused later, with the reason
+
+
 def _decide_auto(config: DictConfig) -> DictConfig:
     """``dynamic_clip=auto`` becomes true or false and ``max_model_len=auto`` a number here, so that nothing after this has
     to know the word."""
@@ -80,8 +87,9 @@ def _decide_auto(config: DictConfig) -> DictConfig:
     if not all(isinstance(section, DictConfig) for section in (algorithm, config.get("data"))):
         return config  # refused later
     if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
-        mode = MODES.get(algorithm.get("info_gain_norm_mode"))  # another name is refused later
-        scaled = mode is not None and mode.scales_clip and algorithm.get("algorithm_mode") is None
+        scaled = (
+            _scales_clip(algorithm.get("info_gain_norm_mode")) and algorithm.get("algorithm_mode") is None
+        )
         loss.dynamic_clip = scaled and algorithm.get("adv_estimator") == ADV_ESTIMATOR
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":

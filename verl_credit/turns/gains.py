@@ -24,8 +24,8 @@ def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored:
 def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """(info_gain_B_K, turn_mask_B_K). A step that scores nothing has no turn with a gain.
 
-    Failed scores (not finite) stop the run, or with ``info_gain_on_error=zero`` count as a gain of 0;
-    ``credit/gain/failed_rows`` says how many rows they hit.
+    Failed scores (not finite) stop the run; with ``info_gain_on_error=drop`` the gain is NaN, a missing one to every turn
+    mode; with ``zero`` it is 0. ``credit/gain/failed_rows`` says how many rows they hit.
     """
     turns, settings = plan.turns, plan.settings
     rows = len(turns.records)
@@ -49,11 +49,14 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
     prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()
-    if gain.failed_gains and settings.algorithm.info_gain_on_error == "raise":
+    on_error = settings.algorithm.info_gain_on_error
+    if gain.failed_gains and on_error == "raise":
         reasons = [record["score_error"] for record in turns.records if record.get("score_error")]
         raise IntegrityError(
             f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored "
-            f"({reasons[0] if reasons else 'log-probs that are not finite'}). algorithm.info_gain_on_error=zero counts them "
-            "as 0 instead"
+            f"({reasons[0] if reasons else 'log-probs that are not finite'}). With algorithm.info_gain_on_error=drop the "
+            "run goes on without them"
         )
-    return gain.info_gain_B_K, gain.turn_mask_B_K | gain.failed_B_K
+    lost = float("nan") if on_error == "drop" else 0.0
+    gain_B_K = torch.where(gain.failed_B_K, lost, gain.info_gain_B_K)
+    return gain_B_K, gain.turn_mask_B_K | gain.failed_B_K

@@ -11,9 +11,11 @@ from verl_credit.config.keys import reads
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
 
@@ -130,8 +132,10 @@ class Algorithm(Section):
     """Outcome level: grpo, maxrl, reinforce_pp, or my_module.my_operator."""
     advantage_params: Annotated[Params, When(reads.own_outcome)] = Field(default_factory=dict)
     """Handed to an outcome operator of yours."""
-    info_gain_norm_mode: Literal[tuple(MODES)] = "turn-group-v1d"
-    """Turn level: how information gain becomes an advantage per turn; none: verl's GRPO."""
+    info_gain_norm_mode: named(MODES) = "turn-group-v1d"
+    """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
+    turn_params: Params = Field(default_factory=dict)
+    """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """If all rollouts of a question score the same: keep training on gains (released code), or skip the question."""
     transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"
@@ -179,10 +183,10 @@ class Algorithm(Section):
     info_gain_warmup_steps: Annotated[Count, When(reads.gains)] = 0
     """Steps at the start without a turn level."""
     info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
-    info_gain_on_error: Annotated[Literal["raise", "zero"], When(reads.gains)] = "raise"
-    """A gain that cannot be scored stops the run, or counts as 0 and in credit/gain/failed_rows."""
-    gamma: Annotated[Share, When(reads.gains_or_verl)] = 1.0
-    """Discount of later turns' gains."""
+    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.gains)] = "raise"
+    """A gain that cannot be scored stops the run, is missing (drop), or counts as 0; counted in credit/gain/failed_rows."""
+    gamma: Annotated[Share, When(reads.discounts)] = 1.0
+    """Discount of later turns' rewards."""
     adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
     """Weight of the gains beside the outcome (released recipe: 0.3, paper: 1)."""
     norm_adv_by_std_in_grpo: Annotated[bool, When(reads.divides)] = True
@@ -203,6 +207,11 @@ class Algorithm(Section):
                 'expected the text between a context and algorithm.info_gain_template, or "" for none'
             )
         return prefix
+
+    @property
+    def turn_mode(self) -> TurnMode:
+        """Raises ValueError for a dotted path that cannot be loaded."""
+        return find_turn_mode(self.info_gain_norm_mode)
 
     @property
     def token_level(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.credit.turn.modes import MODES
 
 
 def transform(s) -> TokenTransform:
@@ -21,18 +20,21 @@ def gains(s) -> bool:
     return s.scores_gain
 
 
-def gains_or_verl(s) -> bool:
-    return s.scores_gain or not s.turn_estimator
+def discounts(s) -> bool:
+    return not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options
 
 
 def rescaled(s) -> bool:
-    return MODES[s.algorithm.info_gain_norm_mode].reads_alpha
+    return "alpha" in s.algorithm.turn_mode.options
 
 
 def divides(s) -> bool:
     """Outcomes are divided by their group's std."""
     a = s.algorithm
-    return not s.turn_estimator or (not a.replaces_turns and (gains(s) or a.advantage_mode == "grpo"))
+    if not s.turn_estimator:
+        return True
+    reads = "norm_by_std" in a.turn_mode.options
+    return not a.replaces_turns and reads and (gains(s) or a.advantage_mode == "grpo")
 
 
 def own_code(s) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from verl_credit.credit.laws.subjects import Subject, run_turn_mode
 from verl_credit.credit.laws.world import NAN, World, beside, make_world
+from verl_credit.credit.turn.modes import MODES
 
 CLOSE = 1e-9  # float64 in and out, so only the order of a sum may make a difference
 HALVES = (torch.float16, torch.bfloat16, torch.float32)
@@ -66,7 +67,7 @@ def no_gains(subject: Subject, seed: int) -> None:
         return
     world = make_world(seed).without_gains()
     stated = subject.operator.without_gains
-    plain = run_turn_mode(world, mode="none", norm_by_std=stated.norm_by_std)
+    plain = run_turn_mode(world, mode=MODES["none"], norm_by_std=stated.norm_by_std)
     size_B = (world.group_B[:, None] == world.group_B).sum(dim=1)
     factor_B = torch.tensor([stated.factor(int(n)) for n in size_B], dtype=torch.float64)
     expected = (plain.advantage_B_T * factor_B[:, None], plain.clip_scale_B_T)
@@ -151,7 +152,7 @@ def nonfinite(subject: Subject, seed: int) -> None:
     gain_B_K[row, 0] = float("inf")
     result = subject.run(world.but(gain_B_K=gain_B_K))
     _finite(result.outputs())
-    if result.counts["nonfinite_gains"] != 1:
+    if result.counts["nonfinite_rewards"] != 1:
         raise Broken("a gain of inf is not counted")
     if subject.scope != "batch":
         mine, plain = result.outputs(), _run(subject, world)

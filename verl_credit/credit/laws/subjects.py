@@ -29,10 +29,12 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.uncertainty import uncertainty
-from verl_credit.credit.turn.turn_credit import turn_credit
+from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.credit.turn.tables import Tables
 from verl_credit.credit.turn.turns import spread
 
-KINDS = ("outcome", "transform", "algorithm", "uncertainty")
+KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
 GAMMA = 0.9
 SEPA_LAMBDA = 0.6
 GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
@@ -74,7 +76,7 @@ def registered_subject(level: str, name: str) -> Subject:
     if level == "outcome":
         run = partial(_run_outcome, operator=name)
     elif level == "turn":
-        run = partial(run_turn_mode, mode=name)
+        run = partial(run_turn_mode, mode=MODES[name])
     elif level == "token":
         apply = partial(_apply_token, mode=name)
         run = partial(_run_token, apply=apply)
@@ -91,6 +93,8 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
     apply = None
     if kind == "outcome":
         run = partial(_run_outcome, operator=outcome_operator(found, name, params))
+    elif kind == "turn":
+        run = partial(run_turn_mode, mode=as_turn_mode(found, name), **(params or {}))
     elif kind == "transform":
         apply = partial(_apply_own, spec=as_transform_spec(found, name), params=params)
         run = partial(_run_token, apply=apply)
@@ -102,7 +106,7 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
     properties = getattr(found, "properties", None)
     properties = None if properties is None else frozenset(properties)
     declared = getattr(found, "scope", "group"), properties, getattr(found, "exempt", {})
-    level = {"outcome": "outcome", "algorithm": "whole"}.get(kind, "token")
+    level = {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token")
     return Subject(name, level, found, run, apply, *declared)
 
 
@@ -110,6 +114,8 @@ def kind_of(found: Any, name: str) -> str:
     """The kind of an operator, from its spec, or from the annotation or the name of its first argument."""
     if isinstance(found, TransformSpec | UncertaintySpec):
         return "transform" if isinstance(found, TransformSpec) else "uncertainty"
+    if isinstance(found, TurnMode):
+        return "turn"
     parameters = list(inspect.signature(found).parameters.values()) if callable(found) else []
     if not parameters and callable(found):
         return kind_of(found(), name)
@@ -117,27 +123,28 @@ def kind_of(found: Any, name: str) -> str:
         getattr(parameters[0].annotation, "__name__", str(parameters[0].annotation)) if parameters else ""
     )
     for kind, context in (
+        ("turn", Tables),
         ("transform", TransformContext),
         ("algorithm", AlgorithmContext),
         ("uncertainty", UncertaintyContext),
     ):
         if annotation.strip("'\"").endswith(context.__name__):
             return kind
+    if parameters and parameters[0].name == "tables":
+        return "turn"
     if parameters and parameters[0].name in ("rewards", "rewards_G", "outcomes"):
         return "outcome"
     raise ValueError(f"{name}: cannot tell what kind of operator this is; give --kind {'|'.join(KINDS)}")
 
 
-def run_turn_mode(world: World, *, mode: str, operator="grpo", **options) -> Result:
-    credit = turn_credit(
+def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
+    options = {"gamma": GAMMA, **options} if "gamma" in mode.options else options
+    credit = mode(
         world.outcome_B,
         world.gain_B_K,
         world.has_gain_B_K,
         world.group_B,
-        info_gain_norm_mode=mode,
-        outcome_operator=operator,
         row_valid_B=world.valid_B,
-        gamma=GAMMA,
         **options,
     )
     advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)
@@ -146,11 +153,11 @@ def run_turn_mode(world: World, *, mode: str, operator="grpo", **options) -> Res
 
 
 def _run_outcome(world: World, *, operator) -> Result:
-    return run_turn_mode(world, mode="none", operator=operator)
+    return run_turn_mode(world, mode=MODES["none"], outcome_operator=operator)
 
 
 def _run_token(world: World, *, apply) -> Result:
-    turns = run_turn_mode(world, mode="none")
+    turns = run_turn_mode(world, mode=MODES["none"])
     return Result(apply(world, turns.advantage_B_T), turns.clip_scale_B_T, turns.counts)
 
 

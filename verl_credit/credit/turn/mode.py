@@ -1,39 +1,219 @@
-"""What a turn mode declares about itself.
+"""A turn mode: a function of `Tables`, and what it declares about itself.
 
-A mode is one file in `modes/`: a function of `Tables` and a `TurnMode` that says what it reads and allows. Add the file,
-and its entry in `modes/__init__.py`; configuration keys, checks, `explain` and docs/modes.md read the declaration.
+A mode is one file in `modes/`: a function `f(tables, *, options) -> (advantage_B_K, outcome_advantage_B, clip_scale_B_K)`
+in float64, and a `TurnMode` that names it. Its keyword-only arguments are its options, with their defaults; there is no
+second list of them. Configuration keys, checks, `explain` and docs/modes.md read the declaration.
 
-The function returns `(advantage_B_K, outcome_advantage_B, clip_scale_B_K)` in float64. A turn without a gain of its own
-belongs to the segment of the row's next gain: it reads that turn's advantage and clip scale, or the outcome's advantage
-and 1 after the last gain (so do columns past a row's turns). `Tables.backward` does exactly this.
+A `TurnMode` is the public function of its mode: call it with tensors. A mode of one's own is such a function, too; see
+`as_turn_mode`.
+
+A turn without a reward of its own belongs to the segment of the row's next reward: it reads that turn's advantage and
+clip scale, or the outcome's advantage and 1 after the last reward (so do columns past a row's turns).
+`Tables.backward` does exactly this.
 """
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 
-from verl_credit.credit.groups import VARIANCE_FLOOR
+from verl_credit.credit.checks import check_name, first_row, output_dtype
 from verl_credit.credit.operator import Operator, WithoutGains
+from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS, tied_rows
+from verl_credit.credit.turn.inputs import make_tables, refuse_gaps
+from verl_credit.credit.turn.options import check_range
+from verl_credit.credit.turn.tables import Tables
+from verl_credit.errors import did_you_mean
 
 ModeOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+# What a mode reads beside outcomes, groups and turn rewards: the name in `Operator.reads`, and its tables.
+OPTIONAL_TABLES = {
+    "anchors": ("anchor_B_K1",),
+    "values": ("value_B_K1", "bootstrap_B"),
+    "state scores": ("state_score_B_K1", "initial_score_B"),
+    "turn tokens": ("turn_tokens_B_K1",),
+}
+
+
+@dataclass(frozen=True)
+class TurnCredit:
+    """Advantages and clip scales of the tool turns, and the answer turn's advantage (its clip scale is 1).
+
+    `advantage_B_K1` and `clip_scale_B_K1` append the answer turn as one more column. Because columns past a
+    row's tool turns read the outcome advantage and scale 1 too, column n_tool_turns of every row is its answer
+    turn, which is what `spread` looks up.
+    """
+
+    advantage_B_K: torch.Tensor
+    outcome_advantage_B: torch.Tensor
+    clip_scale_B_K: torch.Tensor
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def advantage_B_K1(self) -> torch.Tensor:
+        return torch.cat([self.advantage_B_K, self.outcome_advantage_B[:, None]], dim=1)
+
+    @property
+    def clip_scale_B_K1(self) -> torch.Tensor:
+        return torch.nn.functional.pad(self.clip_scale_B_K, (0, 1), value=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnMode(Operator):
+    """Callable: `mode(outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, **options) -> TurnCredit`."""
+
     level: str = "turn"
     reads: tuple[str, ...] = ("rewards", "groups", "gains")
     departures: str = "none"
-    any_outcome_operator: bool = True
-    """False: the mode normalises outcomes itself and accepts ``grpo`` only."""
-    scales_clip: bool = False
-    """It gives turns a clip scale (`dynamic_clip`)."""
-    reads_alpha: bool = False
-    """`adv_rescale_alpha` weighs the gains."""
-    curriculum: bool = True
-    """Gains and outcomes can be weighed (`info_gain_curriculum`). False: the mode normalises their sum."""
-    every_turn_needs_gain: bool = False
-    """It needs `info_gain_first_turn=prior`, which gives the first tool turn a gain."""
-    ddof: int = 0
-    variance_floor: float = VARIANCE_FLOOR
-    """Of the outcomes' std where the caller gives none: the release's; `none` has verl's."""
+    needs: tuple[str, ...] = ()
+    """Optional tables without which it cannot run (`OPTIONAL_TABLES`)."""
+    every_turn_needs_reward: bool = False
+    """It refuses a turn without a reward before one with a reward."""
     without_gains: WithoutGains = field(default_factory=WithoutGains)
+
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """Its keywords and their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def takes_any_option(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values())
+
+    @property
+    def any_outcome_operator(self) -> bool:
+        """False: the mode normalises outcomes itself and accepts ``grpo`` only."""
+        return "outcome_operator" in self.options
+
+    @property
+    def scales_clip(self) -> bool:
+        """It gives turns a clip scale (`dynamic_clip`)."""
+        return "clip_beta" in self.options
+
+    @property
+    def curriculum(self) -> bool:
+        """Turn rewards and outcomes can be weighed (`info_gain_curriculum`)."""
+        return "gain_scale" in self.options
+
+    @property
+    def reads_turn_rewards(self) -> bool:
+        return "gains" in self.reads
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The optional tables that it reads."""
+        return tuple(table for name in self.reads for table in OPTIONAL_TABLES.get(name, ()))
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        given = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in ("outcome_B", "turn_reward_B_K", "turn_mask_B_K", "group_B")
+        ]
+        common = {"row_valid_B": None, "n_tool_turns_B": None, "tied_groups": "keep", "on_nonfinite": "drop"}
+        named = {**common, **dict.fromkeys(self.tables), **self.options}
+        return inspect.Signature(given + [inspect.Parameter(n, keyword, default=d) for n, d in named.items()])
+
+    def __call__(
+        self,
+        outcome_B: torch.Tensor,
+        turn_reward_B_K: torch.Tensor,
+        turn_mask_B_K: torch.Tensor,
+        group_B: torch.Tensor,
+        *,
+        row_valid_B: torch.Tensor | None = None,
+        n_tool_turns_B: torch.Tensor | None = None,
+        tied_groups: str = "keep",
+        on_nonfinite: str = "drop",
+        **keywords,
+    ) -> TurnCredit:
+        """See `turn_credit`."""
+        check_name("tied_groups", tied_groups, ("keep", "skip"))
+        check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
+        given = {name: keywords.pop(name) for name in self.tables if keywords.get(name) is not None}
+        self._check_options({name: value for name, value in keywords.items() if value is not None})
+        for name in self.needs:
+            if name not in given:
+                raise ValueError(f"info_gain_norm_mode={self.name!r} needs {name}, which is not given")
+        with torch.no_grad():
+            tables, counts = make_tables(
+                outcome_B,
+                turn_reward_B_K,
+                turn_mask_B_K,
+                group_B,
+                row_valid_B,
+                n_tool_turns_B,
+                on_nonfinite,
+                given,
+            )
+            if self.every_turn_needs_reward:
+                refuse_gaps(tables, self.name)
+            options = {name: value for name, value in keywords.items() if value is not None}
+            outputs = self._checked(self.function(tables, **options), tables)
+            counts_B = tables.valid_B
+            if tied_groups == "skip":
+                tied_B = tied_rows(tables.outcome_B, tables.group_B, tables.valid_B)
+                counts_B = counts_B & ~tied_B
+                counts["skipped_rows"] = int(tied_B.sum())
+            outputs = [
+                torch.where(counts_B.view(-1, *[1] * (tensor.dim() - 1)), tensor, fill)
+                for tensor, fill in zip(outputs, (0.0, 0.0, 1.0), strict=True)
+            ]
+        dtype = output_dtype(outcome_B, turn_reward_B_K)
+        return TurnCredit(*(tensor.to(dtype) for tensor in outputs), counts=counts)
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
+            if name not in self.options and not self.takes_any_option:
+                hint = did_you_mean(name, self.options, repr)
+                raise ValueError(
+                    f"{name}={value!r} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
+                    f"it reads {', '.join([*self.options, *self.tables])}"
+                )
+            check_range(name, value)
+        operator = options.get("outcome_operator", "grpo")
+        if not callable(operator):
+            check_name("outcome_operator", operator, OUTCOME_OPERATORS)
+
+    def _checked(self, outputs: Any, tables: Tables) -> list[torch.Tensor]:
+        """What the function returned, float64, or ValueError that names what is wrong with it."""
+        names = ("advantage_B_K", "outcome_advantage_B", "clip_scale_B_K")
+        shapes = (tables.reward_B_K.shape, tables.outcome_B.shape, tables.reward_B_K.shape)
+        if not isinstance(outputs, tuple | list) or len(outputs) != 3:
+            got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else type(outputs).__name__
+            raise ValueError(
+                f"info_gain_norm_mode={self.name!r} returned {got}; expected ({', '.join(names)})"
+            )
+        for name, shape, tensor in zip(names, shapes, outputs, strict=True):
+            if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
+                got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise ValueError(
+                    f"info_gain_norm_mode={self.name!r} returned {name} {got}; expected {tuple(shape)}"
+                )
+            bad = ~tensor.isfinite() & tables.valid_B.view(-1, *[1] * (tensor.dim() - 1))
+            if bad.any():
+                raise ValueError(
+                    f"info_gain_norm_mode={self.name!r} returned {name} row {first_row(bad)} that is not finite; "
+                    "expected finite numbers"
+                )
+        return [tensor.to(torch.float64) for tensor in outputs]
+
+
+def as_turn_mode(found: Callable, name: str) -> TurnMode:
+    """A user's function of `Tables` as a mode. It may declare `reads`, `needs`, `scope`, `properties`, `exempt` and
+    `every_turn_needs_reward` as attributes; without `reads` it is taken to read rewards, groups and turn rewards."""
+    if isinstance(found, TurnMode):
+        return found
+    declared = {
+        key: getattr(found, key)
+        for key in ("reads", "needs", "scope", "properties", "exempt", "every_turn_needs_reward")
+        if hasattr(found, key)
+    }
+    about = {"equation": "yours", "reduces_to": "not stated", "bias": "not stated", "source": name}
+    return TurnMode(name=name, function=found, **about, **declared)

@@ -1,4 +1,4 @@
-"""What every turn mode reads: checked float64 tables, the constants, and the two moves that modes share."""
+"""What every turn mode reads: checked float64 tables, and the moves that modes share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,97 +11,108 @@ from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
 from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
 
-NAMED_OPERATORS = {"maxrl": maxrl, "reinforce_pp": reinforce_pp}
+NAMED_OPERATORS = {"grpo": grpo, "maxrl": maxrl, "reinforce_pp": reinforce_pp}
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Inputs of a mode. Shapes: B rows, K tool turns. `has_gain_B_K` is False in every row that is not valid."""
+    """Inputs of a mode. Shapes: B rows, K tool turns; K1 = K + 1 columns end with the answer turn.
+
+    A row's answer turn is column ``n_tool_turns_B[b]`` of a K1 table. Rows that are not valid have no turn reward.
+    Optional tables are None unless the caller brings them.
+    """
 
     outcome_B: torch.Tensor
-    gain_B_K: torch.Tensor
-    has_gain_B_K: torch.Tensor
+    reward_B_K: torch.Tensor
+    """What a tool turn earned (information gain, a tool's reward, ...); 0 where it has none."""
+    has_reward_B_K: torch.Tensor
+    lost_reward_B_K: torch.Tensor
+    """The turn has a reward, and its value is not known (a failed score). ``has_reward_B_K`` is False there."""
     group_B: torch.Tensor
     valid_B: torch.Tensor
-    gamma: float
-    alpha: float
-    clip_beta: float
-    norm_by_std: bool
-    ddof: int
-    variance_floor: float
-    eps: float
-    outcome_weight: float
-    outcome_gamma_power: int
-    sigma_floor: float
-    known_gains_B: torch.Tensor
-    """False for a row that lost a gain: what it gained in all is not known."""
-    gain_scale: float = 1.0
-    outcome_scale: float = 1.0
-    outcome_operator: str | Callable[..., torch.Tensor] = "grpo"
+    n_tool_turns_B: torch.Tensor
+    anchor_B_K1: torch.Tensor | None = None
+    """State before each turn's response: equal ids are equal states, -1 is none."""
+    value_B_K1: torch.Tensor | None = None
+    """Value of the state before each turn's response."""
+    bootstrap_B: torch.Tensor | None = None
+    """Value after a row's last turn; None: 0, a real end."""
+    state_score_B_K1: torch.Tensor | None = None
+    """Score of the state after each turn; NaN: not scored."""
+    initial_score_B: torch.Tensor | None = None
+    """Score of the state before the first turn; NaN: not scored."""
+    turn_tokens_B_K1: torch.Tensor | None = None
+    """The policy's tokens of each turn."""
 
-    def z_score(self, values_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.Tensor) -> torch.Tensor:
-        return z_score(
-            values_N,
-            group_N,
-            member_N=member_N,
-            norm_by_std=self.norm_by_std,
-            ddof=self.ddof,
-            variance_floor=self.variance_floor,
-            eps=self.eps,
+    @property
+    def known_B(self) -> torch.Tensor:
+        """False for a row that lost a turn reward: what it earned in all is not known."""
+        return self.valid_B & ~self.lost_reward_B_K.any(dim=1)
+
+    @property
+    def turn_B_K1(self) -> torch.Tensor:
+        """True for the turns that a valid row has, its answer turn included."""
+        columns_K1 = torch.arange(self.reward_B_K.shape[1] + 1, device=self.outcome_B.device)
+        return self.valid_B[:, None] & (columns_K1 <= self.n_tool_turns_B[:, None])
+
+    @property
+    def is_answer_B_K1(self) -> torch.Tensor:
+        columns_K1 = torch.arange(self.reward_B_K.shape[1] + 1, device=self.outcome_B.device)
+        return columns_K1 == self.n_tool_turns_B[:, None]
+
+    def reward_B_K1(self, answer_B: torch.Tensor | None = None) -> torch.Tensor:
+        """Turn rewards with a column for the answer turn, which earns ``answer_B`` (the outcome, if None)."""
+        answer_B = self.outcome_B if answer_B is None else answer_B
+        padded_B_K1 = torch.nn.functional.pad(self.reward_B_K, (0, 1))
+        return padded_B_K1 + torch.where(self.is_answer_B_K1, answer_B[:, None], 0.0)
+
+    def return_to_go(self, reward_B_K1: torch.Tensor, gamma: float) -> torch.Tensor:
+        """G_k = sum over j >= k of gamma^(j-k) r_j; columns past a row's answer turn must be 0."""
+        columns, next_B = [], torch.zeros_like(reward_B_K1[:, 0])
+        for k in reversed(range(reward_B_K1.shape[1])):
+            next_B = reward_B_K1[:, k] + gamma * next_B
+            columns.append(next_B)
+        return torch.stack(columns[::-1], dim=1)
+
+    def split(self, value_B_K1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(tool turns, answer turn) of a K1 table; columns past a row's tool turns read its answer turn."""
+        answer_B = value_B_K1.gather(1, self.n_tool_turns_B[:, None]).squeeze(1)
+        tool_B_K = (
+            torch.arange(value_B_K1.shape[1] - 1, device=value_B_K1.device) < self.n_tool_turns_B[:, None]
         )
+        return torch.where(tool_B_K, value_B_K1[:, :-1], answer_B[:, None]), answer_B
 
-    def outcome_advantage(self) -> torch.Tensor:
-        """outcome_scale R, R being the outcome operator's advantage, 0 for rows that do not count."""
-        return self.outcome_scale * self._outcome_advantage()
+    def outcome_advantage(self, operator: str | Callable[..., torch.Tensor], **norm) -> torch.Tensor:
+        """The outcome operator's advantage, 0 for rows that do not count. ``norm``: what `grpo` is told."""
+        named = NAMED_OPERATORS[operator] if isinstance(operator, str) else operator
+        options = norm if operator == "grpo" else {}
+        advantage_B = named(self.outcome_B, self.group_B, row_valid_B=self.valid_B, **options)
+        return _checked(advantage_B, self.valid_B)
 
-    def _outcome_advantage(self) -> torch.Tensor:
-        if self.outcome_operator != "grpo":
-            named = isinstance(self.outcome_operator, str)
-            operator = NAMED_OPERATORS[self.outcome_operator] if named else self.outcome_operator
-            advantage_B = operator(self.outcome_B, self.group_B, row_valid_B=self.valid_B)
-            return _checked(advantage_B, self.valid_B)
-        return grpo(
-            self.outcome_B,
-            self.group_B,
-            norm_by_std=self.norm_by_std,
-            ddof=self.ddof,
-            variance_floor=self.variance_floor,
-            eps=self.eps,
-            row_valid_B=self.valid_B,
+    def z_score_over_turns(self, **norm) -> torch.Tensor:
+        """Turn rewards compared with those of all turns of the prompt."""
+        group_B_K = self.group_B[:, None].expand_as(self.reward_B_K)
+        z_N = z_score(
+            self.reward_B_K.flatten(), group_B_K.flatten(), member_N=self.has_reward_B_K.flatten(), **norm
         )
+        return z_N.view_as(self.reward_B_K)
 
-    def z_score_per_turn(self, values_B_K: torch.Tensor) -> torch.Tensor:
+    def z_score_per_turn(self, values_B_K: torch.Tensor, **norm) -> torch.Tensor:
         """Compared with the same tool turn of the same prompt's other trajectories."""
-        return z_score_per_turn(
-            values_B_K,
-            self.has_gain_B_K,
-            self.group_B,
-            norm_by_std=self.norm_by_std,
-            ddof=self.ddof,
-            variance_floor=self.variance_floor,
-            eps=self.eps,
-        )
+        return z_score_per_turn(values_B_K, self.has_reward_B_K, self.group_B, **norm)
 
     def backward(
         self, last_B: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """out[:, k] = step(k, next) where turn k has a gain, else next; next starts as `last_B`."""
+        """out[:, k] = step(k, next) where turn k has a reward, else next; next starts as `last_B`."""
         columns, next_B = [], last_B
-        for k in reversed(range(self.gain_B_K.shape[1])):
-            next_B = torch.where(self.has_gain_B_K[:, k], step(k, next_B), next_B)
+        for k in reversed(range(self.reward_B_K.shape[1])):
+            next_B = torch.where(self.has_reward_B_K[:, k], step(k, next_B), next_B)
             columns.append(next_B)
-        return torch.stack(columns[::-1], dim=1) if columns else torch.zeros_like(self.gain_B_K)
-
-    def discounted(
-        self, z_B_K: torch.Tensor, outcome_B: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A_k = gain_scale z_k + gamma A_{k+1}, A_answer = outcome_B, clip scale 1."""
-        z_B_K = self.gain_scale * z_B_K
-        advantage_B_K = self.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + self.gamma * next_B)
-        return advantage_B_K, outcome_B, self.ones()
+        return torch.stack(columns[::-1], dim=1) if columns else torch.zeros_like(self.reward_B_K)
 
     def ones(self) -> torch.Tensor:
-        return torch.ones_like(self.gain_B_K)
+        return torch.ones_like(self.reward_B_K)
 
 
 def _checked(advantage_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,8 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit import TurnCredit, spread, turn_credit, turn_table
+from verl_credit.credit import TurnCredit, spread, turn_table
+from verl_credit.errors import IntegrityError
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
 
@@ -43,6 +44,11 @@ class TurnStep:
     group_B: torch.Tensor | None = None
     token_metrics: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def rewarded_B_K(self) -> torch.Tensor:
+        """Turns of rows that count whose reward is known."""
+        return self.turn_mask_B_K & self.row_valid_B[:, None] & self.info_gain_B_K.isfinite()
+
 
 _STEP: ContextVar[TurnStep | None] = ContextVar("verl_credit_turn_step", default=None)
 
@@ -66,7 +72,8 @@ def info_gain_advantage(
     ``response_mask`` is the one after rejection by rollout correction: rejected tokens get 0 and are in no token statistic.
     Rows and turns that lost tokens keep their outcome and gain in the statistics of their group, as with verl's own
     estimators.
-    Modes, equations and edge cases: ``verl_credit.credit.turn.turn_credit``.
+    Modes, equations and edge cases: ``verl_credit.credit.turn.turn_credit``. An outcome that is not finite stops the run; a
+    turn reward that is NaN is a missing one.
     """
     step = _STEP.get()
     if step is None or index is None:
@@ -77,22 +84,25 @@ def info_gain_advantage(
     settings = step.settings
     step.outcome_B = token_level_rewards.sum(dim=-1)
     step.group_B = group_numbers(index)
-    step.credit = turn_credit(
+    bad_B = step.row_valid_B & ~step.outcome_B.isfinite()
+    if bad_B.any():
+        row = int(bad_B.nonzero()[0])
+        raise IntegrityError(
+            f"outcome of row {row} is {float(step.outcome_B[row])}: the reward function gave no finite number"
+        )
+    mode, options = settings.algorithm.turn_mode, settings.turn_options
+    if mode.any_outcome_operator:
+        options["outcome_operator"] = "grpo" if step.stage is None else step.stage.outcome_operator
+    if mode.curriculum:
+        options |= {"gain_scale": step.gain_scale, "outcome_scale": step.outcome_scale}
+    step.credit = mode(
         step.outcome_B,
         step.info_gain_B_K,
         step.turn_mask_B_K,
         step.group_B,
-        info_gain_norm_mode=settings.algorithm.info_gain_norm_mode if step.scored else "none",
-        gamma=settings.algorithm.gamma,
-        alpha=settings.algorithm.adv_rescale_alpha,
-        clip_beta=settings.clip_beta,
-        norm_by_std=settings.algorithm.norm_adv_by_std_in_grpo,
         row_valid_B=step.row_valid_B,
-        outcome_operator="grpo" if step.stage is None else step.stage.outcome_operator,
         tied_groups=settings.algorithm.tied_groups,
-        gain_scale=step.gain_scale,
-        outcome_scale=step.outcome_scale,
-        on_nonfinite="raise",
+        **options,
     )
     step.clip_scale_B_T = spread(step.credit.clip_scale_B_K1, step.turn_ids_B_T, response_mask, fill=1.0)
     advantages_B_T = spread(step.credit.advantage_B_K1, step.turn_ids_B_T, response_mask)

@@ -17,7 +17,9 @@ from verl_credit.search.faults import FAULT_CODES
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import STOP_REASONS
 
-DROPPED = ("nonfinite_outcomes", "nonfinite_gains")
+COUNTED = (
+    "nonfinite_outcomes", "nonfinite_rewards", "turn_groups", "turn_groups_of_one", "turn_groups_of_two",
+)  # fmt: skip
 SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
@@ -49,7 +51,7 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
 
 def gain_metrics(step: TurnStep) -> dict[str, float]:
     """Information gain of the turns that have one: mean, spread, share positive, and per turn index."""
-    mask, gain = step.turn_mask_B_K & step.row_valid_B[:, None], step.info_gain_B_K
+    mask, gain = step.rewarded_B_K, step.info_gain_B_K
     metrics = {"credit/gain/turns": int(mask.sum())}
     if not mask.any():
         return metrics
@@ -73,7 +75,7 @@ def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[st
     credit, valid, n_turns_B = step.credit, step.row_valid_B, turns.n_turns_B
     real = ~torch.tensor(turns.is_padding)
     metrics = {"credit/invalid_rows": int((real & ~valid).sum())}
-    metrics |= {f"credit/{name}": credit.counts[name] for name in DROPPED}
+    metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED}
     metrics |= {
         f"credit/groups/{name.removesuffix('_groups')}": count
         for name, count in group_counts(
@@ -93,7 +95,7 @@ def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[st
         metrics["credit/advantage_abs/answer"] = (
             credit.outcome_advantage_B[valid].abs().double().mean().item()
         )
-    mask = step.turn_mask_B_K & valid[:, None]
+    mask = step.rewarded_B_K
     if mask.any():
         scale = credit.clip_scale_B_K[mask].double()
         metrics["credit/clip_scale/mean"] = scale.mean().item()

@@ -33,7 +33,7 @@ def check_gain_has_signal(step: TurnStep) -> None:
     settings = step.settings
     if not settings.scores_gain:
         return
-    mask = step.turn_mask_B_K & step.row_valid_B[:, None]
+    mask = step.rewarded_B_K
     if not bool(mask.any()):
         raise IntegrityError(
             f"algorithm.info_gain_norm_mode={settings.algorithm.info_gain_norm_mode}, but none of the "

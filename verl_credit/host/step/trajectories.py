@@ -29,7 +29,7 @@ def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int) -> dict:
     described = []
     for turn, (written, observed) in enumerate(texts):
         answer = turn == n_turns - 1
-        has_gain = not answer and bool(step.turn_mask_B_K[row, turn])
+        has_gain = not answer and bool(step.rewarded_B_K[row, turn])
         described.append(
             {
                 "text": written,

@@ -8,7 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
 from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.turn.modes import MODES, modes_that
+from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
 from verl_credit.recipe.rules.budget import validate_budgets
@@ -16,6 +16,7 @@ from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.rollout import validate_rollout
 from verl_credit.recipe.rules.scorer import validate_scorer
+from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
@@ -33,13 +34,14 @@ def validate(config: DictConfig) -> None:
         if section is not PolicyLoss:  # of no meaning beside a loss of verl's
             read_section(section, config)
     settings = CreditSettings.from_config(config)
+    validate_turn_mode(config, settings)
     _target(config)
     _template(settings)
     _curriculum(config, settings)
     _time_limit(config)
     _vllm_on_cpu(config)
     _lora_on_hf(config)
-    _combinations(config)
+    _combinations(config, settings)
     _reached_from_everywhere(config)
     validate_scorer(config, settings)
     _resolve(config)
@@ -88,11 +90,11 @@ def _reached_from_everywhere(config: DictConfig) -> None:
             )
 
 
-def _combinations(config: DictConfig) -> None:
-    estimator, mode = _get(config, "algorithm.adv_estimator"), _get(config, "algorithm.info_gain_norm_mode")
+def _combinations(config: DictConfig, settings: CreditSettings) -> None:
+    estimator = _get(config, "algorithm.adv_estimator")
     ours = _get(config, f"{LOSS}.loss_mode") == LOSS_MODE
     dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
-    if dynamic and (estimator != ADV_ESTIMATOR or not MODES[mode].scales_clip):
+    if dynamic and (estimator != ADV_ESTIMATOR or not settings.algorithm.turn_mode.scales_clip):
         use = f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
         use += f"Set {LOSS}.dynamic_clip=false"
         raise ConfigError.of(config, f"{LOSS}.dynamic_clip", "algorithm.adv_estimator", MODE, accepted=use)
@@ -173,7 +175,7 @@ def _template(settings: CreditSettings) -> None:
 def _curriculum(config: DictConfig, settings: CreditSettings) -> None:
     algorithm = settings.algorithm
     for name, ends in algorithm.info_gain_curriculum:
-        if ends != (1, 1) and not MODES[algorithm.info_gain_norm_mode].curriculum:
+        if ends != (1, 1) and not algorithm.turn_mode.curriculum:
             use = "that mode normalises gains and outcome together; use another mode"
             raise ConfigError.of(config, f"algorithm.info_gain_curriculum.{name}", MODE, accepted=use)
 

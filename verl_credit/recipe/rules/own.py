@@ -24,6 +24,7 @@ PARAMS = {  # kind of operator: the key of its params
     "transform": "transform_params",
     "uncertainty": "transform_params",
     "algorithm": "algorithm_params",
+    "turn": "turn_params",
 }
 INSTALLED = {"site-packages", "dist-packages"}
 

@@ -15,7 +15,7 @@ from verl_credit.credit.planning.strategic_grams import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind
-from verl_credit.credit.turn.modes import MODES, modes_that
+from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_detector, try_operator
@@ -68,15 +68,18 @@ def _would_do_nothing(
 
 
 def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
-    if settings.advantage_mode != "grpo" and not MODES[mode].any_outcome_operator:
+    if settings.advantage_mode != "grpo" and not settings.turn_mode.any_outcome_operator:
         use = "that mode normalises outcomes itself and accepts grpo only; others: "
         use += modes_that("any_outcome_operator")
         raise ConfigError.of(config, OUTCOME, MODE, accepted=use)
     first_turn = config.algorithm.info_gain_first_turn
-    if MODES[mode].every_turn_needs_gain and first_turn != "prior":
+    if settings.turn_mode.every_turn_needs_reward and first_turn != "prior":
         use = "a turn without a gain would leave its baseline out, and the mode would be biased after all; "
         use += "set info_gain_first_turn=prior"
         raise ConfigError.of(config, "algorithm.info_gain_first_turn", MODE, accepted=use)
+    if settings.info_gain_on_error == "zero" and settings.turn_mode.every_turn_needs_reward:
+        use = "a gain of 0 that nobody measured would be in every baseline; drop leaves out the row instead"
+        raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
     if settings.advantage_mode != "maxrl":
         return
     penalty = config.reward.custom_reward_function.reward_kwargs.get("format_penalty", 0.0)

@@ -2,23 +2,41 @@
 
 import torch
 
+from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.tables import Tables
 
 
-def joint(tables: Tables) -> ModeOutput:
+def joint(
+    tables: Tables,
+    *,
+    gamma: float = 1.0,
+    gain_scale: float = 1.0,
+    outcome_scale: float = 1.0,
+    norm_by_std: bool = True,
+    ddof: int = 0,
+    variance_floor: float = VARIANCE_FLOOR,
+    eps: float = EPS,
+) -> ModeOutput:
     """A_k = z(gain_k) + gamma A_{k+1}, A_answer = z(r), with z over the prompt's outcomes and gains together.
 
-    A tied group's answer turns do not get 0 here: its outcomes differ from the gains they are pooled with.
+    A tied group's answer turns do not get 0 here: its outcomes are compared with the gains that they are pooled with. With
+    gains near 0, a group that solves all gets answers near +1, one that fails all answers near -.7.
     """
-    group_B_K = tables.group_B[:, None].expand_as(tables.gain_B_K)
+    group_B_K = tables.group_B[:, None].expand_as(tables.reward_B_K)
     rows = tables.outcome_B.shape[0]
-    z = tables.z_score(
-        torch.cat([tables.outcome_B, tables.gain_B_K.flatten()]),
+    z_N = z_score(
+        torch.cat([tables.outcome_B, tables.reward_B_K.flatten()]),
         torch.cat([tables.group_B, group_B_K.flatten()]),
-        torch.cat([tables.valid_B, tables.has_gain_B_K.flatten()]),
+        member_N=torch.cat([tables.valid_B, tables.has_reward_B_K.flatten()]),
+        norm_by_std=norm_by_std,
+        ddof=ddof,
+        variance_floor=variance_floor,
+        eps=eps,
     )
-    return tables.discounted(z[rows:].view_as(tables.gain_B_K), tables.outcome_scale * z[:rows])
+    z_B_K, outcome_B = gain_scale * z_N[rows:].view_as(tables.reward_B_K), outcome_scale * z_N[:rows]
+    advantage_B_K = tables.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + gamma * next_B)
+    return advantage_B_K, outcome_B, tables.ones()
 
 
 MODE = TurnMode(
@@ -30,5 +48,4 @@ MODE = TurnMode(
     reduces_to="none, when there are no gains",
     bias="gains and outcomes share a mean: long trajectories shift it",
     source="2510.14967",
-    any_outcome_operator=False,
 )

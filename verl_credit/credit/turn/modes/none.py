@@ -1,14 +1,29 @@
 """none: the outcome's advantage for every turn."""
 
+from collections.abc import Callable
+
+import torch
+
+from verl_credit.credit.groups import EPS
 from verl_credit.credit.operator import CENTRED, NORMALISED, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.tables import Tables
 
 
-def none(tables: Tables) -> ModeOutput:
-    """A_k = R for every turn: GRPO's outcome advantage. The gains are not read."""
-    outcome_B = tables.outcome_advantage()
-    return outcome_B[:, None].expand_as(tables.gain_B_K), outcome_B, tables.ones()
+def none(
+    tables: Tables,
+    *,
+    outcome_scale: float = 1.0,
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    norm_by_std: bool = True,
+    ddof: int = 1,
+    variance_floor: float = 0.0,
+    eps: float = EPS,
+) -> ModeOutput:
+    """A_k = R for every turn: GRPO's outcome advantage with verl's constants. The turn rewards are not read."""
+    norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
+    outcome_B = outcome_scale * tables.outcome_advantage(outcome_operator, **norm)
+    return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
 
 
 MODE = TurnMode(
@@ -21,6 +36,4 @@ MODE = TurnMode(
     source="2402.03300",
     properties=CENTRED | NORMALISED,
     without_gains=WithoutGains(lambda n: 1.0),
-    ddof=1,
-    variance_floor=0.0,
 )

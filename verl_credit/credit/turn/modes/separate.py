@@ -1,15 +1,33 @@
 """separate: a prompt's outcomes and its gains have each their own mean and std (IGPO)."""
 
+from collections.abc import Callable
+
+import torch
+
+from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
 from verl_credit.credit.operator import CENTRED, NORMALISED
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.tables import Tables
 
 
-def separate(tables: Tables) -> ModeOutput:
+def separate(
+    tables: Tables,
+    *,
+    gamma: float = 1.0,
+    gain_scale: float = 1.0,
+    outcome_scale: float = 1.0,
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    norm_by_std: bool = True,
+    ddof: int = 0,
+    variance_floor: float = VARIANCE_FLOOR,
+    eps: float = EPS,
+) -> ModeOutput:
     """A_k = z(gain_k) + gamma A_{k+1}, A_answer = R, with z over the gains of all turns of the prompt."""
-    group_B_K = tables.group_B[:, None].expand_as(tables.gain_B_K)
-    z = tables.z_score(tables.gain_B_K.flatten(), group_B_K.flatten(), tables.has_gain_B_K.flatten())
-    return tables.discounted(z.view_as(tables.gain_B_K), tables.outcome_advantage())
+    norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
+    z_B_K = gain_scale * tables.z_score_over_turns(**norm)
+    outcome_B = outcome_scale * tables.outcome_advantage(outcome_operator, **norm)
+    advantage_B_K = tables.backward(outcome_B, lambda k, next_B: z_B_K[:, k] + gamma * next_B)
+    return advantage_B_K, outcome_B, tables.ones()
 
 
 MODE = TurnMode(

@@ -1,15 +1,28 @@
 """turn-group-unbiased: a baseline per prompt and turn that the trajectory itself does not enter."""
 
+from collections.abc import Callable
+
 import torch
 
-from verl_credit.credit.groups import group_stats
+from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, group_stats
 from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out
 from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.tables import Tables
 
 
-def turn_group_unbiased(tables: Tables) -> ModeOutput:
+def turn_group_unbiased(
+    tables: Tables,
+    *,
+    gamma: float = 1.0,
+    alpha: float = 0.3,
+    clip_beta: float = 0.3,
+    gain_scale: float = 1.0,
+    outcome_scale: float = 1.0,
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    variance_floor: float = VARIANCE_FLOOR,
+    eps: float = EPS,
+) -> ModeOutput:
     """Return-to-go of the gains minus the mean of the prompt's other trajectories, plus the outcome.
 
     G_k = sum_{j >= k} gamma^(j-k) gain_j       over all turns of the table, absent ones 0
@@ -20,32 +33,23 @@ def turn_group_unbiased(tables: Tables) -> ModeOutput:
     and no 1/sqrt(n): both depend on the trajectory's own sample. Other operators' R are used as they are.
     A trajectory that lost a gain is no member of the gains' baseline and reads R alone. One member: 0.
     Every tool turn needs a gain (first_turn="prior"): a turn without one would leave its baseline out.
-    The clip scale is that of turn-group-v1d; the baseline is unbiased for the unclipped gradient.
+    The clip scale is that of turn-group-v1d (variance_floor and eps are of its z-score); the baseline is unbiased for the
+    unclipped gradient.
     """
-    known_B = tables.valid_B & tables.known_gains_B
-    turns = tables.gain_B_K.shape[1]
-    number_K = torch.arange(1, turns + 1, device=tables.gain_B_K.device)
-    n_tool_B = (number_K * tables.has_gain_B_K).amax(dim=1) if turns else torch.zeros_like(tables.group_B)
-    next_B = torch.zeros_like(tables.outcome_B)
-    columns = [next_B]
-    for k in reversed(range(turns)):
-        next_B = tables.gain_B_K[:, k] + tables.gamma * next_B
-        columns.append(next_B)
-    return_B_K1 = torch.stack(columns[::-1], dim=1)
-    baseline_free_B_K1 = torch.stack(
-        [_minus_others(column_B, tables.group_B, known_B) for column_B in return_B_K1.unbind(dim=1)], dim=1
+    return_B_K1 = tables.return_to_go(tables.reward_B_K1(torch.zeros_like(tables.outcome_B)), gamma)
+    others_B_K1 = torch.stack(
+        [_minus_others(column_B, tables.group_B, tables.known_B) for column_B in return_B_K1.unbind(dim=1)],
+        dim=1,
     )
-    outcome_B = tables.outcome_advantage()
-    if tables.outcome_operator == "grpo":
-        outcome_B = tables.outcome_scale * _minus_others(tables.outcome_B, tables.group_B, tables.valid_B)
-    advantage_B_K1 = tables.alpha * tables.gain_scale * baseline_free_B_K1 + outcome_B[:, None]
-    answer_B = torch.where(known_B, advantage_B_K1.gather(1, n_tool_B[:, None]).squeeze(1), outcome_B)
-    own_B_K = known_B[:, None] & (
-        torch.arange(advantage_B_K1.shape[1] - 1, device=n_tool_B.device) < n_tool_B[:, None]
-    )
-    advantage_B_K = torch.where(own_B_K, advantage_B_K1[:, :-1], answer_B[:, None])
-    z_B_K = tables.z_score_per_turn(tables.gain_B_K)
-    scale_B_K = torch.where(tables.has_gain_B_K, adaptive_clip_scale(z_B_K, tables.clip_beta), 1.0)
+    if outcome_operator == "grpo":
+        outcome_B = _minus_others(tables.outcome_B, tables.group_B, tables.valid_B)
+    else:
+        outcome_B = tables.outcome_advantage(outcome_operator)
+    outcome_B_1 = outcome_scale * outcome_B[:, None]
+    advantage_B_K1 = torch.where(tables.known_B[:, None], alpha * gain_scale * others_B_K1, 0.0) + outcome_B_1
+    advantage_B_K, answer_B = tables.split(advantage_B_K1)
+    z_B_K = tables.z_score_per_turn(tables.reward_B_K, variance_floor=variance_floor, eps=eps)
+    scale_B_K = torch.where(tables.has_reward_B_K, adaptive_clip_scale(z_B_K, clip_beta), 1.0)
     return advantage_B_K, answer_B, scale_B_K
 
 
@@ -69,8 +73,6 @@ MODE = TurnMode(
     departures="ours",
     source="this project",
     properties=CENTRED,
-    scales_clip=True,
-    reads_alpha=True,
-    every_turn_needs_gain=True,
+    every_turn_needs_reward=True,
     without_gains=WithoutGains(leave_one_out, norm_by_std=False),
 )

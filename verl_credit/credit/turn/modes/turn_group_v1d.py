@@ -1,26 +1,42 @@
 """turn-group-v1d: gains compared per prompt and turn, their discounted sum rescaled by its length (A2TGPO)."""
 
+from collections.abc import Callable
+
 import torch
 
+from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
 from verl_credit.credit.operator import CENTRED, NORMALISED
 from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.tables import Tables
 
 
-def turn_group_v1d(tables: Tables) -> ModeOutput:
+def turn_group_v1d(
+    tables: Tables,
+    *,
+    gamma: float = 1.0,
+    alpha: float = 0.3,
+    clip_beta: float = 0.3,
+    gain_scale: float = 1.0,
+    outcome_scale: float = 1.0,
+    outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
+    norm_by_std: bool = True,
+    ddof: int = 0,
+    variance_floor: float = VARIANCE_FLOOR,
+    eps: float = EPS,
+) -> ModeOutput:
     """z_k = z(gain_k),  D_k = sum_{j >= k} gamma^(j-k) z_j over the n_k gains from k on
 
     A_k = alpha D_k / sqrt(n_k) + R,   A_answer = R,   clip scale_k = 1 + clip_beta (2 sigmoid(z_k) - 1)
     """
-    z_B_K = tables.z_score_per_turn(tables.gain_B_K)
+    norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
+    z_B_K = tables.z_score_per_turn(tables.reward_B_K, **norm)
     zeros_B = torch.zeros_like(tables.outcome_B)
-    sum_B_K = tables.backward(zeros_B, lambda k, next_B: z_B_K[:, k] + tables.gamma * next_B)
+    sum_B_K = tables.backward(zeros_B, lambda k, next_B: z_B_K[:, k] + gamma * next_B)
     n_B_K = tables.backward(zeros_B, lambda k, next_B: next_B + 1)
-    outcome_B = tables.outcome_advantage()
-    weight = tables.alpha * tables.gain_scale
-    advantage_B_K = weight * sum_B_K / n_B_K.clamp(min=1).sqrt() + outcome_B[:, None]
-    scale_B_K = adaptive_clip_scale(z_B_K, tables.clip_beta)
+    outcome_B = outcome_scale * tables.outcome_advantage(outcome_operator, **norm)
+    advantage_B_K = alpha * gain_scale * sum_B_K / n_B_K.clamp(min=1).sqrt() + outcome_B[:, None]
+    scale_B_K = adaptive_clip_scale(z_B_K, clip_beta)
     clip_scale_B_K = tables.backward(torch.ones_like(zeros_B), lambda k, _: scale_B_K[:, k])
     return advantage_B_K, outcome_B, clip_scale_B_K
 
@@ -37,6 +53,4 @@ MODE = TurnMode(
     departures="turns come from turn ids, not from rewards that differ from 0; groups of one give 0",
     source="2605.06200",
     properties=CENTRED | NORMALISED,
-    scales_clip=True,
-    reads_alpha=True,
 )

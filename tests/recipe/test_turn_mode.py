@@ -1,0 +1,87 @@
+"""`algorithm.info_gain_norm_mode` and `algorithm.turn_params`: names, dotted paths and options."""
+
+import pytest
+import torch
+
+from kit.recipes import check
+from verl_credit.credit import INFO_GAIN_NORM_MODES
+from verl_credit.errors import ConfigError
+
+MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
+HERE = __name__
+
+
+def halved(tables, *, share: float = 0.5):
+    """A lawful mode: the outcome's advantage, times a share for tool turns."""
+    outcome_B = tables.outcome_advantage("grpo")
+    return share * outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+
+def short(tables):
+    return tables.outcome_B, tables.ones()
+
+
+def undefined(tables):
+    outcome_B = tables.outcome_B / 0 * 0
+    return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+
+def transposed(tables):
+    return tables.reward_B_K.T, tables.outcome_B, torch.ones(2)
+
+
+def refused(*overrides) -> ConfigError:
+    with pytest.raises(ConfigError) as found:
+        check(*overrides)
+    return found.value
+
+
+def test_a_mistyped_mode_is_refused_with_all_names_and_the_nearest():
+    error = refused(f"{MODE}=turn-grup")
+    assert (error.key, error.value) == (MODE, "turn-grup")
+    assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES] and "did you mean" in str(error)
+
+
+def test_a_mode_of_ones_own_takes_its_options():
+    check(
+        f"{MODE}={HERE}.halved",
+        f"+{PARAMS}.share=0.25",
+        "actor_rollout_ref.actor.policy_loss.dynamic_clip=auto",
+    )
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("short", r"returned 2 values; expected \(advantage_B_K, outcome_advantage_B, clip_scale_B_K\)"),
+        ("undefined", "returned advantage_B_K row 0 that is not finite"),
+        ("transposed", r"returned advantage_B_K \("),
+        ("absent", "has no 'absent'"),
+    ],
+)
+def test_a_mode_that_cannot_run_is_refused_before_the_start(name, message):
+    error = refused(f"{MODE}={HERE}.{name}")
+    assert error.key == MODE
+    with pytest.raises(ConfigError, match=message):
+        raise error
+
+
+def test_an_option_that_the_mode_does_not_have_is_refused():
+    error = refused(f"{MODE}=turn-group", f"+{PARAMS}.outcome_wieght=1")
+    assert (error.key, error.value) == (f"{PARAMS}.outcome_wieght", 1)
+    assert "outcome_weight, outcome_gamma_power" in error.accepted and "did you mean" in error.accepted
+
+
+def test_an_option_with_a_key_of_its_own_is_set_there():
+    assert "algorithm.adv_rescale_alpha" in refused(f"+{PARAMS}.alpha=1").accepted
+
+
+def test_an_options_value_is_tried():
+    error = refused(f"{MODE}=turn-group", f"+{PARAMS}.sigma_floor=0")
+    assert "sigma_floor=0: expected a number above 0" in str(error)
+
+
+def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
+    error = refused(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=zero")
+    assert (error.key, error.value) == ("algorithm.info_gain_on_error", "zero")
+    check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=drop")

@@ -1,0 +1,109 @@
+"""The inputs of a turn mode, checked."""
+
+import torch
+
+from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, first_row
+from verl_credit.credit.outcome.outcome import group_counts, valid_rows
+from verl_credit.credit.turn.tables import Tables
+
+
+def make_tables(
+    outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, row_valid_B, n_tool_turns_B, on_nonfinite, given
+) -> tuple[Tables, dict[str, int]]:
+    """Checked tables, and counts of what was dropped."""
+    valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    if turn_reward_B_K.dim() != 2:
+        raise ValueError(
+            f"turn_reward_B_K has shape {tuple(turn_reward_B_K.shape)}; expected rows x tool turns"
+        )
+    rows, turns = outcome_B.shape[0], turn_reward_B_K.shape[1]
+    check_shape("turn_reward_B_K", turn_reward_B_K, (rows, turns), "outcome_B has rows")
+    check_shape("turn_mask_B_K", turn_mask_B_K, (rows, turns), "turn_reward_B_K")
+    has_reward_B_K = as_bool("turn_mask_B_K", turn_mask_B_K)
+    bad_B = valid_B & ~outcome_B.isfinite()
+    lost_B_K = valid_B[:, None] & has_reward_B_K & ~turn_reward_B_K.isfinite()
+    if on_nonfinite == "raise":
+        _refuse("outcome_B", bad_B)
+        _refuse("turn_reward_B_K", lost_B_K)
+    usable_B = valid_B & ~bad_B
+    tables = Tables(
+        outcome_B=torch.where(usable_B, outcome_B.to(torch.float64), 0.0),
+        reward_B_K=torch.where(
+            has_reward_B_K & usable_B[:, None] & ~lost_B_K, turn_reward_B_K.to(torch.float64), 0.0
+        ),
+        has_reward_B_K=has_reward_B_K & usable_B[:, None] & ~lost_B_K,
+        lost_reward_B_K=lost_B_K,
+        group_B=as_group_ids("group_B", group_B),
+        valid_B=usable_B,
+        n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
+        **{name: _optional(name, table, rows, turns) for name, table in given.items()},
+    )
+    counts = {
+        "invalid_rows": int((~valid_B).sum()),
+        "nonfinite_outcomes": int(bad_B.sum()),
+        "nonfinite_rewards": int(lost_B_K.sum()),
+        "skipped_rows": 0,
+        **group_counts(outcome_B, group_B, row_valid_B=valid_B),
+        **_turn_group_counts(tables),
+    }
+    return tables, counts
+
+
+def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
+    """The tool turns of each row: as given, or up to the last one with a reward. 0 for rows that do not count."""
+    turns = has_reward_B_K.shape[1]
+    number_K = torch.arange(1, turns + 1, device=has_reward_B_K.device)
+    last_B = (number_K * has_reward_B_K).amax(dim=1) if turns else torch.zeros_like(valid_B, dtype=torch.long)
+    if n_tool_turns_B is not None:
+        check_shape("n_tool_turns_B", n_tool_turns_B, valid_B.shape, "outcome_B")
+        bad_B = valid_B & ((n_tool_turns_B < last_B) | (n_tool_turns_B > turns))
+        if bad_B.any():
+            row = first_row(bad_B)
+            raise ValueError(
+                f"n_tool_turns_B row {row} is {int(n_tool_turns_B[row])}; turn_reward_B_K has {turns} columns and the "
+                f"row's last reward stands in turn {int(last_B[row]) - 1}"
+            )
+        last_B = n_tool_turns_B.long()
+    return torch.where(valid_B, last_B, 0)
+
+
+def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Tensor:
+    shape = (rows, turns + 1) if name.endswith("_K1") else (rows,)
+    check_shape(name, table, shape, "outcome_B has rows and turn_reward_B_K turns, plus the answer turn")
+    if name != "anchor_B_K1":
+        return table.to(torch.float64)
+    if table.dtype.is_floating_point or table.dtype == torch.bool:
+        raise TypeError(f"{name} has dtype {table.dtype}; anchors are integer ids, -1 for none")
+    return table
+
+
+def _turn_group_counts(tables: Tables) -> dict[str, int]:
+    """Groups per prompt and tool turn with a reward, and those of one (z = 0) and two members (z = +-1 or 0)."""
+    turns = tables.reward_B_K.shape[1]
+    group_B_K = tables.group_B[:, None] * turns + torch.arange(turns, device=tables.group_B.device)
+    size_G = group_B_K[tables.has_reward_B_K].bincount()
+    return {
+        "turn_groups": int((size_G > 0).sum()),
+        "turn_groups_of_one": int((size_G == 1).sum()),
+        "turn_groups_of_two": int((size_G == 2).sum()),
+    }
+
+
+def _refuse(name: str, bad: torch.Tensor) -> None:
+    if bad.any():
+        raise ValueError(
+            f"{name} row {first_row(bad)} holds a value that is not finite; expected finite numbers"
+        )
+
+
+def refuse_gaps(tables: Tables, name: str) -> None:
+    """Raise ValueError for a turn without a reward before one with a reward."""
+    had_B_K = tables.has_reward_B_K | tables.lost_reward_B_K
+    gap_B_K = ~had_B_K & (had_B_K.long().flip(1).cumsum(1).flip(1) > 0)
+    if gap_B_K.any():
+        row = first_row(gap_B_K)
+        turn = int(gap_B_K[row].nonzero()[0])
+        raise ValueError(
+            f"turn_mask_B_K row {row} has no reward in turn {turn} and one later; info_gain_norm_mode={name!r} compares "
+            "whole returns and needs a reward for every turn up to the last (NaN for one that was lost)"
+        )

@@ -1,0 +1,33 @@
+"""The range of each numeric option, wherever a mode has it."""
+
+import math
+from typing import Any
+
+# Option -> (smallest, largest, is the smallest allowed, is the largest allowed).
+RANGES = {
+    "gamma": (0.0, 1.0, True, True),
+    "alpha": (0.0, math.inf, True, False),
+    "clip_beta": (0.0, 1.0, True, False),
+    "gain_scale": (0.0, math.inf, True, False),
+    "outcome_scale": (0.0, math.inf, True, False),
+    "ddof": (0, math.inf, True, False),
+    "variance_floor": (0.0, math.inf, True, False),
+    "eps": (0.0, math.inf, False, False),
+    "outcome_weight": (0.0, math.inf, True, False),
+    "outcome_gamma_power": (0, math.inf, True, False),
+    "sigma_floor": (0.0, math.inf, False, False),
+}
+
+
+def check_range(name: str, value: Any) -> None:
+    """Raise ValueError for a value outside its option's range; options without one are not looked at."""
+    if name not in RANGES:
+        return
+    low, high, low_allowed, high_allowed = RANGES[name]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (
+        low < value < high or (low_allowed and value == low) or (high_allowed and value == high)
+    ):
+        least = f"at least {low:g}" if low_allowed else f"above {low:g}"
+        most = "" if high == math.inf else f" and {'at most' if high_allowed else 'below'} {high:g}"
+        raise ValueError(f"{name}={value!r}: expected a number {least}{most}")
