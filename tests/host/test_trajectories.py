@@ -1,6 +1,7 @@
 """Sample trajectories: which rows are shown, and that each turn stands beside its own numbers."""
 
 import json
+import math
 
 import pytest
 
@@ -99,6 +100,42 @@ def test_numbers_are_those_of_the_turn(turns, step, tokenizer):
             *credit.clip_scale_B_K[place, :tool_turns].tolist(),
             1.0,
         ]
+
+
+def test_every_sample_has_its_whole_group_in_numbers(turns, step, tokenizer):
+    """p: a, b and e, of which two searched; q: c and d. The lost row and the padding are no siblings."""
+    shown = {row["question"]: row for row in sample_trajectories(turns, step, tokenizer, 99)}
+    assert [[one["outcome"] for one in shown[name]["group"]] for name in ("b?", "c?")] == [[0, 1, 1], [1, 0]]
+    assert {name: row["place"] for name, row in shown.items()} == {
+        "a?": 0,
+        "b?": 1,
+        "e?": 2,
+        "c?": 0,
+        "d?": 1,
+    }
+    assert shown["b?"]["group"] == shown["a?"]["group"]
+    for row in shown.values():
+        own = row["group"][row["place"]]
+        assert own["turns"] == [{name: turn[name] for name in own["turns"][0]} for turn in row["turns"]]
+
+
+def test_z_compares_a_gain_with_the_siblings_same_turn(turns, step, tokenizer):
+    """q's first turns gained 0 and -0.25: z is +1 and -1. b and e are alone at their turns: 0. No gain, no z."""
+    z = {
+        row["question"]: [turn["z"] for turn in row["turns"]]
+        for row in sample_trajectories(turns, step, tokenizer, 99)
+    }
+    assert z["c?"] == [pytest.approx(1, abs=1e-4), None] and z["d?"] == [pytest.approx(-1, abs=1e-4), None]
+    assert z["b?"] == [0.0, None, None] and z["e?"] == [None, 0.0, None] and z["a?"] == [None]
+    scale = step.credit.clip_scale_B_K1[4, 0].item()
+    assert scale == pytest.approx(1 + 0.3 * math.tanh(z["c?"][0] / 2), abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["none", "joint"])
+def test_a_mode_that_compares_otherwise_has_no_z(turns, tokenizer, mode):
+    step = credited(turns, GAINS, OUTCOMES, GROUPS, info_gain_norm_mode=mode)
+    rows = sample_trajectories(turns, step, tokenizer, 99)
+    assert {turn["z"] for row in rows for turn in row["turns"]} == {None}
 
 
 def test_samples_are_plain_json(turns, step, tokenizer):

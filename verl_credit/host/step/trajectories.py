@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
+import torch
+
+from verl_credit.credit.groups import z_score_per_turn
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.reward.qa import gold_answers
 from verl_credit.turns.batch import TurnBatch
 
 
 def sample_trajectories(turns: TurnBatch, step: TurnStep, tokenizer, count: int) -> list[dict]:
-    """Up to ``count`` valid rows: the longest of every group first, then the rest; the choice repeats."""
+    """Up to ``count`` valid rows: the longest of every group first, then the rest; the choice repeats.
+
+    Each has its whole ``group`` in numbers, itself at ``place``: credit means nothing without the siblings.
+    """
     order = sorted(
         (row for row in range(len(turns.records)) if turns.row_valid_B[row]),
         key=lambda row: (-int(turns.n_turns_B[row]), row),
     )
-    groups: set[int] = set()
+    groups: dict[int, list[int]] = {}
     first, rest = [], []
     for row in order:
-        group = int(step.group_B[row])
-        (rest if group in groups else first).append(row)
-        groups.add(group)
-    return [_describe(turns, step, tokenizer, row) for row in (first + rest)[:count]]
-
-
-def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int) -> dict:
-    record = turns.records[row]
-    n_turns = int(turns.n_turns_B[row])
-    texts = _turn_texts(turns.response_ids[row], turns.turn_ids_B_T[row].tolist(), n_turns, tokenizer)
+        members = groups.setdefault(int(step.group_B[row]), [])
+        (rest if members else first).append(row)
+        members.append(row)
+    z_B_K = _normalised_gains(step)
     described = []
-    for turn, (written, observed) in enumerate(texts):
-        answer = turn == n_turns - 1
-        has_gain = not answer and bool(step.rewarded_B_K[row, turn])
-        described.append(
-            {
-                "text": written,
-                "observation": observed,
-                "info_gain": float(step.info_gain_B_K[row, turn]) if has_gain else None,
-                "advantage": float(step.credit.advantage_B_K1[row, turn]),
-                "clip_scale": float(step.credit.clip_scale_B_K1[row, turn]),
-            }
-        )
+    for row in (first + rest)[:count]:
+        members = sorted(groups[int(step.group_B[row])])
+        group = [
+            {"outcome": float(step.outcome_B[one]), "turns": _credit(turns, step, z_B_K, one)}
+            for one in members
+        ]
+        whole = _describe(turns, step, tokenizer, row, _credit(turns, step, z_B_K, row))
+        described.append(whole | {"group": group, "place": members.index(row)})
+    return described
+
+
+def _normalised_gains(step: TurnStep) -> torch.Tensor | None:
+    """z of every gain among the same turn of its prompt's other rows, where the turn mode compares gains so."""
+    algorithm = step.settings.algorithm
+    mode = algorithm.turn_mode
+    if not step.scored or not mode.scales_clip or algorithm.replaces_turns:
+        return None
+    options = {**mode.options, **step.settings.turn_options}
+    norm = {
+        name: options[name] for name in ("norm_by_std", "ddof", "variance_floor", "eps") if name in options
+    }
+    return z_score_per_turn(step.info_gain_B_K, step.rewarded_B_K, step.group_B, **norm)
+
+
+def _credit(turns: TurnBatch, step: TurnStep, z_B_K: torch.Tensor | None, row: int) -> list[dict]:
+    """The numbers of every turn of a row; the last turn is the answer, which has no gain."""
+    answer = int(turns.n_turns_B[row]) - 1
+    has_gain = [turn < answer and bool(step.rewarded_B_K[row, turn]) for turn in range(answer + 1)]
+    return [
+        {
+            "info_gain": float(step.info_gain_B_K[row, turn]) if has_gain[turn] else None,
+            "z": float(z_B_K[row, turn]) if has_gain[turn] and z_B_K is not None else None,
+            "advantage": float(step.credit.advantage_B_K1[row, turn]),
+            "clip_scale": float(step.credit.clip_scale_B_K1[row, turn]),
+        }
+        for turn in range(answer + 1)
+    ]
+
+
+def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int, credit: list[dict]) -> dict:
+    record = turns.records[row]
+    texts = _turn_texts(turns.response_ids[row], turns.turn_ids_B_T[row].tolist(), len(credit), tokenizer)
     return {
         "question": str(turns.extra_infos[row].get("question", "")),
         "golds": gold_answers(turns.ground_truths[row]),
@@ -46,7 +76,10 @@ def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int) -> dict:
         "searches": record["searches"],
         "outcome": float(step.outcome_B[row]),
         "stop_reason": record["stop_reason"],
-        "turns": described,
+        "turns": [
+            {"text": written, "observation": observed} | numbers
+            for (written, observed), numbers in zip(texts, credit, strict=True)
+        ],
     }
 
 
