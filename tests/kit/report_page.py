@@ -27,6 +27,12 @@ def trajectory(step=3, outcome=1.0, n_turns=2, question="Where is the town?", **
     return row | {"turns": turns} | changes
 
 
+def sibling(outcome, *turns):
+    """A member of a group; of every turn (gain, z, advantage)."""
+    names = ("info_gain", "z", "advantage")
+    return {"outcome": outcome, "turns": [dict(zip(names, one, strict=True)) for one in turns]}
+
+
 def training(step):
     return {
         "step": step,
@@ -106,7 +112,7 @@ class Page(HTMLParser):
         if "style" in self.open:
             return
         self.text += data
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
 
     def values(self, name, attribute):

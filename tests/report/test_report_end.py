@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from kit.report_page import Page, evaluation, report, training, trajectory, write_lines
+from kit.report_page import Page, evaluation, report, sibling, training, trajectory, write_lines
 from verl_credit.errors import ExitCode
 from verl_credit.report import write_report
 from verl_credit.report.curves import _draw
@@ -88,6 +88,33 @@ def test_versions_are_shown_or_missed(run_dir):
     assert "verl 0.9.1 · torch 2.13.0" in Page(report(run_dir)).text
 
 
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        ("{", "versions.json is damaged ("),
+        ('["verl"]', "versions.json is damaged ("),
+        ("[" * 5000, "versions.json is damaged ("),
+        ("\udcff", "versions.json is damaged ("),
+        ("{}", "versions.json is empty"),
+        (None, "versions.json is damaged ("),
+    ],
+)
+def test_damaged_versions_are_said_and_the_rest_is_shown(run_dir, damage, said):
+    path = run_dir / "versions.json"
+    path.mkdir() if damage is None else path.write_text(damage, errors="surrogateescape")
+    text = Page(report(run_dir)).text
+    assert said in text and "the versions are not known." in text and "First and last values" in text
+
+
+def test_the_command_of_the_last_start_is_shown(run_dir):
+    events.start(run_dir, 20)  # of an earlier version
+    assert "verl-credit train" not in Page(report(run_dir)).text
+    for seed in (1, 2):
+        events.start(run_dir, 20, f"verl-credit train --config-name lab seed={seed} 'a=<b>'")
+    text = Page(report(run_dir)).text
+    assert "verl-credit train --config-name lab seed=2 'a=<b>'" in text and "seed=1" not in text
+
+
 def test_held_out_questions_come_with_an_interval(run_dir):
     assert "95 % interval" not in Page(report(run_dir)).text
     rows = [evaluation(0, 0.375, 0.2), evaluation(3, 0.625, 0.4) | {"val-aux/lab-greedy/questions": 64}]
@@ -144,7 +171,7 @@ def test_a_value_of_another_kind_ends_in_a_page_or_in_one_line(run_dir, odd):
     files = {
         "metrics": training(2),
         "validation": evaluation(3, 0.6, 0.4) | {"val-aux/lab-greedy/questions": 64},
-        "trajectories": trajectory(),
+        "trajectories": trajectory(group=[sibling(1.0, (0.5, 1.0, 0.5))], place=0),
         "events": read_json_lines(run_dir / EVENTS)[-1],
     }
     for name, row in files.items():

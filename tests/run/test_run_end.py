@@ -9,6 +9,7 @@ import pytest
 from kit.lab_run import run
 from kit.recipes import load_config
 from verl_credit.commands import train as train_module
+from verl_credit.commands.train import command_line
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.run import events
 from verl_credit.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
@@ -109,12 +110,34 @@ def test_an_old_run_without_start_events_was_not_killed(tmp_path):
     assert [row["kind"] for row in read_json_lines(tmp_path / EVENTS)] == ["banner", "start"]
 
 
+def test_the_command_of_a_start_is_recorded_without_passwords(tmp_path, capsys, ends_with):
+    ends_with()
+    run(capsys, tmp_path, FIVE, "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]")
+    start = read_json_lines(tmp_path / EVENTS)[0]
+    servers = "'search.url=[http://***@127.0.0.1:1,http://127.0.0.1:2]'"
+    assert start["command"] == f"verl-credit train --config-name lab run_dir={tmp_path} {FIVE} {servers}"
+    assert "secret" not in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
+    assert (
+        command_line("own", ["a=b c"], "my dir")
+        == "verl-credit train --config-name own --config-dir 'my dir' 'a=b c'"
+    )
+
+
 def test_a_refusal_in_the_folder_is_recorded(tmp_path, capsys, ends_with):
     ends_with()
     (tmp_path / METRICS).write_text('{"step": 1}\n{\n{"step": 3}\n')
     code, lines = run(capsys, tmp_path, FIVE)
     assert code == ExitCode.PREFLIGHT and len(lines) == 1
     assert last_end(tmp_path)[:2] == ["refused", 4] and "fix the line" in last_end(tmp_path)[4]
+
+
+def test_a_refused_start_renews_the_report_without_a_word(tmp_path, capsys, ends_with, monkeypatch):
+    """The old page would say how the start before it ended."""
+    ends_with(PreflightError("Ray does not start"))
+    seen = []
+    monkeypatch.setattr("verl_credit.report.write_report", lambda run_dir: seen.append(last_end(run_dir)[:2]))
+    _, lines = run(capsys, tmp_path, FIVE)
+    assert seen == [["refused", 4]] and not any("report" in line for line in lines)
 
 
 def test_a_damaged_events_file_is_refused_in_one_line(tmp_path, capsys, ends_with):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,7 +39,7 @@ def train(name: str, overrides: list[str], config_dir: str | None = None) -> int
         validate(config)
         if missing := missing_line(config):
             raise PreflightError(missing)
-        return _train(config)
+        return _train(config, command_line(name, overrides, config_dir))
     except (ConfigError, PreflightError) as error:
         print(f"verl-credit train: {error}", flush=True)
         return ExitCode.PREFLIGHT
@@ -47,7 +48,13 @@ def train(name: str, overrides: list[str], config_dir: str | None = None) -> int
         return ExitCode.INTERRUPTED
 
 
-def _train(config: DictConfig) -> int:
+def command_line(name: str, overrides: list[str], config_dir: str | None) -> str:
+    """As a shell takes it, without passwords."""
+    of_user = ["--config-dir", config_dir] if config_dir else []
+    return redact(shlex.join(["verl-credit", "train", "--config-name", name, *of_user, *overrides]))
+
+
+def _train(config: DictConfig, command: str) -> int:
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
     run_dir = Path(config.run_dir)
@@ -55,7 +62,7 @@ def _train(config: DictConfig) -> int:
     with _terminate_as_interrupt(), run_lock(run_dir, say_at_once):
         say = say_at_once
         try:
-            progress = _progress(run_dir, config)
+            progress = _progress(run_dir, config, command)
             say = progress.say
             code, why = _run(config, run_dir, progress)
         except BaseException as error:
@@ -86,7 +93,7 @@ def _how(error: BaseException) -> tuple[ExitCode, str]:
 
 
 def _end(config: DictConfig, code: ExitCode, why: str, say: Callable[[str], None]) -> None:
-    """Into the run's events, then into its report. A refusal and an interruption are said by `train`."""
+    """Into the run's events, then into its report. A refusal and an interruption are said by `train`, a refusal alone."""
     run_dir = Path(config.run_dir)
     try:
         text = events.end(run_dir, code, why, planned_in_all(config))
@@ -94,8 +101,7 @@ def _end(config: DictConfig, code: ExitCode, why: str, say: Callable[[str], None
         text = f"{why} (not recorded: {error})"
     if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
         say(text)
-    if code is not ExitCode.PREFLIGHT:
-        _report(run_dir, say)
+    _report(run_dir, say if code is not ExitCode.PREFLIGHT else lambda _: None)
 
 
 def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
@@ -105,10 +111,10 @@ def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
         stack.enter_context(run_lock(folder, say_at_once, "trainer.default_local_dir"))
 
 
-def _progress(run_dir: Path, config: DictConfig) -> Progress:
+def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
     """Reads what stands in the run's files, all of them: a damaged one would end the run at its first step."""
     try:
-        events.start(run_dir, planned_in_all(config))
+        events.start(run_dir, planned_in_all(config), command)
         return Progress(run_dir, config.trainer.total_training_steps or 0)
     except DamagedFile as error:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error

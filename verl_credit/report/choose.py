@@ -10,18 +10,23 @@ def solved(trajectory: dict) -> bool:
     return (trajectory.get("outcome") or 0.0) > 0.5
 
 
+def mixed(row: dict) -> bool:
+    """Its group has several outcomes: outcomes and gains both act."""
+    return len({one.get("outcome") for one in row.get("group") or ()}) > 1
+
+
 def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
     """Up to ``count`` trajectories: a solved and a failed one if there are, then what differs most.
 
-    Within the last ``RECENT_STEPS`` recorded steps more turns come first, then the later step; an older
-    trajectory is taken only where no recent one will do. Solved ones lead.
+    Within the last ``RECENT_STEPS`` recorded steps groups with several outcomes come first, then more turns, then the
+    later step; an older trajectory is taken only where no recent one will do. Solved ones lead.
     """
     usable = [row for row in trajectories if row.get("turns")]
     recent = set(sorted({_step(row) for row in usable})[-RECENT_STEPS:])
 
     def rank(row: dict) -> tuple:
         turns, step = len(row["turns"]), _step(row)
-        return (True, turns, step) if step in recent else (False, step, turns)
+        return (True, mixed(row), turns, step) if step in recent else (False, step, turns)
 
     ordered = sorted(usable, key=rank, reverse=True)
     chosen: list[dict] = []

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from verl_credit.report.choose import choose, solved
 from verl_credit.report.colour import colour, limit
 from verl_credit.report.curves import panel_data_uri
+from verl_credit.report.groups import heading, searches, sentences
 from verl_credit.report.numbers import percent, plain, signed
 from verl_credit.report.panels import Panel
 from verl_credit.report.run_data import Run
@@ -58,7 +59,7 @@ def direction(value: float | None, above: str, below: str, zero: str) -> str:
 def page(run: Run, panels: list[Panel]) -> str:
     """A complete HTML document. Both colour scales are shared by all turns shown, so that colours compare."""
     chosen = choose(run.trajectories)
-    turns = [turn for row in chosen for turn in row["turns"]]
+    turns = [turn for row in chosen for one in (row, *row["group"]) for turn in one["turns"]]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -81,6 +82,9 @@ def page(run: Run, panels: list[Panel]) -> str:
         ),
         stopped=STOPPED,
         solved=solved,
+        heading=heading,
+        searches=searches,
+        sentences=sentences,
         colour=colour,
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,

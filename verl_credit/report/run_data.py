@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
-from verl_credit.run.versions import read_versions
+from verl_credit.run.versions import VERSIONS, read_versions
 
 # The settings that a reader of the report asks for first.
 SHOWN = (
@@ -82,6 +82,7 @@ class Run:
     settings: dict[str, str]
     config_problem: str
     versions: dict[str, str]
+    versions_problem: str
 
     def series(self, name: str) -> Series:
         return series(self.metrics, name)
@@ -110,8 +111,8 @@ class Run:
                 found.append(HeldOut(source, mode, em, em.over(ok), questions))
         return found
 
-    def event(self, kind: str) -> list[str]:
-        return [str(row.get("text", "")) for row in self.events if row.get("kind") == kind]
+    def event(self, kind: str, name: str = "text") -> list[str]:
+        return [str(row[name]) for row in self.events if row.get("kind") == kind and row.get(name)]
 
 
 def read_run(folder: Path) -> Run:
@@ -123,6 +124,7 @@ def read_run(folder: Path) -> Run:
     if not metrics:
         raise ValueError(f"{path} holds no complete line: the run has not finished its first step")
     settings, problem = read_settings(folder / "config.yaml")
+    versions, versions_problem = _versions(folder)
     return Run(
         folder=folder,
         metrics=metrics,
@@ -131,8 +133,17 @@ def read_run(folder: Path) -> Run:
         events=read_json_lines(folder / EVENTS),
         settings=settings,
         config_problem=problem,
-        versions=read_versions(folder) or {},
+        versions=versions,
+        versions_problem=versions_problem,
     )
+
+
+def _versions(folder: Path) -> tuple[dict[str, str], str]:
+    try:
+        found = read_versions(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{VERSIONS} is damaged ({' '.join(str(error).split())})"
+    return found or {}, "" if found else f"{VERSIONS} is {'missing' if found is None else 'empty'}"
 
 
 def read_settings(path: Path) -> tuple[dict[str, str], str]:
@@ -177,19 +188,29 @@ def number(value: object) -> float | None:
 
 def _trajectory(row: dict) -> dict:
     """Numbers where the page needs numbers, lists where it needs lists; what is neither counts as not recorded."""
-    golds, turns = row.get("golds"), row.get("turns")
+    golds, place = row.get("golds"), row.get("place")
+    group = [
+        {"outcome": number(one.get("outcome")), "turns": _turns(one)} for one in _objects(row.get("group"))
+    ]
     whole = {
         "step": row.get("step") if type(row.get("step")) is int else None,
         "question": str(row.get("question", "")),
         "outcome": number(row.get("outcome")),
         "golds": golds if isinstance(golds, list) else [golds] if isinstance(golds, str) else [],
-        "turns": [
-            turn | {name: number(turn.get(name)) for name in ("advantage", "info_gain", "clip_scale")}
-            for turn in (turns if isinstance(turns, list) else [])
-            if isinstance(turn, dict)
-        ],
+        "turns": _turns(row),
+        "group": [one for one in group if one["turns"]],
+        "place": place if type(place) is int else None,
     }
     return row | whole
+
+
+def _turns(row: dict) -> list[dict]:
+    names = ("advantage", "info_gain", "z", "clip_scale")
+    return [turn | {name: number(turn.get(name)) for name in names} for turn in _objects(row.get("turns"))]
+
+
+def _objects(value: object) -> list[dict]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _by_step(path: Path) -> list[dict]:
