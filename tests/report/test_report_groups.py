@@ -29,9 +29,9 @@ def test_all_siblings_are_in_one_table_with_gain_z_and_advantage(run_dir):
     rows = page.rows[page.rows.index(["Outcome", "Turns", "Turn 1", "Turn 2", "Answer"]) + 1 :][:3]
     absent = "\N{EN DASH}"
     assert rows == [
-        ["solved 1.00shown below", "2", f"gain +0.250z {MINUS}1.500{MINUS}0.750", absent, "+0.500"],
-        ["failed 0.00", "2", "gain +0.500z +0.500+0.125", absent, f"{MINUS}0.500"],
-        ["solved 1.00", "3", "gain +0.500z +0.500+0.625", "gain 0.000z 0.000+0.500", "+0.500"],
+        ["solved 1.00shown below", "2", f"gain +0.250, z {MINUS}1.500{MINUS}0.750", absent, "+0.500"],
+        ["failed 0.00", "2", "gain +0.500, z +0.500+0.125", absent, f"{MINUS}0.500"],
+        ["solved 1.00", "3", "gain +0.500, z +0.500+0.625", "gain 0.000, z 0.000+0.500", "+0.500"],
     ]
     assert page.text.count(RELATIVE) == 1 and TIED not in page.text
 
@@ -68,6 +68,8 @@ def test_a_group_with_several_outcomes_is_shown_before_a_tied_one():
     tied = trajectory(step=9, n_turns=5, group=[sibling(1.0, (None, None, 0.0))] * 2)
     several = trajectory(step=8, question="Who?", group=MIXED)
     assert choose([tied, several], count=1) == [several]
+    stands_out = several | {"step": 7, "turns": [turn() | {"z": -0.75}, turn("x", "", None)]}
+    assert choose([several, stands_out], count=1) == [stands_out]
 
 
 def test_one_colour_scale_holds_for_the_group_too(run_dir):

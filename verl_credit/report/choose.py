@@ -18,15 +18,16 @@ def mixed(row: dict) -> bool:
 def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
     """Up to ``count`` trajectories: a solved and a failed one if there are, then what differs most.
 
-    Within the last ``RECENT_STEPS`` recorded steps groups with several outcomes come first, then more turns, then the
-    later step; an older trajectory is taken only where no recent one will do. Solved ones lead.
+    Within the last ``RECENT_STEPS`` recorded steps groups with several outcomes come first, then a search that differs
+    from its siblings', then more turns, then the later step; an older trajectory is taken only where no recent one will
+    do. Solved ones lead.
     """
     usable = [row for row in trajectories if row.get("turns")]
     recent = set(sorted({_step(row) for row in usable})[-RECENT_STEPS:])
 
     def rank(row: dict) -> tuple:
         turns, step = len(row["turns"]), _step(row)
-        return (True, mixed(row), turns, step) if step in recent else (False, step, turns)
+        return (True, mixed(row), _stands_out(row), turns, step) if step in recent else (False, step, turns)
 
     ordered = sorted(usable, key=rank, reverse=True)
     chosen: list[dict] = []
@@ -36,6 +37,10 @@ def choose(trajectories: list[dict], count: int = 3) -> list[dict]:
         left = [row for row in ordered if not any(row is taken for taken in chosen)]
         chosen.append(max(left, key=lambda row: _news(row, chosen)))
     return sorted(chosen[:count], key=solved, reverse=True)
+
+
+def _stands_out(row: dict) -> bool:
+    return any(abs(turn.get("z") or 0.0) > 0.5 for turn in row["turns"])
 
 
 def _news(row: dict, chosen: list[dict]) -> tuple[bool, bool]:
