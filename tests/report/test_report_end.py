@@ -106,13 +106,15 @@ def test_damaged_versions_are_said_and_the_rest_is_shown(run_dir, damage, said):
     assert said in text and "the versions are not known." in text and "First and last values" in text
 
 
-def test_the_command_of_the_last_start_is_shown(run_dir):
+def test_the_command_is_that_of_the_start_whose_end_is_told(run_dir):
     events.start(run_dir, 20)  # of an earlier version
     assert "verl-credit train" not in Page(report(run_dir)).text
-    for seed in (1, 2):
+    for seed, code in ((1, ExitCode.FAILED), (2, ExitCode.INTEGRITY), (3, ExitCode.NOTHING_LEFT)):
         events.start(run_dir, 20, f"verl-credit train --config-name lab seed={seed} 'a=<b>'")
+        assert f"seed={seed} 'a=<b>'" in Page(report(run_dir)).text  # while it goes on
+        events.end(run_dir, code, "", 20)
     text = Page(report(run_dir)).text
-    assert "verl-credit train --config-name lab seed=2 'a=<b>'" in text and "seed=1" not in text
+    assert "verl-credit train --config-name lab seed=2 'a=<b>'" in text and "seed=3" not in text
 
 
 def test_held_out_questions_come_with_an_interval(run_dir):

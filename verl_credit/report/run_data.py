@@ -111,8 +111,8 @@ class Run:
                 found.append(HeldOut(source, mode, em, em.over(ok), questions))
         return found
 
-    def event(self, kind: str, name: str = "text") -> list[str]:
-        return [str(row[name]) for row in self.events if row.get("kind") == kind and row.get(name)]
+    def event(self, kind: str) -> list[str]:
+        return [str(row.get("text", "")) for row in self.events if row.get("kind") == kind]
 
 
 def read_run(folder: Path) -> Run:

@@ -34,10 +34,11 @@ ERRORS = (Reason.FAULT, Reason.FAILED, Reason.REFUSED, Reason.KILLED)
 class Ending(NamedTuple):
     text: str
     error: bool = False
+    command: str = ""
 
 
 def ending(run: Run) -> Ending:
-    """Of the last start that had something to do."""
+    """Of the last start that had something to do, with its command."""
     start, last = None, None
     for row in run.events:
         if row.get("kind") == START:
@@ -47,7 +48,8 @@ def ending(run: Run) -> Ending:
                 last = (start or {}, row)
             start = None
     if start is not None:
-        return Ending("This run has no end yet: it goes on, or it was killed.")
+        text = "This run has no end yet: it goes on, or it was killed."
+        return Ending(text, command=str(start.get("command") or ""))
     if last is None:
         return Ending("events.jsonl does not say how this run ended.")
     begin, end = last
@@ -58,7 +60,8 @@ def ending(run: Run) -> Ending:
     if None not in times and end["reason"] != Reason.KILLED:  # nobody knows when
         text += f", {duration(max(times[1] - times[0], 0.0))} since the start"
     why = str(end.get("why") or "")
-    return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS)
+    command = str(begin.get("command") or "")
+    return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, command)
 
 
 def held_out_lines(run: Run) -> list[str]:
