@@ -23,7 +23,7 @@ def sentences(row: dict) -> list[str]:
     if any(turn["z"] is not None for turn in turns):
         said = [
             "Credit is relative to the group: a search that raised the probability of the gold answer is still made less "
-            "likely where its siblings raised it more."
+            "likely where its siblings raised it more, or where they solved the question and its rollout did not."
         ]
     if len(group) > 1 and not mixed(row):
         all_did = "solved" if solved(group[0]) else "failed"
