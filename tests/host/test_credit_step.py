@@ -56,7 +56,7 @@ def test_what_a_padding_row_carries_is_never_read(tokenizer, mode):
     alone, clean = run(tokenizer, info_gain_norm_mode=mode)
     turns = turn_batch([*BATCH, padding_row(BATCH[0]), padding_row(BATCH[0])], tokenizer)
     step = turn_step(turns, [*GAINS, [9.0, -9.0], [9.0, -9.0]], info_gain_norm_mode=mode)
-    step.info_gain_B_K[ROWS:, 0] = float("nan")
+    step.turn_reward_B_K[ROWS:, 0] = float("nan")
     padded = estimate(step, turns, [*OUTCOMES, 1e9, float("nan")], [*GROUPS, "a", "c"])
     assert torch.equal(padded[:ROWS], alone) and not padded[ROWS:].any()
     assert torch.equal(step.clip_scale_B_T[:ROWS], clean.clip_scale_B_T)
@@ -102,7 +102,7 @@ SETTINGS = [
 def test_every_setting_reaches_the_equations(tokenizer, changes, arguments):
     _, vetted = run(tokenizer)
     _, step = run(tokenizer, **changes)
-    tables = step.outcome_B, step.info_gain_B_K, step.turn_mask_B_K, step.group_B
+    tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
     direct = turn_credit(*tables, row_valid_B=step.row_valid_B, **arguments)
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert torch.equal(step.credit.clip_scale_B_K1, direct.clip_scale_B_K1)
@@ -126,7 +126,7 @@ def test_the_outcome_of_a_row_is_the_sum_of_its_token_rewards(tokenizer):
 def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
     lost = [[float("nan"), 0.2], *GAINS[1:]]
     _, step = run(tokenizer, gains=lost, info_gain_norm_mode=mode)
-    tables = step.outcome_B, step.info_gain_B_K, step.turn_mask_B_K, step.group_B
+    tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
     direct = turn_credit(*tables, row_valid_B=step.row_valid_B, info_gain_norm_mode=mode)
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert step.credit.counts["nonfinite_rewards"] == 1 and not step.rewarded_B_K[0, 0]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section
+from verl_credit.config.keys import AUTO, LOSS, Algorithm, PolicyLoss, Search, read_section
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
+INFO_GAIN = "info_gain"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 
@@ -45,9 +46,21 @@ class CreditSettings:
         return self.algorithm.adv_estimator == ADV_ESTIMATOR
 
     @property
+    def turn_signals(self) -> dict[str, float]:
+        """What gives tool turns their rewards, with weights; empty where nothing reads them (mode ``none``, verl's own
+        estimators)."""
+        a = self.algorithm
+        if not self.turn_estimator or not a.turn_mode.reads_turn_rewards:
+            return {}
+        if a.turn_signals is not None:
+            return dict(a.turn_signals)
+        name = a.turn_mode.default_signal if a.turn_signal == AUTO else a.turn_signal
+        return {} if name == "none" else {name: 1.0}
+
+    @property
     def scores_gain(self) -> bool:
-        """Mode ``none`` and verl's own estimators need no information gain, so none is computed."""
-        return self.turn_estimator and self.algorithm.info_gain_norm_mode != "none"
+        """Information gain is measured only where it is one of the turn signals."""
+        return INFO_GAIN in self.turn_signals
 
     @property
     def ratio_level(self) -> str:

@@ -37,6 +37,10 @@ class RowRecord:
     """[context, alias, mean log-prob of the gold tokens], if the rollout server scores (`gain_server`)."""
     score_span: list[float] = field(default_factory=list)
     """[begin, end] of that scoring in seconds since the epoch, by the clock of the agent loop's machine."""
+    signals: dict[str, list] = field(default_factory=dict)
+    """Turn signals of the user's that ran in the agent loop: name -> a reward per tool turn, None or NaN (lost)."""
+    signal_errors: dict[str, str] = field(default_factory=dict)
+    """Why a turn signal's rewards were lost."""
     score_error: str = ""
     """Why the last NaN among the scores has no value."""
 

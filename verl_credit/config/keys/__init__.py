@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from verl_credit.config.keys import reads
-from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm
+from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.loss import LOSS, PolicyLoss
 from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Run
 from verl_credit.config.keys.search import Search
@@ -57,6 +57,6 @@ def defaults_tree() -> dict[str, Any]:
 
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
-    "Algorithm", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lab",
+    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lab",
     "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "read_section", "reads",
 ]  # fmt: skip

@@ -114,6 +114,17 @@ class Planning(Section):
     """A sentence plans when its similarity to an anchor is above this."""
 
 
+class TurnJudge(Section):
+    """A turn signal of yours that is a coroutine (a judge over HTTP), awaited in the agent loops."""
+
+    concurrency: Annotated[int, Field(ge=1), When(reads.own_signal)] = 8
+    """Calls at a time in each agent loop worker."""
+    deadline_s: Annotated[float, Field(gt=0), When(reads.own_signal)] = 30.0
+    """Seconds that a call may take."""
+    retries: Annotated[Count, When(reads.own_signal)] = 2
+    """Further tries after a call that raised or took too long; then the trajectory's rewards are lost."""
+
+
 class Curriculum(Section):
     """Weights in steps that measure gains: [first such step, last step], linear between."""
 
@@ -136,6 +147,25 @@ class Algorithm(Section):
     """Turn level: how turn rewards become an advantage per turn; none: verl's GRPO; or my_module.my_mode."""
     turn_params: Params = Field(default_factory=dict)
     """Options of the turn mode that have no key of their own (`verl-credit modes` lists them)."""
+    turn_signal: Annotated[
+        str,
+        Expected(
+            "auto, none, info_gain, tool_reward, column:NAME, or a dotted path to your own (my_module.my_signal)"
+        ),
+        When(reads.turn_level),
+    ] = AUTO
+    """Turn reward: info_gain, tool_reward, column:NAME, none, my_module.my_signal; auto: what the turn mode is made for."""
+    turn_signals: Annotated[
+        dict[str, float] | None,
+        Expected("null, or a mapping of turn signals to weights"),
+        When(reads.turn_level),
+    ] = None
+    """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; in place of turn_signal."""
+    turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several_signals)] = "group"
+    """group: each of several signals is z-scored over its question's turns before they are added; none: as they are."""
+    turn_signal_params: Annotated[Params, When(reads.own_signal)] = Field(default_factory=dict)
+    """Handed to turn signals of yours."""
+    turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """If all rollouts of a question score the same: keep training on gains (released code), or skip the question."""
     transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"

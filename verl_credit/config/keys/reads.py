@@ -16,6 +16,18 @@ def ours(s) -> bool:
     return s.turn_estimator and not s.algorithm.replaces_turns
 
 
+def turn_level(s) -> bool:
+    return ours(s) and s.algorithm.turn_mode.reads_turn_rewards
+
+
+def several_signals(s) -> bool:
+    return len(s.turn_signals) > 1
+
+
+def own_signal(s) -> bool:
+    return any("." in name for name in s.turn_signals)
+
+
 def gains(s) -> bool:
     return s.scores_gain
 

@@ -71,6 +71,8 @@ class TurnMode(Operator):
     departures: str = "none"
     needs: tuple[str, ...] = ()
     """Optional tables without which it cannot run (`OPTIONAL_TABLES`)."""
+    default_signal: str = "info_gain"
+    """What `algorithm.turn_signal=auto` stands for; "none" for a mode that works without turn rewards."""
     every_turn_needs_reward: bool = False
     """It refuses a turn without a reward before one with a reward."""
     without_gains: WithoutGains = field(default_factory=WithoutGains)
@@ -206,13 +208,24 @@ class TurnMode(Operator):
 
 
 def as_turn_mode(found: Callable, name: str) -> TurnMode:
-    """A user's function of `Tables` as a mode. It may declare `reads`, `needs`, `scope`, `properties`, `exempt` and
-    `every_turn_needs_reward` as attributes; without `reads` it is taken to read rewards, groups and turn rewards."""
+    """A user's function of `Tables` as a mode.
+
+    It may declare `reads`, `needs`, `scope`, `properties`, `exempt`, `default_signal` and `every_turn_needs_reward` as
+    attributes; without `reads` it is taken to read rewards, groups and turn rewards.
+    """
     if isinstance(found, TurnMode):
         return found
     declared = {
         key: getattr(found, key)
-        for key in ("reads", "needs", "scope", "properties", "exempt", "every_turn_needs_reward")
+        for key in (
+            "reads",
+            "needs",
+            "scope",
+            "properties",
+            "exempt",
+            "default_signal",
+            "every_turn_needs_reward",
+        )
         if hasattr(found, key)
     }
     about = {"equation": "yours", "reduces_to": "not stated", "bias": "not stated", "source": name}

@@ -7,7 +7,7 @@ correction) stays verl's. Called by a trainer that brings no turns, the estimato
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +21,8 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
 
+SignalTables = tuple[torch.Tensor, torch.Tensor, dict[str, float]]
+
 
 @dataclass
 class TurnStep:
@@ -28,11 +30,13 @@ class TurnStep:
 
     settings: CreditSettings
     turn_ids_B_T: torch.Tensor
-    info_gain_B_K: torch.Tensor
+    turn_reward_B_K: torch.Tensor
     turn_mask_B_K: torch.Tensor
     row_valid_B: torch.Tensor
+    signals: Callable[[torch.Tensor, torch.Tensor], SignalTables] | None = None
+    """(outcome_B, group_B) -> turn rewards, their mask, metrics; None where the rewards stand here already."""
     scored: bool = True
-    """False: a step of plain GRPO, whose gains were not measured."""
+    """False: a step without turn rewards (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0
     outcome_scale: float = 1.0
     stage: TokenStage | None = None
@@ -47,7 +51,7 @@ class TurnStep:
     @property
     def rewarded_B_K(self) -> torch.Tensor:
         """Turns of rows that count whose reward is known."""
-        return self.turn_mask_B_K & self.row_valid_B[:, None] & self.info_gain_B_K.isfinite()
+        return self.turn_mask_B_K & self.row_valid_B[:, None] & self.turn_reward_B_K.isfinite()
 
 
 _STEP: ContextVar[TurnStep | None] = ContextVar("verl_credit_turn_step", default=None)
@@ -90,24 +94,31 @@ def info_gain_advantage(
         raise IntegrityError(
             f"outcome of row {row} is {float(step.outcome_B[row])}: the reward function gave no finite number"
         )
+    if step.signals is not None:
+        step.turn_reward_B_K, step.turn_mask_B_K, found = step.signals(step.outcome_B, step.group_B)
+        step.token_metrics |= found
+    table = turn_table(step.turn_ids_B_T, step.turn_ids_B_T >= 0)
     mode, options = settings.algorithm.turn_mode, settings.turn_options
+    if "turn_tokens_B_K1" in mode.tables:
+        options["turn_tokens_B_K1"] = table.n_tokens_B_K1
     if mode.any_outcome_operator:
         options["outcome_operator"] = "grpo" if step.stage is None else step.stage.outcome_operator
     if mode.curriculum:
         options |= {"gain_scale": step.gain_scale, "outcome_scale": step.outcome_scale}
     step.credit = mode(
         step.outcome_B,
-        step.info_gain_B_K,
+        step.turn_reward_B_K,
         step.turn_mask_B_K,
         step.group_B,
         row_valid_B=step.row_valid_B,
+        n_tool_turns_B=table.n_tool_turns_B,
         tied_groups=settings.algorithm.tied_groups,
         **options,
     )
     step.clip_scale_B_T = spread(step.credit.clip_scale_B_K1, step.turn_ids_B_T, response_mask, fill=1.0)
     advantages_B_T = spread(step.credit.advantage_B_K1, step.turn_ids_B_T, response_mask)
     if step.stage is not None and step.stage.active:
-        advantages_B_T, step.token_metrics = step.stage.apply(
+        advantages_B_T, token_metrics = step.stage.apply(
             advantages_B_T,
             step.credit.outcome_advantage_B,
             step.outcome_B,
@@ -115,6 +126,7 @@ def info_gain_advantage(
             step.tokens,
             trained_B_T=response_mask,
         )
+        step.token_metrics |= token_metrics
         if settings.algorithm.replaces_turns:
             step.credit = as_turn_credit(advantages_B_T, step.turn_ids_B_T, response_mask, step.credit)
     counted_B_T = response_mask.bool() & step.row_valid_B[:, None]

@@ -10,6 +10,7 @@ from collections import Counter
 
 import torch
 
+from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.run.turn_cuts import TURNS_CUT
@@ -50,18 +51,22 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
 
 
 def gain_metrics(step: TurnStep) -> dict[str, float]:
-    """Information gain of the turns that have one: mean, spread, share positive, and per turn index."""
-    mask, gain = step.rewarded_B_K, step.info_gain_B_K
-    metrics = {"credit/gain/turns": int(mask.sum())}
+    """Rewards of the turns that have one: mean, spread, share positive, and per turn index.
+
+    Under ``credit/gain`` where information gain is the only signal, else under ``credit/turn_reward``.
+    """
+    mask, gain = step.rewarded_B_K, step.turn_reward_B_K
+    name = "credit/gain" if list(step.settings.turn_signals) == [INFO_GAIN] else "credit/turn_reward"
+    metrics = {f"{name}/turns": int(mask.sum())}
     if not mask.any():
         return metrics
     values = gain[mask].double()
-    metrics["credit/gain/mean"] = values.mean().item()
-    metrics["credit/gain/std"] = values.std(correction=0).item()
-    metrics["credit/gain/share_positive"] = (values > 0).double().mean().item()
+    metrics[f"{name}/mean"] = values.mean().item()
+    metrics[f"{name}/std"] = values.std(correction=0).item()
+    metrics[f"{name}/share_positive"] = (values > 0).double().mean().item()
     for turn in range(mask.shape[1]):
         if mask[:, turn].any():
-            metrics[f"credit/gain/turn_{turn}"] = gain[mask[:, turn], turn].double().mean().item()
+            metrics[f"{name}/turn_{turn}"] = gain[mask[:, turn], turn].double().mean().item()
     return metrics
 
 

@@ -28,16 +28,17 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
             )
 
 
-def check_gain_has_signal(step: TurnStep) -> None:
-    """Called for the first step that measures gains: those that reach no turn are switched on and do nothing."""
+def check_turns_have_rewards(step: TurnStep) -> None:
+    """Called for the first step that has turn rewards: those that reach no turn are switched on and do nothing."""
     settings = step.settings
-    if not settings.scores_gain:
+    if not settings.turn_signals:
         return
     mask = step.rewarded_B_K
     if not bool(mask.any()):
         raise IntegrityError(
             f"algorithm.info_gain_norm_mode={settings.algorithm.info_gain_norm_mode}, but none of the "
-            f"{int(step.row_valid_B.sum())} trajectories of the step has a turn with an information gain: "
+            f"{int(step.row_valid_B.sum())} trajectories of the step has a turn with a reward "
+            f"({', '.join(settings.turn_signals)}): "
             "the policy calls no tool (chat template? tool format?), or "
             f"info_gain_first_turn={settings.algorithm.info_gain_first_turn} leaves single-search rows without one"
         )

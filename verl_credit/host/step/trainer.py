@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from verl_credit.config.settings import CreditSettings
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
@@ -32,10 +33,10 @@ from verl_credit.host.step.held_out import EvaluatingTrainer
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.stops import (
-    check_gain_has_signal,
     check_outcomes,
     check_planning_has_signal,
     check_tool_faults,
+    check_turns_have_rewards,
 )
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
@@ -46,6 +47,7 @@ from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains, score_gains
+from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
 
 
 @register_trainer(TRAINER_MODE)
@@ -59,6 +61,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
+        self._signals: dict[Signal, float] = {}
         self._said: dict[str, str | None] = {}  # by the actor workers, of what they run
         super().__init__(config)
 
@@ -84,6 +87,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         super()._init_tokenizer()
         if self.settings.turn_estimator:
             self._stage = TokenStage(self.settings.algorithm, self.tokenizer)
+            self._signals = signals_of(self.settings)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -179,7 +183,10 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
                 gain_B_K,
                 mask_B_K,
                 self._turns.row_valid_B,
-                scored=plan.scored or not self.settings.scores_gain,
+                signals=partial(self._turn_rewards, gain_B_K, mask_B_K, plan.scored)
+                if self._signals
+                else None,
+                scored=plan.scored or set(self.settings.turn_signals) != {INFO_GAIN},
                 gain_scale=gain_scale,
                 outcome_scale=outcome_scale,
                 stage=self._stage,
@@ -218,7 +225,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         metrics.update(credit_metrics(step, self._turns, n))
         metrics.update(step.token_metrics)
         if not self._gain_checked and step.scored:  # later than step 1 with info_gain_warmup_steps
-            check_gain_has_signal(step)
+            check_turns_have_rewards(step)
             self._gain_checked = True
         if not self._planning_checked:
             check_planning_has_signal(step)
@@ -226,6 +233,11 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         for row in sample_trajectories(self._turns, step, self.tokenizer, self.config.sample_trajectories):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
         return batch
+
+    def _turn_rewards(self, gain_B_K, has_gain_B_K, scored, outcome_B, group_B):
+        rows = StepRows(self._turns, self.tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
+        tolerated = self.config.faults.max_lost_rewards
+        return step_rewards(self._signals, self.settings, rows, scored=scored, tolerated_share=tolerated)
 
     def _token_inputs(self, batch) -> TokenInputs:
         """Log-probs and entropies of the policy that is trained, as verl computed them for this step."""

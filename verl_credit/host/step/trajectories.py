@@ -8,6 +8,7 @@ from verl_credit.credit.groups import z_score_per_turn
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.reward.qa import gold_answers
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.signals import turn_texts
 
 
 def sample_trajectories(turns: TurnBatch, step: TurnStep, tokenizer, count: int) -> list[dict]:
@@ -48,7 +49,7 @@ def _normalised_gains(step: TurnStep) -> torch.Tensor | None:
     norm = {
         name: options[name] for name in ("norm_by_std", "ddof", "variance_floor", "eps") if name in options
     }
-    return z_score_per_turn(step.info_gain_B_K, step.rewarded_B_K, step.group_B, **norm)
+    return z_score_per_turn(step.turn_reward_B_K, step.rewarded_B_K, step.group_B, **norm)
 
 
 def _credit(turns: TurnBatch, step: TurnStep, z_B_K: torch.Tensor | None, row: int) -> list[dict]:
@@ -57,7 +58,7 @@ def _credit(turns: TurnBatch, step: TurnStep, z_B_K: torch.Tensor | None, row: i
     has_gain = [turn < answer and bool(step.rewarded_B_K[row, turn]) for turn in range(answer + 1)]
     return [
         {
-            "info_gain": float(step.info_gain_B_K[row, turn]) if has_gain[turn] else None,
+            "info_gain": float(step.turn_reward_B_K[row, turn]) if has_gain[turn] else None,
             "z": float(z_B_K[row, turn]) if has_gain[turn] and z_B_K is not None else None,
             "advantage": float(step.credit.advantage_B_K1[row, turn]),
             "clip_scale": float(step.credit.clip_scale_B_K1[row, turn]),
@@ -68,7 +69,8 @@ def _credit(turns: TurnBatch, step: TurnStep, z_B_K: torch.Tensor | None, row: i
 
 def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int, credit: list[dict]) -> dict:
     record = turns.records[row]
-    texts = _turn_texts(turns.response_ids[row], turns.turn_ids_B_T[row].tolist(), len(credit), tokenizer)
+    ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
+    texts = turn_texts(ids, turn_ids, len(credit), tokenizer.decode)
     return {
         "question": str(turns.extra_infos[row].get("question", "")),
         "golds": gold_answers(turns.ground_truths[row]),
@@ -81,15 +83,3 @@ def _describe(turns: TurnBatch, step: TurnStep, tokenizer, row: int, credit: lis
             for (written, observed), numbers in zip(texts, credit, strict=True)
         ],
     }
-
-
-def _turn_texts(ids: list[int], turn_ids: list[int], n_turns: int, tokenizer) -> list[tuple[str, str]]:
-    """(what the policy wrote, what it was shown next) per turn; tokens before the first turn are dropped."""
-    written: list[list[int]] = [[] for _ in range(n_turns)]
-    observed: list[list[int]] = [[] for _ in range(n_turns)]
-    current = -1
-    for token, turn in zip(ids, turn_ids, strict=False):
-        current = turn if turn >= 0 else current
-        if current >= 0:
-            (written if turn >= 0 else observed)[current].append(token)
-    return [(tokenizer.decode(w), tokenizer.decode(o)) for w, o in zip(written, observed, strict=True)]

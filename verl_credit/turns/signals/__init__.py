@@ -1,0 +1,41 @@
+"""Turn signals by name, column or dotted path; one file says what a signal is (`signal.py`)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.plugins import load
+from verl_credit.turns.signals.known import COLUMN, SIGNALS, ColumnSignal
+from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal, ask_signals, own_signal
+from verl_credit.turns.signals.signal import Signal, StepRows
+from verl_credit.turns.signals.step import step_rewards
+from verl_credit.turns.signals.trajectory import Group, Trajectory, Turn, make_trajectory, turn_texts
+
+KEY = "algorithm.turn_signal"
+
+
+def find_signal(name: str, params: dict) -> Signal:
+    """Raises ValueError where no signal has that name and nothing can be imported by it."""
+    if name in SIGNALS:
+        return SIGNALS[name](name)
+    if name.startswith(COLUMN):
+        return ColumnSignal(name)
+    return own_signal(name, _loaded(name), params)
+
+
+@lru_cache(maxsize=16)
+def _loaded(name: str):
+    return load(name, KEY)
+
+
+def signals_of(settings: CreditSettings) -> dict[Signal, float]:
+    """The signals of a run and their weights."""
+    params = settings.algorithm.turn_signal_params
+    return {find_signal(name, params): weight for name, weight in settings.turn_signals.items()}
+
+
+__all__ = [
+    "COLUMN", "SIGNALS", "Group", "GroupSignal", "Signal", "StepRows", "Trajectory", "TrajectorySignal", "Turn",
+    "ask_signals", "find_signal", "make_trajectory", "own_signal", "signals_of", "step_rewards", "turn_texts",
+]  # fmt: skip

@@ -1,0 +1,45 @@
+"""The signals that have a name."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.signals.signal import Signal, StepRows
+
+
+class InfoGainSignal(Signal):
+    """How much closer the policy's own probability of the gold answer moved (`turns/gains.py`)."""
+
+    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+        return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
+
+
+class ToolRewardSignal(Signal):
+    """What verl's tools return per call, summed over the calls of a turn; or what the agent loop reports per turn."""
+
+    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.table(rows, lambda row: rows.turns.turn_rewards[row][: rows.n_tool_turns[row]])
+
+
+class ColumnSignal(Signal):
+    """``column:NAME``: a list with an entry per tool turn, from the reward function's values or the row's extra_info."""
+
+    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+        column = self.name.removeprefix("column:")
+
+        def values_of(row: int):
+            for place in (rows.turns.scores[row], rows.turns.extra_infos[row]):
+                if place.get(column) is not None:
+                    return place[column]
+            raise IntegrityError(
+                f"algorithm.turn_signal={self.name}: row {row} has no {column!r}, neither among the reward function's "
+                f"values ({', '.join(rows.turns.scores[row]) or 'none'}) nor in extra_info "
+                f"({', '.join(rows.turns.extra_infos[row]) or 'empty'})"
+            )
+
+        return self.table(rows, values_of)
+
+
+SIGNALS = {"info_gain": InfoGainSignal, "tool_reward": ToolRewardSignal}
+COLUMN = "column:"

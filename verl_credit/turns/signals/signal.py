@@ -1,0 +1,109 @@
+"""What a turn signal is, and what it may read of a step.
+
+A signal gives every tool turn a reward, or none. Turn modes (`credit/turn/modes/`) turn rewards into advantages. NaN is a
+reward that was lost (a judge that was down): it is a missing one to every mode, never a 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.signals.trajectory import Trajectory, make_trajectory, turn_texts
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of a step, after outcomes and groups are known."""
+
+    turns: TurnBatch
+    decode: Callable[[list[int]], str]
+    outcome_B: torch.Tensor
+    group_B: torch.Tensor
+    gain_B_K: torch.Tensor
+    """Information gain (0 where none was measured); NaN: lost."""
+    has_gain_B_K: torch.Tensor
+    row_names: Sequence[str] = field(default=())
+
+    @cached_property
+    def n_tool_turns(self) -> list[int]:
+        return (self.turns.n_turns_B - 1).clamp(min=0).tolist()
+
+    @property
+    def valid_rows(self) -> list[int]:
+        return self.turns.row_valid_B.nonzero().flatten().tolist()
+
+    def trajectory(self, row: int) -> Trajectory:
+        turns = self.turns
+        ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
+        return make_trajectory(
+            turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), self.decode),
+            turns.records[row],
+            turns.turn_rewards[row],
+            turns.ground_truths[row],
+            outcome=float(self.outcome_B[row]),
+            extra_info=turns.extra_infos[row],
+            scores=turns.scores[row],
+        )
+
+
+class Signal(ABC):
+    """One without `rewards` ends at its import."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @abstractmethod
+    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """(reward_B_K, has_reward_B_K); NaN with has_reward True is a lost reward."""
+
+    def table(
+        self, rows: StepRows, values_of: Callable[[int], Sequence[Any] | None]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rewards from one list per valid row: a number, None (no reward) or NaN (lost) for each of its tool turns."""
+        reward_B_K = torch.zeros(rows.gain_B_K.shape, dtype=torch.float64)
+        has_B_K = torch.zeros(rows.gain_B_K.shape, dtype=torch.bool)
+        for row in rows.valid_rows:
+            values = self.checked(values_of(row), rows.n_tool_turns[row], f"row {row}")
+            for turn, value in enumerate(values):
+                if value is not None:
+                    reward_B_K[row, turn], has_B_K[row, turn] = value, True
+        return reward_B_K, has_B_K
+
+    def checked(self, values: Any, n_tool_turns: int, where: str) -> list[float | None]:
+        """One number or None per tool turn, or IntegrityError that names signal, row and turn."""
+        if isinstance(values, torch.Tensor) or type(values).__module__ == "numpy":
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            raise IntegrityError(
+                f"turn signal {self.name!r} gave {type(values).__name__} for {where}; expected a list with a number or None "
+                f"for each of its {n_tool_turns} tool turns"
+            )
+        if len(values) != n_tool_turns:
+            raise IntegrityError(
+                f"turn signal {self.name!r} gave {len(values)} values for {where}, which has {n_tool_turns} tool turns "
+                "(the answer turn gets none)"
+            )
+        return [self._number(value, f"{where}, turn {turn}") for turn, value in enumerate(values)]
+
+    def _number(self, value: Any, where: str) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.inf
+        if math.isinf(number) or isinstance(value, str):
+            raise IntegrityError(
+                f"turn signal {self.name!r} gave {value!r} for {where}; expected a finite number, None (no reward) or NaN "
+                "(a reward that was lost)"
+            )
+        return number

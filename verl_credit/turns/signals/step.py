@@ -1,0 +1,64 @@
+"""The turn rewards of a step."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.signals.combine import combined
+from verl_credit.turns.signals.signal import Signal, StepRows
+
+
+def step_rewards(
+    signals: dict[Signal, float],
+    settings: CreditSettings,
+    rows: StepRows,
+    *,
+    scored: bool,
+    tolerated_share: float,
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains, which are then no signal of it.
+
+    Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost. Information gain has a rule of
+    its own for lost ones (`info_gain_on_error`).
+    """
+    active = {signal: weight for signal, weight in signals.items() if scored or signal.name != INFO_GAIN}
+    if not active:
+        return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
+    tables = {signal: signal.rewards(rows) for signal in active}
+    metrics: dict[str, float] = {}
+    for signal, (reward_B_K, has_B_K) in tables.items():
+        has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
+        if signal.name != INFO_GAIN:
+            _refuse_many_lost(signal, reward_B_K, has_B_K, rows, tolerated_share)
+        if list(settings.turn_signals) != [INFO_GAIN]:  # alone it has its own metrics
+            metrics |= _metrics(signal, reward_B_K, has_B_K, rows)
+    return *combined(tables, active, rows, settings.algorithm.turn_signal_normalise), metrics
+
+
+def _refuse_many_lost(
+    signal: Signal, reward_B_K: torch.Tensor, has_B_K: torch.Tensor, rows: StepRows, tolerated_share: float
+) -> None:
+    lost, asked = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
+    if lost > tolerated_share * asked:
+        errors = [record.get("signal_errors", {}).get(signal.name) for record in rows.turns.records]
+        reason = next(filter(None, errors), "the signal gave NaN")
+        raise IntegrityError(
+            f"turn signal {signal.name!r} lost {lost} of {asked} rewards ({reason}); a share of {tolerated_share:g} is "
+            "tolerated (faults.max_lost_rewards)"
+        )
+
+
+def _metrics(
+    signal: Signal, reward_B_K: torch.Tensor, has_B_K: torch.Tensor, rows: StepRows
+) -> dict[str, float]:
+    """Turns with a reward, turns without, lost ones; mean and spread of those that are known."""
+    lost, asked = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
+    name = f"credit/signal/{signal.name}"
+    tool_turns = sum(rows.n_tool_turns[row] for row in rows.valid_rows)
+    metrics = {f"{name}/turns": asked, f"{name}/without": tool_turns - asked, f"{name}/lost": lost}
+    known = reward_B_K[has_B_K & reward_B_K.isfinite()]
+    if len(known):
+        metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
+    return metrics
