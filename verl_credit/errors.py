@@ -88,7 +88,7 @@ def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] 
 
 
 def unknown_key(parent: str, name: str, names: Iterable[str], value: Any = None) -> ConfigError:
-    """``name`` is none of the ``names`` below ``parent``. Its value is shown where one is given: it could be a secret."""
+    """``name`` is none of the ``names`` below ``parent``. ``value``: as it may be shown, without secrets."""
     below, names = f"{parent}." if parent else "", list(names)
     given = "" if value is None else f"={value}"
     hint = did_you_mean(name.partition(".")[0], names, lambda near: below + near)

@@ -92,7 +92,6 @@ UNKNOWN = [  # (override, the key that it was taken for)
     (f"{LOSS}.dynamic_clp=true", f"{LOSS}.dynamic_clip"),
     ("reward.custom_reward_function.reward_kwargs.format_penalti=1",
      "reward.custom_reward_function.reward_kwargs.format_penalty"),
-    ("search.token=s3cret", "search.token_env"),
 ]  # fmt: skip
 
 

@@ -57,6 +57,24 @@ def test_a_mistyped_key_that_is_added_is_refused(override):
     assert refused(load_config("lab", [override])).key == override.strip("+").partition("=")[0]
 
 
+SECRETS = [  # (override, what is shown of it)
+    ("search.token=s3cret", "search.token=*** (did you mean search.token_env?)"),
+    ("search.api_key=s3cret", "search.api_key=***"),
+    ("trainer.wandb.Password=s3cret", "trainer.wandb.Password=***"),
+    ("client_secret=s3cret", "client_secret=***"),
+    ("search.urll=http://me:s3cret@host", "search.urll=http://***@host (did you mean search.url?)"),
+    ("search.max_new_tokns=7", "search.max_new_tokns=7 (did you mean search.max_new_tokens?)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override, shown", SECRETS)
+def test_the_value_of_an_unknown_key_that_names_a_secret_is_not_shown(override, shown):
+    with pytest.raises(ConfigError) as caught:
+        load_config("lab", [override])
+    assert f"unknown key {shown}" in str(caught.value)
+    assert "s3cret" not in f"{caught.value} {vars(caught.value)}"
+
+
 # what verl's own code takes: keys of its classes that its configuration does not list, engines other than FSDP,
 # mappings that it hands on, and sections that classes of the user's read
 OTHERS = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.log_probs.path import FLASH
+from verl_credit.search.redact import redact_value
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def assumptions(
     known = {field.name for field in fields(Assumptions)}
     for key, value in given.items():
         if key not in known:
-            raise unknown_key("plan", key, ["model", *sorted(known)], value)
+            raise unknown_key("plan", key, ["model", *sorted(known)], redact_value(key, value))
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise ConfigError(
                 key=f"plan.{key}", value=value, accepted="expected a number, 0 or more", shown=repr(value)

@@ -27,6 +27,7 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.unreadable import circle, not_yaml
+from verl_credit.search.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 
 RECIPES = "verl_credit_recipes"
@@ -205,7 +206,7 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
             key=key, value=value, accepted=f"a new key below it is added with +{key}.NAME=VALUE"
         )
     parent, names = _nearest_parent(base, key)
-    return unknown_key(parent, key.removeprefix(f"{parent}."), names, value)
+    return unknown_key(parent, key.removeprefix(f"{parent}."), names, redact_value(key, value))
 
 
 def _missing(name: str, config_dir: str | None, error: MissingConfigException) -> ConfigError:

@@ -1,8 +1,17 @@
-"""Hides the credentials in addresses that are printed or stored."""
+"""Hides credentials in what is printed or stored: those in addresses, and values whose key names a secret."""
 
 import re
+
+SECRET = re.compile("token(?!s|i)|key|passw|pwd|secret|credential|auth", re.IGNORECASE)
 
 
 def redact(text) -> str:
     """``text`` with user and password of every URL hidden: "http://me:secret@host" becomes "http://***@host"."""
     return re.sub(r"://[^/@\s]*@", "://***@", str(text))
+
+
+def redact_value(key: str, value):
+    """``value`` as a message may show it; hidden where the name of ``key`` says that it is a secret."""
+    if SECRET.search(key) and value is not None:
+        return "***"
+    return redact(value) if isinstance(value, str) else value
