@@ -87,11 +87,16 @@ def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] 
     return f" (did you mean {show(near[0])}?)" if near else ""
 
 
-def unknown_key(parent: str, name: str, names: Iterable[str], value: Any = None) -> ConfigError:
-    """``name`` is none of the ``names`` below ``parent``. ``value``: as it may be shown, without secrets."""
+def unknown_key(
+    parent: str, name: str, names: Iterable[str], value: Any = None, elsewhere: str | None = None
+) -> ConfigError:
+    """``name`` is none of the ``names`` below ``parent``. ``value``: as it may be shown, without secrets. ``elsewhere``: the
+    key of this name that stands below another section."""
     below, names = f"{parent}." if parent else "", list(names)
     given = "" if value is None else f"={value}"
     hint = did_you_mean(name.partition(".")[0], names, lambda near: below + near)
+    if elsewhere is not None:
+        hint = f" (did you mean {elsewhere}?)"
     where = f" below {parent}" if parent else ""
     message = f"unknown key {below}{name}{given}{hint}: accepted{where} are {', '.join(names)}"
     return ConfigError(message, key=below + name, value=value, accepted=names)

@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from kit.recipes import OWN, check, load_config
 from verl_credit.cli import main
+from verl_credit.config.keys import place_of
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
@@ -55,6 +56,32 @@ def test_a_mistyped_key_in_a_file_is_refused(line, key, meant, tmp_path):
 )  # fmt: skip
 def test_a_mistyped_key_that_is_added_is_refused(override):
     assert refused(load_config("lab", [override])).key == override.strip("+").partition("=")[0]
+
+
+MISPLACED = [  # (a file's line, the key, where it belongs)
+    ("topk: 9", "topk", "search.topk"),
+    ("algorithm: {topk: 9}", "algorithm.topk", "search.topk"),
+    ("gtpo: {beta: 0.2}", "gtpo", "algorithm.gtpo"),
+    ("data: {ppo_mini_batch_size: 4}", "data.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batch_size"),
+    ("search: {seed: 4}", "search.seed", "seed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line, key, place", MISPLACED)
+def test_a_key_in_the_wrong_section_gets_the_place_where_it_belongs(line, key, place, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"defaults: [lab, _self_]\n{line}\n")
+    error = refused(load_config("mine", (), str(tmp_path)))
+    assert error.key == key and f"unknown key {key} (did you mean {place}?)" in str(error)
+
+
+def test_an_override_in_the_wrong_section_gets_its_place_too():
+    for key in ("topk", "algorithm.topk"):
+        with pytest.raises(ConfigError, match=rf"^unknown key {key}=9 \(did you mean search.topk\?\)"):
+            load_config("lab", [f"{key}=9"])
+
+
+def test_a_name_that_several_sections_have_gets_no_place():
+    assert place_of("ulysses_sequence_parallel_size") is None and place_of("nothing") is None
 
 
 SECRETS = [  # (override, what is shown of it)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_credit.config.keys import LOSS, defaults_tree
+from verl_credit.config.keys import LOSS, defaults_tree, place_of
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, unknown_key
@@ -206,7 +206,8 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
             key=key, value=value, accepted=f"a new key below it is added with +{key}.NAME=VALUE"
         )
     parent, names = _nearest_parent(base, key)
-    return unknown_key(parent, key.removeprefix(f"{parent}."), names, redact_value(key, value))
+    below = key.removeprefix(f"{parent}.")
+    return unknown_key(parent, below, names, redact_value(key, value), place_of(below))
 
 
 def _missing(name: str, config_dir: str | None, error: MissingConfigException) -> ConfigError:

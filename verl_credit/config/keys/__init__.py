@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -41,6 +42,24 @@ def our_keys() -> list[Key]:
     return [key for section in OURS for key in keys_of(section)]
 
 
+@cache
+def _places() -> dict[str, set[str]]:
+    """Last part of a declared key, or of a section that has some, to the full names that end with it."""
+    found: dict[str, set[str]] = {}
+    for section in (*OURS, *VERLS, Lab):
+        for key in keys_of(section):
+            parts = key.name.split(".")
+            for n, part in enumerate(parts):
+                found.setdefault(part, set()).add(".".join(parts[: n + 1]))
+    return found
+
+
+def place_of(name: str) -> str | None:
+    """The full name of the one declared key that ends with ``name``; None where there is none, or several."""
+    places = _places().get(name, set())
+    return next(iter(places)) if len(places) == 1 else None
+
+
 def defaults_tree() -> dict[str, Any]:
     """Our keys with their defaults, nested as a recipe has them."""
     tree: dict[str, Any] = {}
@@ -58,5 +77,5 @@ def defaults_tree() -> dict[str, Any]:
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
     "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lab",
-    "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "read_section", "reads",
+    "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.keys import defaults_tree
+from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.compose import recipes_folder, verl_folder
 
@@ -72,7 +72,7 @@ def _unlisted(config: DictConfig) -> Iterator[str]:
             elif not _referred_to(config, full):
                 accepted = [*names, *_fields(str(node.get("_target_") or ""))]
                 if key not in accepted:
-                    raise unknown_key(prefix, key, dict.fromkeys(accepted))
+                    raise unknown_key(prefix, key, dict.fromkeys(accepted), elsewhere=place_of(key))
 
     yield from walk("", config)
 
