@@ -118,6 +118,11 @@ def test_versions_nobody_recorded_are_not_compared(tmp_path, capsys):
     [
         ("labb", "no recipe is called 'labb'"),
         ("lab algorithm.gama=1", "did you mean algorithm.gamma"),
+        ("lab +seeed=1", "lab +seeed=1 would be refused: unknown key seeed (did you mean seed?)"),
+        (
+            "lab algorithm.gamma=2",
+            "lab algorithm.gamma=2 would be refused: algorithm.gamma=2: expected a number",
+        ),
         ("lab 'x", "No closing quotation"),
         ("", "give the folder of a run"),
         ("runs/absent", "runs/absent: no such folder"),
@@ -126,6 +131,12 @@ def test_versions_nobody_recorded_are_not_compared(tmp_path, capsys):
 def test_what_cannot_be_read_ends_with_4_and_is_named(capsys, text, said):
     code, told = diff(capsys, text, "lab")
     assert code == 4 and said in told
+
+
+def test_a_run_with_keys_that_nothing_knows_now_stays_readable(tmp_path, capsys):
+    a, b = (run_folder(tmp_path / name, VALUES | {"since_removed": name}) for name in "ab")
+    code, said = diff(capsys, a, b)
+    assert code == 1 and "  since_removed  a  ->  b" in said.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -182,10 +193,14 @@ def test_every_group_has_its_place():
 
 
 def test_a_key_on_one_side_only_and_a_default_of_null():
-    sides = [read_side("lab"), read_side("lab +data.extra=1 data.seed=null")]
+    sides = [read_side("lab"), read_side("lab +data.cache_dir=x data.seed=null")]
     found = compare(*sides, base=lambda: {"data.seed": Default(None, "verl")})
     rows = {row.key: row for rows in found.groups.values() for row in rows}
-    assert (rows["data.extra"].a, rows["data.extra"].b, rows["data.extra"].default) == (ABSENT, 1, ABSENT)
+    assert (rows["data.cache_dir"].a, rows["data.cache_dir"].b, rows["data.cache_dir"].default) == (
+        ABSENT,
+        "x",
+        ABSENT,
+    )
     assert (rows["data.seed"].b, rows["data.seed"].default) == (None, None)
 
 
