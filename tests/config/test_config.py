@@ -10,7 +10,10 @@ from verl_credit.config.keys import (
     LOSS,
     OURS,
     Algorithm,
+    Evaluation,
+    Faults,
     PolicyLoss,
+    Search,
     defaults_tree,
     keys_of,
     our_keys,
@@ -75,7 +78,7 @@ def test_every_declared_key_has_a_sentence_and_a_default_that_it_accepts_and_a_r
     tree = OmegaConf.create(defaults_tree() | {"run_dir": "x"})
     for section in OURS:
         read_section(section, tree)
-        if section.closed:
+        if section in (Search, Faults, Evaluation):  # of ours alone
             assert set(OmegaConf.select(config, section.prefix)) == {key.path[0] for key in keys_of(section)}
 
 

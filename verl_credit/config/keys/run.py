@@ -50,7 +50,6 @@ class Faults(Section):
     """What a run tolerates before it stops."""
 
     prefix = "faults"
-    closed = True
 
     max_failed_rollouts: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a step's rollouts that may raise (agent loop or reward function)."""
@@ -62,7 +61,6 @@ class Faults(Section):
 
 class Evaluation(Section):
     prefix = "evaluation"
-    closed = True
 
     modes: Annotated[
         list[Literal[EVALUATION_MODES]],
@@ -76,7 +74,6 @@ class Lab(Section):
     """Of recipes with the embedded world only; its values are those of recipes/lab.yaml."""
 
     prefix = "lab"
-    closed = True
 
     dir: Folder
     """Where the lab's files are; they are built when they are not there."""

@@ -15,7 +15,6 @@ from verl_credit.search.servers import endpoint
 
 class Search(Section):
     prefix = "search"
-    closed = True
 
     url: Annotated[
         str | list[str] | None, Expected("an address, a list of addresses, or null"), Shown(redact)

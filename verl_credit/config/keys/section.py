@@ -23,17 +23,16 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from verl_credit.errors import ConfigError, unknown_key
+from verl_credit.errors import ConfigError
 
 
 class Section(BaseModel):
-    """Keys below ``prefix``. ``closed``: no other key may stand there. ``lenient``: a key that is not there is null."""
+    """Keys below ``prefix``. ``lenient``: a key that is not there is null."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True
     )
     prefix: ClassVar[str] = ""
-    closed: ClassVar[bool] = False
     lenient: ClassVar[bool] = False
 
 
@@ -134,8 +133,6 @@ def _plain(section: type[Section], node: DictConfig, prefix: str) -> dict[str, A
             values[name] = (
                 OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             )
-    if section.closed and (unknown := [str(key) for key in node if key not in section.model_fields]):
-        raise unknown_key(prefix, unknown[0], section.model_fields)
     return values
 
 
