@@ -19,6 +19,7 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.turns.scorers import SCORERS
@@ -218,6 +219,12 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
     clip = f"clip range [1 - {actor.clip_ratio_low}, 1 + {actor.clip_ratio_high}]"
     if settings.dynamic_clip:
         clip += f", times the turn's scale in (1 - {settings.clip_beta:g}, 1 + {settings.clip_beta:g})"
+    if own := own_loss(config):
+        modules = ", ".join(own_modules(config))
+        says = (
+            f"yours, none of verl's own: `train` asks verl for it once {modules} is imported, or ends there"
+        )
+        return Stage("loss", own, says, "log-probs, advantages")
     return Stage(
         "loss",
         actor.policy_loss.loss_mode,

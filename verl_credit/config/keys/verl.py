@@ -9,7 +9,7 @@ from pydantic import Field
 from verl_credit.config.keys.loss import LOSS
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section
-from verl_credit.names import LOSS_MODE, TRAINER_MODE
+from verl_credit.names import TRAINER_MODE
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -46,6 +46,9 @@ class Data(VerlSection):
 class Model(VerlSection):
     prefix = "actor_rollout_ref.model"
     lora_rank: Count | None
+    external_lib: Annotated[
+        str | list[str] | None, Expected("the name of a module that verl imports, a list of them, or null")
+    ]
 
 
 class Actor(VerlSection):
@@ -78,7 +81,8 @@ class ReferenceEngine(VerlSection):
 
 class Losses(VerlSection):
     prefix = LOSS
-    loss_mode: Literal[(LOSS_MODE, *VERLS_LOSSES)]
+    loss_mode: str
+    """Checked with `recipe.rules.own_loss`: a user's own may be registered."""
     clip_cov_ratio: Share | None
     clip_cov_lb: float | None
     clip_cov_ub: float | None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib import import_module
+
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules.own_loss import MODULES
 
 
 def check_names(config: DictConfig) -> None:
-    """Estimator, loss, agent loop, tool format and engine must be in verl's registries (imports verl)."""
+    """Estimator, loss, agent loop, tool format and engine must be in verl's registries, once the modules are imported that
+    the recipe names (imports verl)."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
+    _import_modules(config.actor_rollout_ref.model.external_lib)
     estimators = {str(getattr(n, "value", n)) for n in ADV_ESTIMATOR_REGISTRY} | {
         e.value for e in AdvantageEstimator
     }
@@ -27,6 +33,16 @@ def check_names(config: DictConfig) -> None:
     )
     default = rollout.agent.default_agent_loop
     _known("actor_rollout_ref.rollout.agent.default_agent_loop", default, set(_agent_loop_registry))
+
+
+def _import_modules(named: str | Iterable[str] | None) -> None:
+    """As verl does in every worker."""
+    for module in [named] if isinstance(named, str) else named or []:
+        try:
+            import_module(module)
+        except Exception as error:  # a user's module raises what it likes
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(key=MODULES, value=module, accepted=f"it cannot be imported: {said}") from error
 
 
 def _known(key: str, value: str, accepted: set[str]) -> None:

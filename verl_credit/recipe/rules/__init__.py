@@ -13,6 +13,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
 from verl_credit.recipe.rules.budget import validate_budgets
 from verl_credit.recipe.rules.known import validate_keys
+from verl_credit.recipe.rules.own_loss import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.rollout import validate_rollout
 from verl_credit.recipe.rules.scorer import validate_scorer
@@ -36,6 +37,7 @@ def validate(config: DictConfig) -> None:
     settings = CreditSettings.from_config(config)
     validate_turn_mode(config, settings)
     _target(config)
+    validate_loss(config)
     _template(settings)
     _curriculum(config, settings)
     _time_limit(config)

@@ -1,0 +1,43 @@
+"""A policy loss that a module of the user's registers with verl (``register_policy_loss``).
+
+verl's registry is asked by `train`, before Ray, once these modules are imported (`host.process.names`). Without verl the
+names of verl 0.9.1 are known, and whether a recipe names modules.
+"""
+
+from __future__ import annotations
+
+import os
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.keys import LOSS
+from verl_credit.config.keys.verl import VERLS_LOSSES
+from verl_credit.errors import ConfigError
+from verl_credit.names import LOSS_MODE
+
+MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
+OURS = "verl_credit.host.external"
+
+
+def own_loss(config: DictConfig) -> str | None:
+    """The name of a loss that is neither verl's nor ours."""
+    name = OmegaConf.select(config, f"{LOSS}.loss_mode")
+    return None if name in (LOSS_MODE, *VERLS_LOSSES) else name
+
+
+def own_modules(config: DictConfig) -> list[str]:
+    """What verl imports in every process of a run, beside us."""
+    named = OmegaConf.select(config, MODULES) or []
+    named = [named] if isinstance(named, str) else list(named)
+    named += os.environ.get(IN_ENVIRONMENT, "").split(",")
+    return [module for module in named if module not in ("", OURS)]
+
+
+def validate_loss(config: DictConfig) -> None:
+    """Raise ConfigError for a loss that nobody can have registered."""
+    name = own_loss(config)
+    if name is not None and not own_modules(config):
+        known = [LOSS_MODE, *VERLS_LOSSES]
+        error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)
+        said = f"{error}, or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
+        raise ConfigError(said, key=error.key, value=name, accepted=known)
