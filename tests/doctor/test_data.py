@@ -8,7 +8,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from kit.preflight import GOOD, write
-from verl_credit.doctor.inputs.data import read_rows
+from kit.recipes import load_config
+from verl_credit.doctor.context import Context
+from verl_credit.doctor.inputs.data import TRAIN, VAL, read_rows
 from verl_credit.doctor.inputs.row import STEERING
 from verl_credit.errors import PreflightError
 
@@ -69,6 +71,10 @@ def refused(tmp_path, rows, key="data.train_files"):
         ({**GOOD, "prompt": "Who?"}, "prompt='Who?': expected a list of messages with role and content"),
         ({**GOOD, "prompt": ["Who?"]}, "prompt[0].role=None: expected one of system, user, assistant, tool"),
         (asked(USER, {"role": "wizard", "content": "x"}), "prompt[1].role='wizard': expected one of system,"),
+        (
+            asked({"role": "developer", "content": "x"}, USER),
+            "prompt[0].role='developer': chat templates of Qwen leave such a message out without a word; use system",
+        ),
         (asked(USER, {"role": "assistant", "content": None}), "prompt[1].content=None: expected text"),
         (asked({"role": "user", "content": 5}), "prompt[0].content=5: expected text"),
         (asked({"role": "user"}), "prompt[0].content=None: expected text"),
@@ -130,6 +136,39 @@ def test_every_argument_and_every_field_of_an_agent_loop_is_a_steering_column():
     for function in (AgentLoopWorker._run_agent_loop, ToolAgentLoop.run):
         taken |= set(inspect.signature(function).parameters)
     assert taken - STEERING == {"self", "kwargs", "agent_name", "_ray_trace_ctx"}
+
+
+def test_the_prompts_are_in_the_column_that_the_recipe_names(tmp_path):
+    renamed = {("messages" if name == "prompt" else name): value for name, value in GOOD.items()}
+    file = write(tmp_path / "rows.parquet", [renamed])
+    (row,) = read_rows(file, "data.train_files", prompt_key="messages")
+    assert row.prompt == GOOD["prompt"]
+    with pytest.raises(PreflightError, match=r"row 0: messages\[0\].role='wizard'"):
+        wrong = {**renamed, "messages": [{"role": "wizard", "content": "x"}]}
+        read_rows(write(tmp_path / "rows.parquet", [wrong]), "data.train_files", prompt_key="messages")
+    with pytest.raises(PreflightError, match=r"lacks the columns \['chat'\] \(data.prompt_key=chat\)"):
+        read_rows(file, "data.train_files", prompt_key="chat")
+
+
+def test_rows_that_name_no_loop_take_the_default_one(tmp_path):
+    plain = write(tmp_path / "plain.parquet", [GOOD])
+    named = write(tmp_path / "named.parquet", [{**GOOD, "agent_name": "search_agent"}])
+    with pytest.raises(PreflightError) as caught:
+        read_rows(plain, "data.train_files", default_loop="single_turn_agent")
+    assert str(caught.value).startswith(
+        f"actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent: {plain} has no column agent_name"
+    )
+    assert len(read_rows(named, "data.train_files", default_loop="single_turn_agent")) == 1
+
+
+def test_the_checks_read_the_names_from_the_recipe(tmp_path):
+    renamed = {("messages" if name == "prompt" else name): value for name, value in GOOD.items()}
+    given = [f"{key}={write(tmp_path / 'rows.parquet', [renamed] * 8)}" for key in (TRAIN, VAL)]
+    config = load_config("lab", [*given, "data.prompt_key=messages", "data.train_batch_size=8"])
+    assert len(Context(None, config).rows(TRAIN)) == 8
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = "tool_agent"
+    with pytest.raises(PreflightError, match="default_agent_loop=tool_agent: .* no column agent_name"):
+        Context(None, config).rows(VAL)
 
 
 CALL = [{"function": {"name": "search"}}]

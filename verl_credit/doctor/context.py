@@ -52,9 +52,14 @@ class Context:
     def rows(self, key: str) -> list[Row]:
         if key not in self._rows:
             at_least, searches = rows_needed(self.config, key), bool(self.config.search.max_searches)
-            others = bool(tools_given(self.config))
             self._rows[key] = read_rows(
-                self.value(key), key, at_least=at_least, searches=searches, other_tools=others
+                self.value(key),
+                key,
+                at_least=at_least,
+                searches=searches,
+                other_tools=bool(tools_given(self.config)),
+                prompt_key=self.config.data.prompt_key,
+                default_loop=self.config.actor_rollout_ref.rollout.agent.default_agent_loop,
             )
         return self._rows[key]
 

@@ -68,6 +68,8 @@ def without_effect(config: DictConfig) -> list[str]:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
+    if (column := config.data.get("reward_fn_key")) != "data_source":
+        found.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
     return [*found, *correction_without_effect(config), *overlong_unread(config)]
 
 

@@ -38,6 +38,7 @@ class KL(VerlSection):
 
 class Data(VerlSection):
     prefix = "data"
+    prompt_key: str
     train_batch_size: Positive
     max_prompt_length: Positive
     max_response_length: Positive

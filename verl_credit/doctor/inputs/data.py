@@ -8,12 +8,15 @@ from omegaconf import DictConfig
 
 from verl_credit.doctor.inputs.row import SELECTION, STEERING, Row, checked_row
 from verl_credit.errors import PreflightError
+from verl_credit.names import AGENT_NAME
 from verl_credit.recipe.required import DATA
 from verl_credit.search.protocol import SCHEMA
 
 TRAIN, VAL = DATA
+LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 TOOL = SCHEMA["function"]["name"]
-COLUMNS = ["prompt", "reward_model", "data_source"]
+COLUMNS = ["reward_model", "data_source"]
+"""Beside the prompt, whose name is data.prompt_key."""
 
 
 def rows_needed(config: DictConfig, key: str) -> int:
@@ -21,24 +24,41 @@ def rows_needed(config: DictConfig, key: str) -> int:
 
 
 def read_rows(
-    files, key: str, *, at_least: int = 1, searches: bool = True, other_tools: bool = False
+    files,
+    key: str,
+    *,
+    at_least: int = 1,
+    searches: bool = True,
+    other_tools: bool = False,
+    prompt_key: str = "prompt",
+    default_loop: str = AGENT_NAME,
 ) -> list[Row]:
     """All rows of the files, each one that can train, and enough of them. Raises PreflightError.
 
     ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
     ``other_tools``: there are tools beside the search, whose names only verl knows.
+    ``prompt_key``: the column of the prompts. ``default_loop``: the agent loop of rows that name none.
     """
     paths = [files] if isinstance(files, str) else files
     if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
     found = [
-        (f"{path} row {number}", columns) for path in paths for number, columns in enumerate(_read(path, key))
+        (f"{path} row {number}", columns)
+        for path in paths
+        for number, columns in enumerate(_read(path, key, prompt_key))
     ]
     # verl joins the files: a column of one is null in the rows of the others
     names_agent = any("agent_name" in columns for _, columns in found)
+    if found and not names_agent and default_loop != AGENT_NAME:
+        raise PreflightError(
+            f"{LOOP}={default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that loop; "
+            f"expected {AGENT_NAME}, which says to which turn a token belongs"
+        )
     known = [TOOL] if searches and not other_tools else None
     rows = [
-        checked_row(where, columns, searches=searches, names_agent=names_agent, tools=known)
+        checked_row(
+            where, columns, searches=searches, names_agent=names_agent, tools=known, prompt_key=prompt_key
+        )
         for where, columns in found
     ]
     if len(rows) < at_least:
@@ -48,7 +68,7 @@ def read_rows(
     return rows
 
 
-def _read(path: str, key: str) -> list[dict]:
+def _read(path: str, key: str, prompt_key: str) -> list[dict]:
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -57,25 +77,26 @@ def _read(path: str, key: str) -> list[dict]:
         raise PreflightError(f"{key}: {path} does not exist")
     try:
         dataset = parquet.ParquetDataset(file)
-        return dataset.read(columns=_columns(dataset.schema, f"{key}: {path}")).to_pylist()
+        return dataset.read(columns=_columns(dataset.schema, f"{key}: {path}", prompt_key)).to_pylist()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
 
 
-def _columns(schema, where: str) -> list[str]:
+def _columns(schema, where: str, prompt_key: str) -> list[str]:
     """What is read of every row. Raises PreflightError for what no row of the file can have."""
     from pyarrow import types
 
     names = schema.names
-    if missing := set(COLUMNS) - set(names):
-        raise PreflightError(f"{where} lacks the columns {sorted(missing)}; it has {names}")
+    if missing := {prompt_key, *COLUMNS} - set(names):
+        of = f" (data.prompt_key={prompt_key})" if prompt_key in missing - {"prompt"} else ""
+        raise PreflightError(f"{where} lacks the columns {sorted(missing)}{of}; it has {names}")
     if steering := sorted(STEERING & set(names)):
         raise PreflightError(
             f"{where} has the columns {steering}, which verl would hand to the agent loop or write over its "
             "trajectories: rename them, or leave them out"
         )
-    wanted = [*COLUMNS, *({"agent_name"} & set(names))]
+    wanted = [prompt_key, *COLUMNS, *({"agent_name"} & set(names))]
     extra = schema.field("extra_info").type if "extra_info" in names else None
     if extra is None or types.is_null(extra):
         return wanted

@@ -30,12 +30,19 @@ class Row(NamedTuple):
 
 
 def checked_row(
-    where: str, columns: dict, *, searches: bool, names_agent: bool, tools: list[str] | None
+    where: str,
+    columns: dict,
+    *,
+    searches: bool,
+    names_agent: bool,
+    tools: list[str] | None,
+    prompt_key: str = "prompt",
 ) -> Row:
     """Raises PreflightError with the row and the value. ``names_agent``: some file has the column ``agent_name``;
     ``tools``: those that a row can choose among, where they are known."""
+    prompt = columns[prompt_key]
     try:
-        _check_prompt(columns["prompt"])
+        _check_prompt(prompt_key, prompt)
         if not isinstance(source := columns["data_source"], str) or not source.strip():
             raise ValueError(f"data_source={source!r}: expected the name of the row's data set, as text")
         if names_agent and (name := columns.get("agent_name")) != AGENT_NAME:
@@ -53,28 +60,33 @@ def checked_row(
         gold_answers(truth)
         answer_form(truth)
         if not searches:
-            _check_form(truth, columns["prompt"])
+            _check_form(truth, prompt)
     except ValueError as error:
         raise PreflightError(f"{where}: {error}") from error
-    return Row(where, columns["prompt"], truth)
+    return Row(where, prompt, truth)
 
 
-def _check_prompt(prompt: object) -> None:
+def _check_prompt(key: str, prompt: object) -> None:
     if prompt is not None and not isinstance(prompt, list):
-        raise ValueError(f"prompt={prompt!r:.80}: expected a list of messages with role and content")
+        raise ValueError(f"{key}={prompt!r:.80}: expected a list of messages with role and content")
     if not prompt:
-        raise ValueError("empty prompt")
+        raise ValueError(f"empty {key}")
     for number, message in enumerate(prompt):
         role, content = (
             (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         )
+        if role == "developer":
+            raise ValueError(
+                f"{key}[{number}].role='developer': chat templates of Qwen leave such a message out without a word; "
+                "use system"
+            )
         if role not in ROLES:
-            raise ValueError(f"prompt[{number}].role={role!r:.80}: expected one of {', '.join(ROLES)}")
+            raise ValueError(f"{key}[{number}].role={role!r:.80}: expected one of {', '.join(ROLES)}")
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
-            raise ValueError(f"prompt[{number}].content={content!r:.80}: expected text")
+            raise ValueError(f"{key}[{number}].content={content!r:.80}: expected text")
     if not any(message["role"] == "user" and _has_text(message["content"]) for message in prompt):
         roles = ", ".join(message["role"] for message in prompt)
-        raise ValueError(f"prompt: no message of the role user asks anything (the roles are {roles})")
+        raise ValueError(f"{key}: no message of the role user asks anything (the roles are {roles})")
 
 
 def _has_text(content: str | list) -> bool:
