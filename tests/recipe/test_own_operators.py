@@ -129,6 +129,19 @@ def test_of_an_installed_package_only_a_declared_operator_is_called(tmp_path, mo
         check(*chosen("outcome", "numpy.frombuffer"))
 
 
+CLOSED = ("norm_mode", "scorer", "type", "first_turn", "context", "aliases")
+
+
+@pytest.mark.parametrize("key", [*(f"algorithm.info_gain_{name}" for name in CLOSED), f"{LOSS}.ratio_level"])
+def test_what_cannot_be_plugged_in_is_refused_and_the_docs_say_so(key):
+    with pytest.raises(ConfigError) as caught:
+        check(f"{key}=my_module.mine")
+    assert (caught.value.key, caught.value.value) == (key, "my_module.mine")
+    assert isinstance(caught.value.accepted, list)  # of names, without dotted paths
+    (paragraph,) = re.findall(r"\*\*Not pluggable\*\*.*?\n\n", DOCS.read_text(), re.DOTALL)
+    assert f"{key.rpartition('.')[2]}`" in paragraph
+
+
 def test_the_examples_of_the_docs_keep_the_laws_with_the_params_that_the_docs_give(tmp_path, monkeypatch):
     text = DOCS.read_text()
     monkeypatch.syspath_prepend(tmp_path)

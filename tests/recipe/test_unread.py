@@ -104,7 +104,10 @@ WITHOUT_EFFECT = [
     (("info_gain_warmup_steps=30", "trainer.total_training_steps=null"), ""),
     (("adv_rescale_alpha=0",), "the clip range only"),
     ((f"{LOSS}.clip_beta=0",), "clip_beta=0"),
-    (("data.reward_fn_key=source",), "data.reward_fn_key=source: verl reads the column data_source all the same"),
+    (
+        ("data.reward_fn_key=source",),
+        "data.reward_fn_key=source: verl reads the column data_source all the same",
+    ),
 ]
 
 
