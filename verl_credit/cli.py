@@ -9,6 +9,8 @@ from typing import Literal
 from typer import Argument, Option, Typer
 from typer.core import TyperGroup
 
+from verl_credit.errors import ExitCode
+
 
 class Commands(TyperGroup):
     """A command's name may have two words: `prepare check`."""
@@ -45,6 +47,19 @@ def _json_object(text: str) -> dict:
         return dict(json.loads(text))
     except (TypeError, ValueError):
         raise ValueError(f"{text!r} is not a JSON object") from None
+
+
+def _print(page: str) -> int:
+    """A page that is meant for a file."""
+    try:
+        print(page, end="", flush=True)
+    except BrokenPipeError:  # typer's: the reader has seen enough
+        raise
+    except OSError as error:
+        sys.stdout = None  # else the rest is tried again at exit
+        print(f"verl-credit: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return ExitCode.PREFLIGHT
+    return ExitCode.DONE
 
 
 @app.command(help="run a recipe on verl's trainer")
@@ -206,14 +221,14 @@ def check(
 def modes():
     from verl_credit.commands.modes_page import modes_page
 
-    print(modes_page(), end="")
+    return _print(modes_page())
 
 
 @app.command(help="print docs/keys.md")
 def keys():
     from verl_credit.commands.keys_page import keys_page
 
-    print(keys_page(), end="")
+    return _print(keys_page())
 
 
 if __name__ == "__main__":

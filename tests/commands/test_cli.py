@@ -57,3 +57,14 @@ def test_ctrl_c_ends_with_130(monkeypatch):
 
     monkeypatch.setattr("verl_credit.commands.explain.explain", interrupted)
     assert main(["explain"]) == 130
+
+
+@pytest.mark.parametrize("command", ["modes", "keys"])
+def test_a_page_that_cannot_be_written_ends_with_4_and_one_line(command, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main([command]) == 4
+        monkeypatch.undo()
+        assert (
+            capsys.readouterr().err == "verl-credit: the output cannot be written: No space left on device\n"
+        )
