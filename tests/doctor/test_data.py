@@ -73,7 +73,7 @@ def refused(tmp_path, rows, key="data.train_files"):
         (asked(USER, {"role": "wizard", "content": "x"}), "prompt[1].role='wizard': expected one of system,"),
         (
             asked({"role": "developer", "content": "x"}, USER),
-            "prompt[0].role='developer': chat templates of Qwen leave such a message out without a word; use system",
+            "prompt[0].role='developer': Qwen2.5's and Qwen3's templates leave such a message out without a word; use",
         ),
         (asked(USER, {"role": "assistant", "content": None}), "prompt[1].content=None: expected text"),
         (asked({"role": "user", "content": 5}), "prompt[0].content=5: expected text"),

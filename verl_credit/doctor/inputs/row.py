@@ -77,8 +77,8 @@ def _check_prompt(key: str, prompt: object) -> None:
         )
         if role == "developer":
             raise ValueError(
-                f"{key}[{number}].role='developer': chat templates of Qwen leave such a message out without a word; "
-                "use system"
+                f"{key}[{number}].role='developer': Qwen2.5's and Qwen3's templates leave such a message out without a "
+                "word; use system"
             )
         if role not in ROLES:
             raise ValueError(f"{key}[{number}].role={role!r:.80}: expected one of {', '.join(ROLES)}")
