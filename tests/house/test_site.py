@@ -25,6 +25,7 @@ def test_the_citation_names_the_version():
 HOST_SIDE = {
     "as_transform_spec",
     "as_uncertainty_spec",
+    "find_turn_mode",
     "load",
     "run_algorithm",
     "run_transform",
