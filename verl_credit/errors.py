@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import reduce
@@ -63,7 +64,7 @@ class ConfigError(ValueError):
             said += f"{did_you_mean(value, self.accepted)}: accepted are {', '.join(self.accepted)}"
         else:
             said += f": {self.accepted}"
-        super().__init__(message or said)
+        super().__init__(one_line(message or said))
 
     @classmethod
     def of(cls, config: Mapping, key: str, *beside: str, accepted: str) -> ConfigError:
@@ -78,7 +79,17 @@ def show_value(value: Any) -> str:
     """As one writes it on the command line."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return printable(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def one_line(text: str) -> str:
+    """Of several lines, and printable everywhere."""
+    return printable(re.sub(r"\s*\n\s*", " ", text.strip()))
+
+
+def printable(text: str) -> str:
+    """Control characters, and what is no Unicode, as escapes: ``\\n``, ``\\x1b``, ``\\ud800``."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] = str) -> str:
@@ -98,7 +109,7 @@ def unknown_key(
     if elsewhere is not None:
         hint = f" (did you mean {elsewhere}?)"
     where = f" below {parent}" if parent else ""
-    message = f"unknown key {below}{name}{given}{hint}: accepted{where} are {', '.join(names)}"
+    message = f"unknown key {below}{printable(name)}{given}{hint}: accepted{where} are {', '.join(names)}"
     return ConfigError(message, key=below + name, value=value, accepted=names)
 
 

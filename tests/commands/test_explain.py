@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.recipes import OWN, load_config
 from verl_credit.cli import main
+from verl_credit.commands.explain import missing
 from verl_credit.commands.keys_page import keys_page
 from verl_credit.commands.modes_page import modes_page
 from verl_credit.config.keys import our_keys
@@ -181,3 +183,9 @@ def test_commands_that_only_read_or_refuse_import_nothing_heavy():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS], capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line.startswith("heavy: ")]
     assert len(found) == 6 and all(line.endswith("[]") for line in found), [*found, done.stderr[-500:]]
+
+
+def test_a_path_longer_than_a_name_may_be_is_not_there():
+    long = "x" * 300
+    config = load_config("search_cpu", [*OWN, f"data.train_files={long}"])
+    assert f"data.train_files={long} (not there)" in missing(config)

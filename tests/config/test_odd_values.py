@@ -48,6 +48,7 @@ REFUSED = [  # (key, value as it is written, what is accepted)
         "data.max_response_length", f"{ROLLOUT}.n", f"{ACTOR}.checkpoint.save_contents")),
     *((key, LONG, "at most 255 bytes") for key in (
         "run_dir", "trainer.default_local_dir", "lab.dir", "lab.index", "algorithm.planning.model")),
+    ("run_dir", "'~nobody_at_all/x'", "the home of no user"),
     ("run_dir", f"'a/{'é' * 130}/b'", "at most 255 bytes"),
     ("run_dir", "/".join(["x" * 200] * 20), "at most 3840 bytes"),
 ]
@@ -86,6 +87,67 @@ def test_a_folder_s_name_has_no_null_byte():
     with pytest.raises(ConfigError, match="without null bytes") as caught:
         validate(config)
     assert caught.value.key == "run_dir"
+
+
+@pytest.mark.parametrize(
+    "key, value, said",
+    [
+        ("data", None, "data=null: expected a section with keys"),
+        (
+            "actor_rollout_ref.model.override_config",
+            None,
+            "override_config=null: expected a section with keys",
+        ),
+        ("actor_rollout_ref.rollout.multi_turn", None, "multi_turn=null: expected a section with keys"),
+        ("trainer", None, "trainer.device=None: accepted are cpu, cuda"),
+        (ACTOR, "${nothing}", f"{ACTOR} has no value: Interpolation key 'nothing' not found"),
+        ("data", "${nothing}", "data has no value: Interpolation key 'nothing' not found"),
+        ("reward", "???", "reward has no value: Missing mandatory value: reward"),
+        ("reward", "${trainer}", "trainer.reward_manager has no value: Key 'reward_manager' is not"),
+        (
+            "algorithm.gamma",
+            "${nothing}",
+            "algorithm.gamma has no value: Interpolation key 'nothing' not found",
+        ),
+        ("data.\n", 1, r"unknown key data.\n: accepted below data are"),
+        ("trainer.device", "\x1b[31m\ud800", r"trainer.device='\x1b[31m\ud800': accepted are cpu, cuda"),
+    ],
+)
+def test_what_a_file_can_hold_and_no_section_or_value_is_is_one_plain_line(key, value, said):
+    config = load_config("lab")
+    OmegaConf.update(config, key, value, merge=False, force_add=True)
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert said in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["total_training_steps", "resume_mode"])
+def test_a_key_of_verl_s_that_was_taken_out_is_named(name):
+    with pytest.raises(ConfigError) as caught:
+        check(f"~trainer.{name}")
+    assert caught.value.key == f"trainer.{name}"
+
+
+@pytest.mark.parametrize("value", ["[", "a=b", "'a", "\x1b"])
+def test_an_override_that_hydra_cannot_read_is_named(value):
+    with pytest.raises(ConfigError, match="Hydra cannot read that override") as caught:
+        load_config("lab", [f"trainer.device={value}"])
+    assert (caught.value.key, caught.value.value) == ("trainer.device", value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_mode_that_refers_to_nothing_is_named():
+    with pytest.raises(
+        ConfigError, match="^algorithm.algorithm_mode has no value: Interpolation key"
+    ) as caught:
+        check("algorithm.algorithm_mode=${nothing}")
+    assert caught.value.key == "algorithm.algorithm_mode"
+
+
+def test_a_preset_that_is_none_is_named():
+    with pytest.raises(ConfigError, match="accepted are grpo") as caught:
+        load_config("lab", ["credit_preset=grpp"])
+    assert (caught.value.key, caught.value.value) == ("credit_preset", "grpp")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,7 +14,7 @@ from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.doctor.checks import before_training
-from verl_credit.errors import ConfigError, ExitCode, show_value
+from verl_credit.errors import ConfigError, ExitCode, printable, show_value
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
@@ -64,7 +64,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
     lines += ["", *value_lines(config, values), *idle_lines(config)]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
@@ -102,7 +102,7 @@ def missing(config: DictConfig) -> list[str]:
     for key in (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
         for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
-            if not lab and _is_local(key, path) and not Path(path).expanduser().exists():
+            if not lab and _is_local(key, path) and not os.path.exists(os.path.expanduser(path)):
                 found.append(f"{key}={path} (not there)")
     return found
 

@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +24,7 @@ from yaml import YAMLError
 from verl_credit.config.keys import LOSS, defaults_tree, place_of
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
-from verl_credit.errors import ConfigError, did_you_mean, unknown_key
+from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.unreadable import circle, not_yaml
 from verl_credit.search.redact import redact_value
@@ -58,17 +58,20 @@ def preset_of(
     """What the chosen preset says of the same recipe, hardware and model; also where the recipe says otherwise."""
     if not config.get("credit_preset"):
         return None
+    files = [file for folder in folders(config_dir) for file in sorted((folder / "credit").glob("*.yaml"))]
+    if config.credit_preset not in (names := [file.stem for file in files]):
+        raise ConfigError(key="credit_preset", value=config.credit_preset, accepted=dict.fromkeys(names))
     groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
     composed = compose_recipe(name, [*groups, f"credit={config.credit_preset}"], config_dir)
-    files = (folder / "credit" / f"{config.credit_preset}.yaml" for folder in folders(config_dir))
-    said = OmegaConf.load(next(file for file in files if file.is_file()))
+    said = OmegaConf.load(next(file for file in files if file.stem == config.credit_preset))
     said.pop("defaults", None)
     return OmegaConf.merge(composed, said)
 
 
 def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
     """A composed recipe becomes a configuration: ``auto`` is decided, and what departs from the preset is listed."""
-    _decide_auto(config)
+    with suppress(OmegaConfBaseException):  # of a value that refers to nothing: refused later, by its key
+        _decide_auto(config)
     if preset is not None:
         config.credit_overrides = _changed(config, _decide_auto(preset))
     return config
@@ -193,6 +196,8 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     """Hydra says what failed; we add which keys would have been accepted there."""
     if isinstance(error, MissingConfigException):
         return _missing(name, config_dir, error)
+    if isinstance(error, OverrideParseException):
+        return _unparsed(error)
     message = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not override '([^']+)'", message)
@@ -222,6 +227,17 @@ def _missing(name: str, config_dir: str | None, error: MissingConfigException) -
     said += f"; in {config_dir}: {', '.join(own)}" if own else ""
     return ConfigError(
         said, key="defaults" if choice != name else "", value=choice, accepted=[*own, *shipped]
+    )
+
+
+def _unparsed(error: OverrideParseException) -> ConfigError:
+    """Hydra's message leads to its own documentation, and does not always say which override it is about."""
+    key, _, value = error.override.partition("=")
+    said = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
+    return ConfigError(
+        key=printable(key.lstrip("+~")),
+        value=value,
+        accepted=f"Hydra cannot read that override ({said}); quote the value",
     )
 
 

@@ -21,6 +21,8 @@ def _can_be_made(folder: str) -> str:
             f"expected a folder's name without null bytes, of at most {LONGEST_PATH} bytes, and at most {LONGEST_NAME} "
             "bytes between two slashes"
         )
+    if os.path.expanduser(folder).startswith("~"):
+        raise ValueError(f"{folder.partition('/')[0]} is the home of no user; expected a folder's name")
     return folder
 
 

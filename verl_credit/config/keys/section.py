@@ -97,11 +97,9 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
 def read_section(section: type[Section], config: DictConfig) -> Section:
     """The section's values. Raises ConfigError for the first that is not accepted."""
     node = OmegaConf.select(config, section.prefix) if section.prefix else config
-    if node is None and section.lenient:
-        return section.model_validate(dict.fromkeys(section.model_fields))
-    if not isinstance(node, DictConfig):
+    if not isinstance(node, DictConfig) and not (node is None and section.lenient):
         raise ConfigError(key=section.prefix, value=node, accepted="expected a section with keys")
-    values = _plain(section, node, section.prefix)
+    values = dict.fromkeys(section.model_fields) if node is None else _plain(section, node, section.prefix)
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -142,7 +140,13 @@ def _value(full: str, node: DictConfig, name: str) -> Any:
             raise ConfigError(f"{full} has no value", key=full)
         return node[name]
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{full} has no value: {error}", key=full) from error
+        raise no_value(full, error) from error
+
+
+def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
+    """OmegaConf's own text has a line for each of its fields; the first says what is wrong."""
+    said, _, _ = str(error).partition("\n")
+    return ConfigError(f"{key} has no value: {said}", key=key)
 
 
 def refusal(section: type[Section], values: dict[str, Any], error: dict) -> ConfigError:

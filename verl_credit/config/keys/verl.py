@@ -56,6 +56,8 @@ class Actor(VerlSection):
     prefix = "actor_rollout_ref.actor"
     ppo_mini_batch_size: Positive
     ppo_epochs: Positive
+    clip_ratio_low: AtLeast0
+    clip_ratio_high: AtLeast0
     ppo_max_token_len_per_gpu: Positive | None
     ulysses_sequence_parallel_size: Positive | None
     use_dynamic_bsz: bool
@@ -116,6 +118,7 @@ class Trainer(VerlSection):
     test_freq: Annotated[int, Field(ge=-1)]
     total_epochs: Positive
     total_training_steps: Positive | None
+    resume_mode: Literal["auto", "disable", "resume_path"]
     max_actor_ckpt_to_keep: Positive | None
     default_local_dir: Folder
 

@@ -7,6 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
 from verl_credit.config.keys.loss import TARGET
+from verl_credit.config.keys.section import no_value
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
@@ -28,6 +29,13 @@ WORD = 63  # bits
 
 def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
+    try:
+        _validate(config)
+    except OmegaConfBaseException as error:  # a key that is gone, that is ???, or that refers to nothing
+        raise no_value(str(error.full_key), error) from error
+
+
+def _validate(config: DictConfig) -> None:
     validate_keys(config)
     _whole_numbers("data", config.data)  # max_model_len=auto is made of its lengths
     _whole_numbers("", config)
@@ -46,7 +54,7 @@ def validate(config: DictConfig) -> None:
     _combinations(config, settings)
     _reached_from_everywhere(config)
     validate_scorer(config, settings)
-    _resolve(config)
+    OmegaConf.to_container(config, resolve=True)  # every interpolation must resolve now, not in a worker
     validate_pipeline(config, settings.algorithm)
     validate_rollout(config)
     validate_budgets(config)
@@ -134,6 +142,9 @@ def _combinations(config: DictConfig, settings: CreditSettings) -> None:
 
 
 def _time_limit(config: DictConfig) -> None:
+    if "total_training_steps" not in config.trainer:
+        key = "trainer.total_training_steps"
+        raise ConfigError(f"{key} is missing: set it to null to train for trainer.total_epochs", key=key)
     if config.max_hours is not None and config.trainer.save_freq <= 0:
         use = "the last step would be lost; set trainer.save_freq"
         raise ConfigError.of(config, "max_hours", "trainer.save_freq", accepted=use)
@@ -183,15 +194,4 @@ def _curriculum(config: DictConfig, settings: CreditSettings) -> None:
 
 
 def _get(config: DictConfig, key: str):
-    try:
-        return OmegaConf.select(config, key, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{key} has no value: {error}", key=key) from error
-
-
-def _resolve(config: DictConfig) -> None:
-    """Every interpolation must resolve now, not in a worker."""
-    try:
-        OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error)) from error
+    return OmegaConf.select(config, key, throw_on_missing=True)

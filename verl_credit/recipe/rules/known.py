@@ -31,6 +31,13 @@ OURS = (
 )  # fmt: skip
 
 
+# Sections whose keys our rules read: null has none.
+WITH_KEYS = (
+    "data", "reward", "reward.reward_manager", "actor_rollout_ref.model", "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.rollout.multi_turn",
+)  # fmt: skip
+
+
 class Known(NamedTuple):
     names: dict[str, list[str]]
     """The keys below a mapping, by its full name ("" for the top)."""
@@ -61,11 +68,13 @@ def _unlisted(config: DictConfig) -> Iterator[str]:
             key, value = str(name), node._get_node(name)
             full = f"{prefix}.{key}" if prefix else key
             if key in names:
-                if value._is_none() or value._is_missing() or value._is_interpolation():
+                if value._is_missing() or value._is_interpolation():
                     continue
-                if isinstance(value, DictConfig):
+                if value._is_none() and full not in WITH_KEYS:
+                    continue
+                if isinstance(value, DictConfig) and not value._is_none():
                     yield from walk(full, value)
-                elif full in known.sections:
+                elif full in known.sections or full in WITH_KEYS:
                     raise ConfigError(key=full, value=node[name], accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full

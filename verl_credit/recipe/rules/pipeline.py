@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
@@ -82,7 +82,7 @@ def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
         raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
     if settings.advantage_mode != "maxrl":
         return
-    penalty = config.reward.custom_reward_function.reward_kwargs.get("format_penalty", 0.0)
+    penalty = OmegaConf.select(config, PENALTY, default=0.0)
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
         raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
     negative = "that mode divides by the mean outcome, and this can make outcomes negative"
