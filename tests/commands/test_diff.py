@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.commands.diff import GROUPS, ORDER, compare, group_of, last_scores, number, read_side
+from verl_credit.commands.diff import GROUPS, ORDER, SCORES, compare, group_of, last_scores, number, read_side
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.defaults import ABSENT, Default, changed_values, defaults, flat_values
 from verl_credit.run.files import METRICS, VALIDATION, append_json
@@ -207,6 +207,19 @@ def test_a_key_on_one_side_only_and_a_default_of_null():
 def test_scores_of_a_run_without_a_step(tmp_path):
     assert last_scores(tmp_path) == {}
     assert number(None) == "-" and number(3) == "3" and number(0.123456) == "0.1235"
+
+
+def test_what_is_no_number_is_no_score(tmp_path):
+    append_json(tmp_path / METRICS, {"step": "x", SCORES[0]: "high", SCORES[1]: 0.5})
+    append_json(tmp_path / VALIDATION, {"step": {}, "val-core/a/em/mean@1": []})
+    assert last_scores(tmp_path) == {"steps": 0, SCORES[1]: 0.5}
+
+
+def test_a_folder_in_place_of_a_file_ends_with_4_in_one_line(tmp_path, capsys):
+    folder = run_folder(tmp_path / "a")
+    (tmp_path / "a" / METRICS).mkdir()
+    code, said = diff(capsys, folder, folder)
+    assert code == 4 and said.count("\n") == 1 and METRICS in said
 
 
 def test_versions_travel_with_a_run(tmp_path):

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_credit.errors import ConfigError, ExitCode, show_value
+from verl_credit.errors import ConfigError, ExitCode, one_line, show_value
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
 from verl_credit.recipe.rules import validate
@@ -97,8 +97,8 @@ def diff(a: str, b: str, config_dir: str | None = None, as_json: bool = False) -
     """Print what differs. Exit code 0 equal, 1 different, 4 when one of them cannot be read."""
     try:
         found = compare(read_side(a, config_dir), read_side(b, config_dir))
-    except (ConfigError, ValueError) as error:
-        print(f"verl-credit diff: {error}")
+    except (ConfigError, ValueError, OSError) as error:
+        print(f"verl-credit diff: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
     print(json.dumps(as_data(found), indent=1, default=str) if as_json else "\n".join(page(found)))
     return ExitCode.DONE if found.equal else ExitCode.DIFFERENT
@@ -150,12 +150,17 @@ def last_scores(folder: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     rows = read_json_lines(folder / METRICS)
     if rows:
-        found["steps"] = max(row.get("step", 0) for row in rows)
-        found |= {name: rows[-1][name] for name in SCORES if rows[-1].get(name) is not None}
+        found["steps"] = max((row["step"] for row in rows if _is_number(row.get("step"))), default=0)
+        found |= {name: value for name in SCORES if _is_number(value := rows[-1].get(name))}
     for row in read_json_lines(folder / VALIDATION)[-1:]:
-        found["held-out step"] = row.get("step", 0)
-        found |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and v is not None}
+        found |= {"held-out step": row["step"]} if _is_number(row.get("step")) else {}
+        found |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and _is_number(v)}
     return found
+
+
+def _is_number(value: object) -> bool:
+    """What a damaged file has in place of one is not shown."""
+    return isinstance(value, int | float)
 
 
 def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults) -> Difference:
