@@ -39,7 +39,7 @@ def _validate(config: DictConfig) -> None:
     validate_keys(config)
     _whole_numbers("data", config.data)  # max_model_len=auto is made of its lengths
     _whole_numbers("", config)
-    for section in (*OURS, *VERLS, *([Lab] if "lab" in config else [])):
+    for section in (*([Lab] if "lab" in config else []), *OURS, *VERLS):  # others refer to the lab's
         if section is not PolicyLoss:  # of no meaning beside a loss of verl's
             read_section(section, config)
     settings = CreditSettings.from_config(config)
