@@ -3,6 +3,9 @@
 TURN_IDS = "turn_ids"
 """Per response token: index of the turn the policy wrote it in, -1 for tokens that are not the policy's."""
 
+TURN_REWARDS = "turn_rewards"
+"""Key in verl's per-row ``extra_fields``: what the calls of each turn earned; None: no reward is known."""
+
 CLIP_SCALE = "clip_scale"
 """Per response token: factor on the clip range of the token's turn."""
 
@@ -19,6 +22,9 @@ ROW_RECORD = "credit"
 """Key in verl's per-row ``extra_fields``: what the agent loop says about the row (see ``turn_book``)."""
 
 AGENT_NAME = "search_agent"
+TURN_AGENT = "turn_agent"
+AGENTS = (AGENT_NAME, TURN_AGENT)
+"""Agent loops of ours: with the search tool, and without it."""
 ADV_ESTIMATOR = "info_gain"
 LOSS_MODE = "turn_ppo"
 TRAINER_MODE = "credit"

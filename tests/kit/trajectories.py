@@ -18,12 +18,17 @@ REQUIRED = [
 ]
 
 
-def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, tools=(), **row):
-    """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded."""
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+def run(
+    tokenizer, script, *overrides, agent="search_agent", lookup=None, step=1, scores=None, tools=(), **row
+):
+    """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
+
+    ``agent``: a name in verl's registry."""
+    import hydra
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_credit.host.rollout.agent_loop import SearchAgentLoop
+    from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers both agents)
 
     config = load_config("search_cpu", [*REQUIRED, *overrides])
     policy = ScriptedPolicy(tokenizer, script)
@@ -33,7 +38,8 @@ def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, tools=(
         return f"Page 1: about {query}\ntext", ["7"], 1
 
     async def trajectory():
-        loop = SearchAgentLoop(
+        loop = hydra.utils.instantiate(  # as verl's worker makes one
+            _agent_loop_registry[agent],
             trainer_config=DictConfigWrap(config),
             server_manager=policy,
             tokenizer=tokenizer,
@@ -44,7 +50,7 @@ def run(tokenizer, script, *overrides, lookup=None, step=1, scores=None, tools=(
             hf_model_type="qwen3",
         )
         policy.tools = [schema["function"]["name"] for schema in loop.tool_schemas]
-        if loop.search is not None:
+        if getattr(loop, "search", None) is not None:
             loop.search.lookup = lookup or found
         question = [{"role": "user", "content": "Who?"}]
         return await loop.run(

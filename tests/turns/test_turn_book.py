@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.turns.book import TurnBook
+from verl_credit.turns.book import TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.requests import context_ends
 
 
@@ -48,3 +48,20 @@ def test_a_row_without_searches_has_no_context_but_the_prompt():
     ids, _ = written(("turn", 4))
     assert context_ends(ids, "observation") == [] == context_ends(ids, "call")
     assert context_ends([-1, -1], "observation") == []
+
+
+def test_a_turns_reward_is_the_sum_over_its_calls_and_none_where_no_call_has_one():
+    calls = [
+        {"turn": k, "reward": r} for k, r in ((0, 0.5), (0, None), (0, -0.75), (2, None), (3, 0.0), (4, 9.0))
+    ]
+    assert rewards_of_turns(calls, 4) == [-0.25, None, None, 0.0]
+    assert rewards_of_turns(calls, 0) == [] and rewards_of_turns([], 2) == [None, None]
+
+
+def test_a_reward_is_a_finite_number_or_none():
+    assert [known_reward(value, "it") for value in (None, True, 2, -0.5)] == [None, 1.0, 2.0, -0.5]
+    for value in ("1", float("nan"), float("-inf"), [1.0], object()):
+        with pytest.raises(
+            ValueError, match="it is .*; expected a finite number, or None where there is none"
+        ):
+            known_reward(value, "it")

@@ -24,9 +24,10 @@ def register_engines() -> None:
         from verl_credit.host.engine import gpu_engine  # noqa: F401  (the import registers the engine)
 
 
-LOSS, AGENT_LOOP = f"loss {names.LOSS_MODE}", f"agent loop {names.AGENT_NAME}"
+LOSS = f"loss {names.LOSS_MODE}"
+AGENT_LOOP, TURN_LOOP = (f"agent loop {name}" for name in names.AGENTS)
 ESTIMATOR, TRAINER = f"estimator {names.ADV_ESTIMATOR}", f"trainer {names.TRAINER_MODE}"
-ALL = (ESTIMATOR, LOSS, TRAINER, AGENT_LOOP)
+ALL = (ESTIMATOR, LOSS, TRAINER, AGENT_LOOP, TURN_LOOP)
 
 
 def registered_names() -> dict[str, bool]:
@@ -40,6 +41,7 @@ def registered_names() -> dict[str, bool]:
         LOSS: names.LOSS_MODE in POLICY_LOSS_REGISTRY,
         TRAINER: names.TRAINER_MODE in TRAINER_REGISTRY,
         AGENT_LOOP: names.AGENT_NAME in _agent_loop_registry,
+        TURN_LOOP: names.TURN_AGENT in _agent_loop_registry,
     }
 
 

@@ -6,6 +6,7 @@ loop reports each turn; nothing is inferred from token values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 
 STOP_REASONS = ("answer", "no_answer", "turn_length", "bad_call", "length", "max_turns", "tool_fault")
@@ -31,6 +32,9 @@ class RowRecord:
     """Code of a fault that the policy did not cause (server down, deadline): the row is not trained on."""
     final_text: str = ""
     """The policy's own text of its last turn, the only place for an answer."""
+    calls: list[dict] = field(default_factory=list)
+    """Per call, in order: turn, name, arguments (the policy's text), and the reward that the tool returned; None where it
+    returned none, for a search, and for a call that failed or was refused."""
     searches: list[dict] = field(default_factory=list)
     """Per search: turn, query, and the ids of the pages shown, in order."""
     scores: list[list] = field(default_factory=list)
@@ -70,3 +74,25 @@ class TurnBook:
         if len(self.turn_ids) < length:
             raise ValueError(f"turn ids for {len(self.turn_ids)} tokens, but the response has {length}")
         return self.turn_ids[:length]
+
+
+def known_reward(reward, where: str) -> float | None:
+    """The reward of a call or a turn. Raises ValueError for what is neither a finite number nor None."""
+    if reward is None:
+        return None
+    try:
+        number = float("nan" if isinstance(reward, str | bytes) else reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where} is {reward!r:.80}; expected a finite number, or None where there is none")
+    return number
+
+
+def rewards_of_turns(calls: list[dict], n_turns: int) -> list[float | None]:
+    """The sum of the rewards of each turn's calls; None for a turn none of whose calls has one."""
+    earned: list[list[float]] = [[] for _ in range(n_turns)]
+    for call in calls:
+        if call["reward"] is not None and call["turn"] < n_turns:
+            earned[call["turn"]].append(call["reward"])
+    return [sum(rewards) if rewards else None for rewards in earned]

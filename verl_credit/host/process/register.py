@@ -16,5 +16,5 @@ def register_all() -> None:
     register_parts()
     from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
     from verl_credit.host.engine import loopback_store  # noqa: F401
-    from verl_credit.host.rollout import agent_loop  # noqa: F401
+    from verl_credit.host.rollout import search_agent  # noqa: F401
     from verl_credit.host.step import estimator, trainer  # noqa: F401

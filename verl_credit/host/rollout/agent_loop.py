@@ -1,8 +1,9 @@
-"""The search agent: verl's tool agent loop, which also says which turn every token belongs to.
+"""``turn_agent``: verl's tool agent loop, which also says which turn every token belongs to and what every call earned.
 
-Departures from verl's ``ToolAgentLoop``: turn ids travel with the tokens; a fault of the search server
-is a fault of the row (masked out, counted), never an observation that the policy is punished for; every
-generation has a token budget and, where the engine takes one, a seed of its own.
+Departures from verl's ``ToolAgentLoop``: turn ids and turn rewards travel with the tokens; a fault of the environment is
+a fault of the row (masked out, counted), never an observation that the policy is punished for; every generation has a
+token budget (search.max_new_tokens) and, where the engine takes one, a seed of its own. The number of turns is verl's
+``multi_turn.max_assistant_turns``; null: until the policy calls no tool or the row is full.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.rollout.search_tool import SearchTool
-from verl_credit.names import AGENT_NAME, ROLLOUT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.host.rollout.tool_rewards import offered_tool, reward_of
+from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.rules.other_tools import FAILED
 from verl_credit.reward.qa import final_answer
-from verl_credit.search.client import SearchFault
-from verl_credit.search.protocol import bad_query_reason, control_tokens, without_markup
-from verl_credit.turns.book import RowRecord, TurnBook
+from verl_credit.search.protocol import control_tokens, without_markup
+from verl_credit.turns.book import RowRecord, TurnBook, rewards_of_turns
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.scorers import SCORERS, Scorer
 
@@ -45,21 +45,14 @@ class RowFault(Exception):
     """The environment failed: the trajectory ends here and is not trained on."""
 
 
-@register(AGENT_NAME)
-class SearchAgentLoop(ToolAgentLoop):
+@register(TURN_AGENT)
+class TurnAgentLoop(ToolAgentLoop):
     """One instance per trajectory (verl instantiates it so); its state is the trajectory's."""
 
     def __init__(self, *args, tools=None, **kwargs):
         super().__init__(*args, tools=tools, **kwargs)
-        settings = self.config.search
-        self.max_new_tokens = settings.max_new_tokens
-        # search.max_searches=0: one turn and no search; other tools of the recipe would never be called either
-        self.search = SearchTool.for_settings(settings) if settings.max_searches else None
-        self.tools = {**self.tools, self.search.name: self.search} if self.search else {}
-        self.tool_schemas = [
-            tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools.values()
-        ]
-        self.max_assistant_turns = settings.max_searches + 1
+        self.tools = {name: offered_tool(tool) for name, tool in self.tools.items()}
+        self.max_new_tokens = self.config.search.max_new_tokens
         self.control_tokens = self._control_tokens_of(self.tokenizer)
         self.book, self.record, self._request_id = TurnBook(), RowRecord(), ""
 
@@ -123,7 +116,9 @@ class SearchAgentLoop(ToolAgentLoop):
 
         ``cut``: the turn has all tokens of its budget and did not end itself; a call that it left open is no mistake.
         """
-        last_turn = agent_data.assistant_turns >= self.max_assistant_turns
+        most, most_user = self.max_assistant_turns, self.max_user_turns  # verl: None and 0 are no limit
+        last_turn = bool(most and agent_data.assistant_turns >= most)
+        last_turn |= bool(most_user and agent_data.user_turns >= most_user)
         executed = (
             agent_data.tool_calls[: self.max_parallel_calls] if state == AgentState.PROCESSING_TOOLS else []
         )
@@ -156,37 +151,31 @@ class SearchAgentLoop(ToolAgentLoop):
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
         # Fewer where the row says extra_info.tool_selection.
         offered = getattr(agent_data, "_active_tools", self.tools)
+        call = {
+            "turn": self.book.n_turns - 1,  # the turn that asked; parallel calls share it
+            "name": valid_text(tool_call.name),
+            "arguments": valid_text(tool_call.arguments),
+            "reward": None,
+        }
+        self.record.calls.append(call)  # before anything is awaited: parallel calls keep their order
         if tool_call.name not in offered:
             self.record.bad_calls += 1
-            return ToolResponse(text=self._unknown_tool(tool_call.name, offered)), 0.0, {}
-        if tool_call.name != self.search.name:
-            return await self._call_other(tool_call, tools_kwargs, agent_data)
-        reason, query = bad_query_reason(tool_call.arguments)
-        if reason is not None:
-            self.record.bad_calls += 1
-            return ToolResponse(text=reason), 0.0, {}
-        try:
-            text, page_ids, retries = await self.search.lookup(query)
-        except SearchFault as fault:
-            self.record.n_retries += max(fault.attempts - 1, 0)
-            raise RowFault(fault.code) from fault
-        self.record.n_searches += 1
-        self.record.n_retries += retries
-        turn = self.book.n_turns - 1  # the turn that asked; parallel calls share it
-        self.record.searches.append({"turn": turn, "query": query, "pages": page_ids})
-        return ToolResponse(text=without_markup(text, self.control_tokens)), 0.0, {}
+            return ToolResponse(text=self._unknown_tool(tool_call.name, offered)), None, {}
+        return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
-    async def _call_other(self, tool_call, tools_kwargs, agent_data):
-        """A tool of the recipe's: called by verl, which makes an observation of what it raises (see ``other_tools``)."""
+    async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
+        """Called by verl, which makes an observation of what a tool raises (see ``other_tools``)."""
         response, reward, found = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
         self.record.other_errors += text.startswith(FAILED)
-        return response.model_copy(update={"text": without_markup(text, self.control_tokens)}), reward, found
+        call["reward"] = reward_of(call, text, reward, found)
+        shown = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
+        return shown, call["reward"], found
 
     def _unknown_tool(self, name: str, offered) -> str:
         """The name is the policy's text: it may hold control tokens or no valid Unicode."""
-        shown = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self.control_tokens)
+        shown = without_markup(valid_text(name), self.control_tokens)
         return f"Error: there is no tool {shown!r}; available: {', '.join(offered)}."
 
     def _finish(self, output: AgentLoopOutput) -> TurnAgentLoopOutput:
@@ -195,9 +184,16 @@ class SearchAgentLoop(ToolAgentLoop):
             output.response_mask = [0] * len(output.response_mask)
             turn_ids = [-1] * len(turn_ids)
         output.extra_fields[ROW_RECORD] = self.record.as_dict()
+        # The last turn stands for the answer: what calls of it earned (their observation did not fit) is in the record.
+        output.extra_fields[TURN_REWARDS] = rewards_of_turns(self.record.calls, max(turn_ids, default=0))
         return TurnAgentLoopOutput(
             **{name: getattr(output, name) for name in output.model_fields_set}, turn_ids=turn_ids
         )
+
+
+def valid_text(text: str) -> str:
+    """The policy's text without halves of characters, which no queue can send."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def stable_seed(*parts) -> int:

@@ -12,7 +12,7 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_credit.host.registry import register_parts, registered_names
-from verl_credit.host.rollout import agent_loop  # noqa: F401  (the import registers it)
+from verl_credit.host.rollout import search_agent  # noqa: F401  (the import registers it)
 
 
 @ray.remote

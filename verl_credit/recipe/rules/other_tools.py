@@ -13,6 +13,7 @@ KEYS = ("tool_config_path", "function_tool_path")
 
 
 FAILED = "Error executing tool"  # how verl's observation of a tool that raised begins
+BAD_JSON = "Invalid JSON in arguments for"  # ... of a call that verl cannot read
 
 
 def tools_given(config: DictConfig) -> dict[str, str]:

@@ -1,0 +1,220 @@
+"""The turn agent on scripted policies: verl's tools as verl runs them, what each call earned, and the number of turns."""
+
+import asyncio
+import json
+
+import pytest
+from verl.tools.base_tool import BaseTool
+from verl.tools.function_tool import FunctionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.tools.tool_registry import load_all_tools
+
+from kit.byte_world import make_tokenizer
+from kit.trajectories import policy_text, record, run
+from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
+from verl_credit.names import TURN_REWARDS
+
+TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
+ALONE = ("search.max_searches=0", "search.url=null", "algorithm.info_gain_norm_mode=none")
+
+
+def schema(name):
+    parameters = {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "description": "a"}},
+        "required": [],
+    }
+    function = {"name": name, "description": "A tool.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+GSM8K = '''
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+from verl.utils.reward_score import gsm8k
+
+
+class AnswerTool(BaseTool):
+    """The contract of the Gsm8kTool in verl's repository: an answer that is no better than the last one costs 0.05."""
+
+    said = []
+
+    async def create(self, instance_id=None, **kwargs):
+        self.state = {**getattr(self, "state", {}), (made := str(uuid4())): [kwargs["create_kwargs"]["ground_truth"], 0.0]}
+        return made, ToolResponse()
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        truth, best = self.state[instance_id]
+        reward = gsm8k.compute_score(f"#### {parameters['answer']}", truth, method="flexible")
+        self.state[instance_id][1] = reward
+        self.said.append((instance_id, truth, parameters["answer"]))
+        return ToolResponse(text=f"reward={reward}"), 0.0 if reward > best else -0.05, {}
+
+    async def release(self, instance_id, **kwargs):
+        del self.state[instance_id]
+'''
+
+
+class Tool(BaseTool):
+    """Returns ``answers[answer]``: a reward, or an exception that it raises. The answer "slow" is awaited."""
+
+    def __init__(self, name="judge", **answers):
+        self.name, self.tool_schema = name, OpenAIFunctionToolSchema.model_validate(schema(name))
+        self.answers = answers
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        if parameters["answer"] == "slow":
+            await asyncio.sleep(0.01)
+        if isinstance(reward := self.answers[parameters["answer"]], Exception):
+            raise reward
+        return ToolResponse(text="seen"), reward, {}
+
+
+def function(name, returned):
+    return FunctionTool(name, lambda answer: returned, OpenAIFunctionToolSchema.model_validate(schema(name)))
+
+
+def call(answer, name="judge"):
+    arguments = json.dumps({"name": name, "arguments": {"answer": answer}})
+    return f"<tool_call>\n{arguments}\n</tool_call>"
+
+
+def turn(*answers, name="judge"):
+    return "\n".join(call(answer, name) for answer in answers) + TURN_END
+
+
+def earned(output):
+    return [(made["turn"], made["reward"]) for made in record(output)["calls"]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def play(tokenizer, script, *overrides, **given):
+    return run(tokenizer, script, *ALONE, *overrides, agent="turn_agent", **given)
+
+
+def test_a_stateful_tool_of_verls_runs_and_every_call_has_its_reward(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "answer_tool.py").write_text(GSM8K)
+    name = "calc_gsm8k_reward"
+    listed = {
+        "class_name": "answer_tool.AnswerTool",
+        "config": {"type": "native"},
+        "tool_schema": schema(name),
+    }
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [listed]}))
+    (tool,) = load_all_tools(tool_config_path=str(tmp_path / "tools.yaml"), function_tool_path=None)
+    script = [turn("17", name=name), turn("18", name=name), answer_turn("18")]
+    row = {"tools_kwargs": {name: {"create_kwargs": {"ground_truth": "18"}}}}
+    output, policy = play(tokenizer, script, tools=[tool], **row)
+    assert policy.tools == [name]
+    assert [policy_text(tokenizer, output, k) for k in range(3)] == script
+    assert record(output)["calls"] == [
+        {"turn": 0, "name": name, "arguments": '{"answer": "17"}', "reward": -0.05},
+        {"turn": 1, "name": name, "arguments": '{"answer": "18"}', "reward": 0.0},
+    ]
+    assert output.extra_fields[TURN_REWARDS] == [-0.05, 0.0]
+    assert [(truth, answer) for _, truth, answer in tool.said] == [("18", "17"), ("18", "18")]
+    assert tool.state == {} and len({made for made, *_ in tool.said}) == 2  # verl makes an instance per call
+    assert (record(output)["stop_reason"], record(output)["n_other_calls"]) == ("answer", 2)
+
+
+def test_parallel_calls_keep_their_order_and_their_rewards_are_summed(tokenizer):
+    tool = Tool(slow=0.5, good=0.25, silent=None)
+    script = [turn("slow", "good", "silent"), turn("silent"), answer_turn("c")]
+    output, _ = play(tokenizer, script, "search.max_new_tokens=400", tools=[tool])
+    assert earned(output) == [(0, 0.5), (0, 0.25), (0, None), (1, None)]
+    assert output.extra_fields[TURN_REWARDS] == [0.75, None]
+    assert output.extra_fields["tool_rewards"] == [0.5, 0.25]  # verl's own list
+
+
+@pytest.mark.parametrize(
+    "returned, reward",
+    [("text", None), (("text",), None), (("text", None), None), (("text", 0.0), 0.0), (("text", -1, {"m": 1}), -1.0),
+     ({"a": 1}, None), (ToolResponse(text="t"), None)],
+)  # fmt: skip
+def test_a_function_without_a_reward_has_none_and_not_zero(tokenizer, returned, reward):
+    output, _ = play(tokenizer, [turn("x", name="f"), answer_turn("c")], tools=[function("f", returned)])
+    assert earned(output) == [(0, reward)] and output.extra_fields[TURN_REWARDS] == [reward]
+
+
+def test_calls_that_fail_or_are_refused_have_no_reward(tokenizer):
+    tool = Tool(bad=RuntimeError("no"), good=1)
+    script = [turn("bad"), turn("x", name="nobody"), turn("good"), answer_turn("c")]
+    output, _ = play(tokenizer, script, tools=[tool])
+    assert earned(output) == [(0, None), (1, None), (2, 1.0)]
+    assert output.extra_fields[TURN_REWARDS] == [None, None, 1.0]
+    assert (record(output)["other_errors"], record(output)["bad_calls"]) == (1, 1)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "0.5", [1.0], {}])
+def test_a_reward_that_is_no_number_stops_the_rollout(tokenizer, reward):
+    with pytest.raises(
+        ValueError, match=r"turn 1: the reward that tool 'judge' returned is .*finite number, or None"
+    ):
+        play(tokenizer, [turn("fine"), turn("odd")], tools=[Tool(fine=True, odd=reward)])
+
+
+def test_the_search_has_no_reward_of_its_own(tokenizer):
+    output, _ = run(tokenizer, [search_turn("a"), turn("good"), answer_turn("c")], tools=[Tool(good=1)])
+    assert (
+        earned(output) == [(0, None), (1, 1.0)]
+        and record(output)["calls"][0]["arguments"] == '{"query": "a"}'
+    )
+    assert output.extra_fields[TURN_REWARDS] == [None, 1.0]
+    assert output.extra_fields["tool_rewards"] == [1.0]
+
+
+def test_the_text_of_a_call_can_be_sent_whatever_the_policy_wrote(tokenizer):
+    script = [f'<tool_call>\n{{"name": "\\ud800", "arguments": {{"a": "\\ud800"}}}}\n</tool_call>{TURN_END}']
+    output, _ = play(tokenizer, [*script, answer_turn("c")])
+    (made,) = record(output)["calls"]
+    assert made["name"] == "?" and made["arguments"].encode()
+
+
+def test_turns_end_where_verls_key_says_or_where_the_policy_stops_calling(tokenizer):
+    script, tools = [turn("good")] * 5 + [answer_turn("c")], [Tool(good=1)]
+    output, policy = play(tokenizer, script, tools=tools)  # null: no limit
+    assert max(output.turn_ids) == 5 and record(output)["stop_reason"] == "answer"
+    output, policy = play(tokenizer, script, f"{TURNS}=2", tools=tools)
+    assert len(policy.requests) == 2 and record(output)["stop_reason"] == "max_turns"
+    assert earned(output) == [(0, 1.0)] == [(0, *output.extra_fields[TURN_REWARDS])]
+    assert record(output)["bad_calls"] == 0
+    ends = "actor_rollout_ref.rollout.multi_turn.max_user_turns=1"
+    output, policy = play(tokenizer, script, ends, tools=tools)
+    assert len(policy.requests) == 2 and record(output)["stop_reason"] == "max_turns"
+
+
+def test_no_search_is_offered_and_every_turn_has_the_token_budget(tokenizer):
+    given = {"agent": "turn_agent", "tools": [Tool(good=1)]}  # search.max_searches stays 2
+    output, policy = run(tokenizer, [search_turn("a"), answer_turn("c")], **given)
+    assert policy.tools == ["judge"] and record(output)["n_searches"] == 0
+    assert "there is no tool 'search'; available: judge" in tokenizer.decode(output.response_ids)
+    assert [params["max_tokens"] for _, params in policy.requests] == [200, 200]
+    assert len({params["seed"] for _, params in policy.requests}) == 2
+
+
+def test_what_the_last_turns_call_earned_is_no_turn_reward(tokenizer):
+    """Its observation does not fit, so that the row ends with it: it stands where the answer would."""
+    tool = Tool(good=1)
+    width = len(tokenizer(turn("good"), add_special_tokens=False)["input_ids"])
+    room = ("search.max_new_tokens=100", f"data.max_response_length={width + 20}")
+    output, _ = play(tokenizer, [turn("good")], *room, tools=[tool])
+    assert record(output)["stop_reason"] == "length" and earned(output) == [(0, 1.0)]
+    assert output.extra_fields[TURN_REWARDS] == []
+
+
+def test_a_row_lost_to_a_fault_has_no_turn_rewards(tokenizer):
+    from verl_credit.search.client import SearchFault
+
+    async def down(query):
+        raise SearchFault("connect", "refused", 1)
+
+    output, _ = run(tokenizer, [turn("good"), search_turn("a")], lookup=down, tools=[Tool(good=1)])
+    assert record(output)["tool_fault"] == "connect" and earned(output) == [(0, 1.0), (1, None)]
+    assert output.extra_fields[TURN_REWARDS] == []

@@ -1,0 +1,45 @@
+"""``search_agent``: the turn agent with our search tool beside the recipe's own; search.max_searches limits its turns."""
+
+from __future__ import annotations
+
+from verl.experimental.agent_loop.agent_loop import register
+from verl.tools.schemas import ToolResponse
+
+from verl_credit.host.rollout.agent_loop import RowFault, TurnAgentLoop
+from verl_credit.host.rollout.search_tool import SearchTool
+from verl_credit.names import AGENT_NAME
+from verl_credit.search.client import SearchFault
+from verl_credit.search.protocol import bad_query_reason, without_markup
+
+
+@register(AGENT_NAME)
+class SearchAgentLoop(TurnAgentLoop):
+    """One instance per trajectory, as its base."""
+
+    def __init__(self, *args, tools=None, **kwargs):
+        super().__init__(*args, tools=tools, **kwargs)
+        settings = self.config.search
+        # search.max_searches=0: one turn and no search; other tools of the recipe would never be called either
+        self.search = SearchTool.for_settings(settings) if settings.max_searches else None
+        self.tools = {**self.tools, self.search.name: self.search} if self.search else {}
+        self.tool_schemas = [
+            tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools.values()
+        ]
+        self.max_assistant_turns = settings.max_searches + 1
+
+    async def _execute(self, call, tool_call, tools_kwargs, agent_data):
+        if tool_call.name != self.search.name:
+            return await super()._execute(call, tool_call, tools_kwargs, agent_data)
+        reason, query = bad_query_reason(tool_call.arguments)
+        if reason is not None:
+            self.record.bad_calls += 1
+            return ToolResponse(text=reason), None, {}
+        try:
+            text, page_ids, retries = await self.search.lookup(query)
+        except SearchFault as fault:
+            self.record.n_retries += max(fault.attempts - 1, 0)
+            raise RowFault(fault.code) from fault
+        self.record.n_searches += 1
+        self.record.n_retries += retries
+        self.record.searches.append({"turn": call["turn"], "query": query, "pages": page_ids})
+        return ToolResponse(text=without_markup(text, self.control_tokens)), None, {}
