@@ -23,6 +23,8 @@ class Row:
     scores: dict = field(default_factory=dict)
     record: RowRecord = field(default_factory=RowRecord)
     is_padding: bool = False
+    turn_rewards: tuple[float | None, ...] | None = None
+    """Per tool turn; None: no turn has one."""
 
 
 def lost_row(code: str, **changes) -> Row:
@@ -49,6 +51,8 @@ def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:
     width = max(len(ids) for ids in turn_ids)
     turn_ids_B_T = torch.tensor([ids + [-1] * (width - len(ids)) for ids in turn_ids])
     mask_B_T = (turn_ids_B_T >= 0).long()
+    n_turns_B = turn_table(turn_ids_B_T, mask_B_T).n_turns_B
+    none = [[None] * max(n - 1, 0) for n in n_turns_B.tolist()]
     return TurnBatch(
         prompt_ids=prompts,
         response_ids=responses,
@@ -60,7 +64,11 @@ def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:
         extra_infos=[{"question": row.prompt} for row in rows],
         is_padding=[row.is_padding for row in rows],
         row_valid_B=torch.tensor([not row.is_padding and not row.record.tool_fault for row in rows]),
-        n_turns_B=turn_table(turn_ids_B_T, mask_B_T).n_turns_B,
+        n_turns_B=n_turns_B,
+        turn_rewards=[
+            none[place] if row.turn_rewards is None else list(row.turn_rewards)
+            for place, row in enumerate(rows)
+        ],
     )
 
 

@@ -170,3 +170,107 @@ def test_a_row_without_a_record_reads_the_default(fetch):
 def test_turn_ids_that_skip_a_turn_stop_the_run(fetch):
     with pytest.raises(ValueError, match="row 1, policy token at position 2: turn 2; expected 0 or 1"):
         fetch(SEARCHED, sample([2], [5, 6, 7], [0, -1, 2]))
+
+
+def foreign(prompt, response, turn_ids, mask=None, **extra_fields):
+    """A row of somebody else's agent loop: turn ids among its extra fields, no record."""
+    mask = [int(turn >= 0) for turn in turn_ids] if mask is None else mask
+    row = sample(prompt, response, mask, record=None) | {"response_mask": torch.tensor(mask)}
+    row["extra_fields"] = {TURN_IDS: turn_ids, **extra_fields}
+    return {name: value for name, value in row.items() if name != TURN_IDS}
+
+
+CALLED = foreign([1, 1], [5, 6, 7, 8], [0, 0, -1, 1])
+
+
+def test_turn_ids_of_other_loops_are_read_from_their_extra_fields(fetch):
+    turns = fetch(CALLED, foreign([2], [5], [0]))
+    assert turns.turn_ids_B_T.tolist() == [[0, 0, -1, 1], [0, -1, -1, -1]]
+    assert turns.n_turns_B.tolist() == [2, 1] and turns.row_valid_B.all()
+    assert turns.records[0] == RowRecord().as_dict() and turns.turn_rewards == [[None], []]
+
+
+def test_a_batch_may_mix_our_loops_with_others(fetch, monkeypatch):
+    """A field comes back only where every row that is asked for has it."""
+    get = Queue.kv_batch_get
+
+    def common(self, keys, partition_id, select_fields):
+        shared = [name for name in select_fields if all(name in self.rows[key] for key in keys)]
+        found = get(self, keys, partition_id, shared)
+        self.reads = self.reads[:1]
+        return found
+
+    monkeypatch.setattr(Queue, "kv_batch_get", common)
+    turns = fetch(CALLED, SEARCHED, foreign([2], [5], [0]), ANSWERED, padding(), is_padding={4})
+    assert turns.turn_ids_B_T[:, :6].tolist() == [
+        [0, 0, -1, 1, -1, -1], [0, 0, -1, -1, 1, 1], [0, -1, -1, -1, -1, -1], [0, 0, -1, -1, -1, -1], [-1] * 6,
+    ]  # fmt: skip
+    bare = {name: value for name, value in SEARCHED.items() if name != TURN_IDS}
+    with pytest.raises(
+        RuntimeError, match="row 1: rollouts carry no 'turn_ids'.*'search_agent' or 'turn_agent'"
+    ):
+        fetch(CALLED, bare)
+
+
+def test_padding_of_another_loops_row_has_no_turns(fetch):
+    row, _ = construct_minimal_padding_template(CALLED, {}, EOS)
+    turns = fetch(
+        CALLED | {"extra_fields": {**CALLED["extra_fields"], "turn_rewards": [1]}}, row, is_padding={1}
+    )
+    assert (turns.turn_ids_B_T[1] == -1).all() and turns.turn_rewards == [[1.0], []]
+
+
+@pytest.mark.parametrize(
+    "ids, said",
+    [
+        ([0, 0, -1], r"row 1: extra_fields\['turn_ids'\] has 3 entries; .*: 4"),
+        ("0011", r"row 1: extra_fields\['turn_ids'\]='0011'; expected a list of whole numbers"),
+        (
+            [0, 0.5, -1, 1],
+            r"row 1: extra_fields\['turn_ids'\], token 1: 0.5; expected the number of its turn",
+        ),
+        ([0, None, -1, 1], "row 1: .*, token 1: None;"),
+        ([0, 0, -1, 2], "row 1, policy token at position 3: turn 2; expected 0 or 1"),
+        ([1, 1, -1, 1], "row 1, policy token at position 0: turn 1; expected 0"),
+        ([0, -1, -1, 1], "row 1, policy token at position 1: turn -1; expected 0 or 1"),
+    ],
+)
+def test_turn_ids_that_cannot_be_right_name_the_row(fetch, ids, said):
+    bad = foreign([2, 2], [5, 6, 7, 8], ids, mask=[1, 1, 0, 1])
+    with pytest.raises(ValueError, match=said):
+        fetch(CALLED, bad)
+
+
+@pytest.mark.parametrize("given, read", [
+    ([0.5], [0.5]), ([0.5, 2], [0.5]), ([None], [None]), ((0, None), [0.0]), (torch.tensor([0.25]), [0.25]), (None, [None]),
+])  # fmt: skip
+def test_turn_rewards_have_an_entry_per_turn_with_or_without_the_answer(fetch, given, read):
+    row = foreign([1, 1], [5, 6, 7, 8], [0, 0, -1, 1], turn_rewards=given)
+    assert fetch(row).turn_rewards == [read]
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (
+            [],
+            r"row 1: extra_fields\['turn_rewards'\] has 0 entries; the row has 2 turns: expected 2, or 1 without the last",
+        ),
+        ([1, 2, 3], "row 1: .* has 3 entries; the row has 2 turns"),
+        (
+            [float("nan")],
+            r"row 1: extra_fields\['turn_rewards'\], turn 0 is nan; expected a finite number, or None",
+        ),
+        ([1, "0.5"], "row 1: .*, turn 1 is '0.5'; expected a finite number"),
+        (0.5, r"row 1: extra_fields\['turn_rewards'\]=0.5; expected a list with a number or None per turn"),
+        ({"0": 1}, "row 1: .*expected a list"),
+    ],
+)
+def test_turn_rewards_that_cannot_be_right_name_row_and_turn(fetch, given, said):
+    with pytest.raises(ValueError, match=said):
+        fetch(CALLED, foreign([2, 2], [5, 6, 7, 8], [0, 0, -1, 1], turn_rewards=given))
+
+
+def test_a_row_without_policy_tokens_has_no_turn_rewards(fetch):
+    masked = foreign([2, 2], [5, 6], [0, 0], mask=[0, 0], turn_rewards=[])
+    assert fetch(CALLED, masked).turn_rewards == [[None], []]

@@ -25,3 +25,5 @@ class TurnBatch:
     row_valid_B: torch.Tensor
     """False for padding rows (copies of real rows) and rows lost to a tool fault."""
     n_turns_B: torch.Tensor
+    turn_rewards: list[list[float | None]]
+    """Per row and tool turn what its calls earned, None where no reward is known; [] for a padding row."""

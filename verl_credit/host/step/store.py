@@ -6,15 +6,18 @@ new fields.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.credit import turn_table
-from verl_credit.names import AGENT_NAME, ROW_RECORD, TURN_IDS
+from verl_credit.names import ROW_RECORD, TURN_IDS
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.loop_fields import no_turn_ids, turn_ids_of, turn_rewards_of
 
 
 def read(batch, *names: str) -> TensorDict:
@@ -38,27 +41,31 @@ def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
 
 
 def fetch_turn_batch(batch) -> TurnBatch:
-    """Turn ids, what the agent loops reported, and which rows count. Raises RuntimeError where there are no turn ids."""
+    """Turn ids, what the agent loops reported, and which rows count.
+
+    Turn ids are a field of the row (our agent loops) or among its ``extra_fields`` (others). Raises RuntimeError where there
+    are none, ValueError where those or the turn rewards cannot be right.
+    """
     columns = ("extra_fields", "reward_model", "extra_info")
     data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *columns)
-    if TURN_IDS not in data:
-        raise RuntimeError(
-            f"rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or rollout.agent.default_agent_loop) "
-            f"to {AGENT_NAME!r}"
-        )
     is_padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
     mask_B_T = data["response_mask"].to_padded_tensor(padding=0)
+    extra_fields = [fields if isinstance(fields, dict) else {} for fields in _objects(data["extra_fields"])]
+    response_ids = [ids.tolist() for ids in data["responses"].unbind()]
+    rows = [
+        row for row, padded in enumerate(is_padding) if not padded
+    ]  # a padding row carries another row's turns
     turn_ids_B_T = torch.full(mask_B_T.shape, -1, dtype=torch.int64)
-    for row, ids in enumerate(data[TURN_IDS].unbind()):
-        if not is_padding[row]:  # a padding row carries the ids of the row it was copied from
-            turn_ids_B_T[row, : len(ids)] = ids
-    extra_fields = _objects(data["extra_fields"])
+    for row, ids in _turn_ids(batch, data, extra_fields, response_ids, rows):
+        turn_ids_B_T[row, : len(ids)] = ids
+    n_turns_B = turn_table(turn_ids_B_T, mask_B_T).n_turns_B
     records = [_record(fields) for fields in extra_fields]
     faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
     padding = torch.tensor(is_padding)
+    rewards = {row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row])) for row in rows}
     return TurnBatch(
         prompt_ids=[ids.tolist() for ids in data["prompts"].unbind()],
-        response_ids=[ids.tolist() for ids in data["responses"].unbind()],
+        response_ids=response_ids,
         turn_ids_B_T=turn_ids_B_T,
         response_mask_B_T=mask_B_T,
         records=records,
@@ -67,8 +74,28 @@ def fetch_turn_batch(batch) -> TurnBatch:
         extra_infos=_objects(data["extra_info"]),
         is_padding=is_padding,
         row_valid_B=~(padding | faulty),
-        n_turns_B=turn_table(turn_ids_B_T, mask_B_T).n_turns_B,
+        n_turns_B=n_turns_B,
+        turn_rewards=[rewards.get(row, []) for row in range(len(is_padding))],
     )
+
+
+def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Of each of the rows. A field comes back only where every row that is asked for has it."""
+    given = [row for row in rows if TURN_IDS in extra_fields[row]]
+    for row in given:
+        yield row, torch.tensor(turn_ids_of(extra_fields[row], row, len(response_ids[row])))
+    others = [row for row in rows if TURN_IDS not in extra_fields[row]]
+    if not others:
+        return
+    place = {row: row for row in others}
+    if TURN_IDS not in data and given:
+        keys = [batch.keys[row] for row in others]
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[TURN_IDS])
+        place = {row: number for number, row in enumerate(others)}
+    if TURN_IDS not in data:
+        raise RuntimeError(no_turn_ids(others[0]))
+    fields = data[TURN_IDS].unbind()
+    yield from ((row, fields[place[row]]) for row in others)
 
 
 def _objects(column) -> list:
@@ -76,6 +103,6 @@ def _objects(column) -> list:
     return [getattr(item, "data", item) for item in column]
 
 
-def _record(extra_fields) -> dict:
-    record = extra_fields.get(ROW_RECORD) if isinstance(extra_fields, dict) else None
+def _record(extra_fields: dict) -> dict:
+    record = extra_fields.get(ROW_RECORD)
     return record if record is not None else RowRecord().as_dict()

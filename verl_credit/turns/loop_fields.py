@@ -1,0 +1,67 @@
+"""What an agent loop that others wrote says about a row, in verl's ``extra_fields``: checked, with the row named.
+
+``turn_ids``: per response token the turn it was written in, -1 where it is not the policy's. ``turn_rewards``: per turn a
+number, or None (docs/agent-loops.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import index
+
+from verl_credit.names import AGENTS, TURN_IDS, TURN_REWARDS
+from verl_credit.turns.book import known_reward
+
+
+def no_turn_ids(row: int) -> str:
+    """Where a row has them neither as a field of its own nor among its extra fields."""
+    return (
+        f"row {row}: rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or rollout.agent.default_agent_loop) to "
+        f"{' or '.join(map(repr, AGENTS))}; an agent loop of your own puts extra_fields[{TURN_IDS!r}] into its "
+        "AgentLoopOutput, a whole number per response token (docs/agent-loops.md)"
+    )
+
+
+def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
+    """A number per response token. Raises ValueError for another length and for what is no whole number."""
+    where = f"row {row}: extra_fields[{TURN_IDS!r}]"
+    given = _listed(extra_fields[TURN_IDS], where, "a list of whole numbers")
+    if len(given) != length:
+        raise ValueError(f"{where} has {len(given)} entries; expected one per response token: {length}")
+    ids = []
+    for place, turn in enumerate(given):
+        try:
+            ids.append(index(turn))
+        except TypeError:
+            raise ValueError(
+                f"{where}, token {place}: {turn!r:.80}; expected the number of its turn, -1 where it is not the policy's"
+            ) from None
+    return ids
+
+
+def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
+    """One per tool turn, None for each where the loop gave none; an entry of the answer turn is read and left out.
+
+    Raises ValueError for another length and for what is neither a finite number nor None.
+    """
+    tool_turns = max(n_turns - 1, 0)
+    if extra_fields.get(TURN_REWARDS) is None:
+        return [None] * tool_turns
+    where = f"row {row}: extra_fields[{TURN_REWARDS!r}]"
+    given = _listed(extra_fields[TURN_REWARDS], where, "a list with a number or None per turn")
+    if len(given) not in (n_turns, tool_turns):
+        raise ValueError(
+            f"{where} has {len(given)} entries; the row has {n_turns} turns: expected {n_turns}, or {tool_turns} without "
+            "the last one, which answers"
+        )
+    return [known_reward(value, f"{where}, turn {turn}") for turn, value in enumerate(given)][:tool_turns]
+
+
+def _listed(given, where: str, expected: str) -> list:
+    if (
+        isinstance(given, str | bytes | Mapping)
+        or not hasattr(given, "__len__")
+        or not hasattr(given, "__iter__")
+    ):
+        raise ValueError(f"{where}={given!r:.80}; expected {expected}")
+    return list(given)
