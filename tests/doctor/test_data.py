@@ -200,6 +200,33 @@ def test_names_of_tools_that_only_verl_knows_are_not_looked_at(tmp_path):
     assert len(read_rows(file, "data.train_files", other_tools=True)) == 1
 
 
+@pytest.mark.parametrize(
+    "agents, said",
+    [
+        (
+            ("turn_agent",),
+            "expected 'turn_agent'; with search.max_searches=0 search_agent has one turn and offers no tool",
+        ),
+        (("turn_agent", "my_agent"), "expected 'turn_agent' or 'my_agent'; with search.max_searches=0"),
+    ],
+)
+def test_a_row_names_an_agent_loop_that_the_recipe_can_use(tmp_path, agents, said):
+    def file(name):
+        return write(tmp_path / "rows.parquet", [{**GOOD, "agent_name": name}])
+
+    assert [len(read_rows(file(name), "k", agents=agents)) for name in agents] == [1] * len(agents)
+    with pytest.raises(PreflightError, match=f"row 0: agent_name='search_agent': {said}"):
+        read_rows(file("search_agent"), "k", agents=agents)
+    with pytest.raises(
+        PreflightError, match=r"agent_name='his': .*agent_loop_config_path .* extra_fields\['turn_ids'\]"
+    ):
+        read_rows(file("his"), "k", agents=agents)
+    with pytest.raises(
+        PreflightError, match="'turn_agent': expected 'search_agent'; the recipe names no tool that turn_ag"
+    ):
+        read_rows(file("turn_agent"), "k", agents=("search_agent",))
+
+
 def test_a_column_of_one_file_is_null_in_the_others(tmp_path):
     """verl joins the files."""
     named = write(tmp_path / "named.parquet", [{**GOOD, "agent_name": "search_agent"}])

@@ -16,6 +16,7 @@ from verl_credit.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
 from verl_credit.doctor.probe import VerlProcess
 from verl_credit.doctor.result import Result
 from verl_credit.machine.facts import Facts
+from verl_credit.recipe.agent_loops import agents_of_rows
 from verl_credit.recipe.required import MODEL
 from verl_credit.recipe.rules.other_tools import tools_given
 
@@ -52,12 +53,14 @@ class Context:
     def rows(self, key: str) -> list[Row]:
         if key not in self._rows:
             at_least, searches = rows_needed(self.config, key), bool(self.config.search.max_searches)
+            others = bool(tools_given(self.config))
             self._rows[key] = read_rows(
                 self.value(key),
                 key,
                 at_least=at_least,
                 searches=searches,
-                other_tools=bool(tools_given(self.config)),
+                other_tools=others,
+                agents=agents_of_rows(self.config, tools=others),
                 prompt_key=self.config.data.prompt_key,
                 default_loop=self.config.actor_rollout_ref.rollout.agent.default_agent_loop,
             )

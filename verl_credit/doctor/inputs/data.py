@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from verl_credit.doctor.inputs.row import SELECTION, STEERING, Row, checked_row
 from verl_credit.errors import PreflightError
-from verl_credit.names import AGENT_NAME
+from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.required import DATA
 from verl_credit.search.protocol import SCHEMA
 
@@ -30,13 +31,14 @@ def read_rows(
     at_least: int = 1,
     searches: bool = True,
     other_tools: bool = False,
+    agents: Sequence[str] = AGENTS,
     prompt_key: str = "prompt",
     default_loop: str = AGENT_NAME,
 ) -> list[Row]:
     """All rows of the files, each one that can train, and enough of them. Raises PreflightError.
 
     ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
-    ``other_tools``: there are tools beside the search, whose names only verl knows.
+    ``other_tools``: there are tools beside the search, whose names only verl knows. ``agents``: loops that a row may name.
     ``prompt_key``: the column of the prompts. ``default_loop``: the agent loop of rows that name none.
     """
     paths = [files] if isinstance(files, str) else files
@@ -49,15 +51,21 @@ def read_rows(
     ]
     # verl joins the files: a column of one is null in the rows of the others
     names_agent = any("agent_name" in columns for _, columns in found)
-    if found and not names_agent and default_loop != AGENT_NAME:
+    if found and not names_agent and default_loop not in agents:
         raise PreflightError(
             f"{LOOP}={default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that loop; "
-            f"expected {AGENT_NAME}, which says to which turn a token belongs"
+            f"expected {' or '.join(agents)}, which say to which turn a token belongs"
         )
     known = [TOOL] if searches and not other_tools else None
     rows = [
         checked_row(
-            where, columns, searches=searches, names_agent=names_agent, tools=known, prompt_key=prompt_key
+            where,
+            columns,
+            searches=searches,
+            names_agent=names_agent,
+            agents=agents,
+            tools=known,
+            prompt_key=prompt_key,
         )
         for where, columns in found
     ]

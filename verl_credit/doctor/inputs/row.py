@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from verl_credit.errors import PreflightError
-from verl_credit.names import AGENT_NAME, TURN_IDS
+from verl_credit.names import AGENT_NAME, TURN_AGENT, TURN_IDS
 from verl_credit.reward.qa import answer_form, gold_answers, stated_form
 
 SELECTION = "tool_selection"
@@ -35,21 +36,19 @@ def checked_row(
     *,
     searches: bool,
     names_agent: bool,
+    agents: Sequence[str],
     tools: list[str] | None,
     prompt_key: str = "prompt",
 ) -> Row:
-    """Raises PreflightError with the row and the value. ``names_agent``: some file has the column ``agent_name``;
-    ``tools``: those that a row can choose among, where they are known."""
+    """Raises PreflightError with the row and the value. ``names_agent``: some file has the column ``agent_name``, which may
+    be one of ``agents``; ``tools``: those that a row can choose among, where they are known."""
     prompt = columns[prompt_key]
     try:
         _check_prompt(prompt_key, prompt)
         if not isinstance(source := columns["data_source"], str) or not source.strip():
             raise ValueError(f"data_source={source!r}: expected the name of the row's data set, as text")
-        if names_agent and (name := columns.get("agent_name")) != AGENT_NAME:
-            raise ValueError(
-                f"agent_name={name!r}: expected {AGENT_NAME!r}, which says to which turn a token belongs; or leave the "
-                "column out of every file"
-            )
+        if names_agent and (name := columns.get("agent_name")) not in agents:
+            raise ValueError(_wrong_agent(name, agents))
         _check_selection(columns.get(SELECTION), tools)
         reward = columns["reward_model"]
         if not isinstance(reward, dict):
@@ -64,6 +63,19 @@ def checked_row(
     except ValueError as error:
         raise PreflightError(f"{where}: {error}") from error
     return Row(where, prompt, truth)
+
+
+def _wrong_agent(name: object, agents: Sequence[str]) -> str:
+    said = f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}"
+    if name == AGENT_NAME:
+        return f"{said}; with search.max_searches=0 {AGENT_NAME} has one turn and offers no tool"
+    if name == TURN_AGENT:
+        return f"{said}; the recipe names no tool that {TURN_AGENT} could call"
+    return (
+        f"{said}, which say to which turn a token belongs; or leave the column out of every file. An agent loop of your own "
+        "is named in actor_rollout_ref.rollout.agent.agent_loop_config_path and puts extra_fields['turn_ids'] into its "
+        "output (docs/agent-loops.md)"
+    )
 
 
 def _check_prompt(key: str, prompt: object) -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from omegaconf import DictConfig
 
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.agent_loops import DEFAULT, own_loops
 from verl_credit.recipe.rules.own_loss import MODULES
 
 
@@ -31,8 +32,9 @@ def check_names(config: DictConfig) -> None:
     _known(
         "actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, set(ToolParser._registry)
     )
-    default = rollout.agent.default_agent_loop
-    _known("actor_rollout_ref.rollout.agent.default_agent_loop", default, set(_agent_loop_registry))
+    # verl's own loops write no turn ids
+    loops = {name for name, made in _agent_loop_registry.items() if not made["_target_"].startswith("verl.")}
+    _known(DEFAULT, rollout.agent.default_agent_loop, loops | {*own_loops(config)})
 
 
 def _import_modules(named: str | Iterable[str] | None) -> None:

@@ -1,8 +1,8 @@
 """Tools beside the search: loaded once before Ray starts, so that what verl's workers would stumble over ends the run here.
 
-A call of one is a turn like any other: it counts against ``search.max_searches``, and its gain is measured. What such a tool
-raises verl turns into an observation. Whether that was the policy's mistake (a wrong argument) or the tool's, nothing says;
-it is counted (``credit/tool/other_errors``).
+A call of one is a turn like any other: it counts against the turns that are allowed, and its gain is measured. What such a
+tool raises verl turns into an observation. Whether that was the policy's mistake (a wrong argument) or the tool's, nothing
+says; it is counted (``credit/tool/other_errors``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from verl_credit.errors import PreflightError
+from verl_credit.recipe.agent_loops import turns_at_most
 from verl_credit.recipe.rules.other_tools import KEYS, tools_given
 
 
@@ -25,13 +26,16 @@ def check_other_tools(config: DictConfig) -> list[str]:
     if not names:
         raise PreflightError(f"{said}: holds no tool")
     search = SCHEMA["function"]["name"]
-    if search in names:
+    if search in names and config.search.max_searches:
         raise PreflightError(
             f"{said}: a tool is called {search!r}, as the search tool is, which would take its place; rename it"
         )
+    what = "tools beside the search" if config.search.max_searches else "tools"
+    key, turns = turns_at_most(config)
+    most = f"at most {key}={turns}" if turns else "as many as fit the row"
     return [
-        f"tools beside the search: {', '.join(names)}; their calls are turns and count against search.max_searches, what "
-        "they raise is shown to the policy (credit/tool/other_errors)"
+        f"{what}: {', '.join(names)}; their calls are turns ({most}), what they raise is shown to the policy "
+        "(credit/tool/other_errors)"
     ]
 
 

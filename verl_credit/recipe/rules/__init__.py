@@ -11,7 +11,8 @@ from verl_credit.config.keys.section import no_value
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.recipe.agent_loops import DEFAULT, may_call, turns_at_most
 from verl_credit.recipe.rules.budget import validate_budgets
 from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.own_loss import validate_loss
@@ -124,17 +125,16 @@ def _combinations(config: DictConfig, settings: CreditSettings) -> None:
             accepted=f"a multiple of {mini}",
         )
     mode = _get(config, "algorithm.info_gain_norm_mode")
-    if estimator == ADV_ESTIMATOR and _get(config, "search.max_searches") == 0 and mode != "none":
-        use = (
-            "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none"
-        )
+    if estimator == ADV_ESTIMATOR and not may_call(config) and mode != "none":
+        use = "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none, or, for "
+        use += f"tools of your own, {DEFAULT}={TURN_AGENT}"
         raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
-    turns, budget = _get(config, "search.max_searches") + 1, _get(config, "data.max_response_length")
-    tokens = _get(config, "search.max_new_tokens")
-    if turns * tokens > budget:
+    said, turns = turns_at_most(config)
+    budget, tokens = _get(config, "data.max_response_length"), _get(config, "search.max_new_tokens")
+    if turns is not None and turns * tokens > budget:
         raise ConfigError(
-            f"data.max_response_length={budget} cannot hold search.max_searches+1={turns} turns of "
-            f"search.max_new_tokens={tokens}, what searches return not counted",
+            f"data.max_response_length={budget} cannot hold {said}={turns} turns of "
+            f"search.max_new_tokens={tokens}, what tools return not counted",
             key="data.max_response_length",
             value=budget,
             accepted=f"at least {turns * tokens}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import ConfigError
+from verl_credit.names import AGENT_NAME, TURN_AGENT
+from verl_credit.recipe.agent_loops import DEFAULT, may_call
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
@@ -23,9 +25,16 @@ def tools_given(config: DictConfig) -> dict[str, str]:
 
 
 def validate_other_tools(config: DictConfig) -> None:
-    """Raises ConfigError where the agent loop would offer none of them."""
+    """Raises ConfigError where the agent loop would offer none of them, or has none to offer."""
     given = tools_given(config)
-    if given and not config.search.max_searches:
+    if given and not may_call(config):
         key = next(iter(given))
-        use = f"there is one turn and no call, so that its tools would never be used; set {key}=null"
+        use = f"there is one turn and no call, so that its tools would never be used; set {DEFAULT}={TURN_AGENT}, which "
+        use += f"calls them without a search, or {key}=null"
         raise ConfigError.of(config, key, "search.max_searches", accepted=use)
+    if not given and OmegaConf.select(config, DEFAULT) == TURN_AGENT:
+        files = " and ".join(f"{MULTI_TURN}.{key}" for key in KEYS)
+        use = (
+            f"it calls the tools that {files} name, and both are null; give one of them, or use {AGENT_NAME}"
+        )
+        raise ConfigError.of(config, DEFAULT, accepted=use)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.agent_loops import DEFAULT, may_call
 
 MANAGER = "reward.reward_manager"
 HAND_ON = ("naive", "rate_limited", "remote")
@@ -18,10 +19,11 @@ def validate_reward_manager(config: DictConfig) -> None:
     manager = config.reward.reward_manager
     if manager.source != "register":
         return  # a manager of the user's: its outcomes are looked at in every step (`checks`)
-    if config.search.max_searches and manager.name not in HAND_ON:
-        use = "it does not hand the agent loop's record to the reward function, so that an answer in a retrieved page "
+    if may_call(config) and manager.name not in HAND_ON:
+        use = "it does not hand the agent loop's record to the reward function, so that an answer in what a tool returns "
         use += f"would count as the policy's; use one of {', '.join(HAND_ON)}"
-        raise ConfigError.of(config, f"{MANAGER}.name", "search.max_searches", accepted=use)
+        calls = "search.max_searches" if config.search.max_searches else DEFAULT
+        raise ConfigError.of(config, f"{MANAGER}.name", calls, accepted=use)
     if manager.name == "dapo" and config.algorithm.advantage_mode == "maxrl" and _overlong(config):
         use = "maxrl divides by the mean outcome, and the penalty makes outcomes of long rows negative; set it to false"
         raise ConfigError.of(config, OVERLONG, f"{MANAGER}.name", "algorithm.advantage_mode", accepted=use)

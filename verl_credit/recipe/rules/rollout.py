@@ -9,6 +9,7 @@ from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ROLLOUT_NAME
+from verl_credit.recipe.agent_loops import own_loops
 from verl_credit.recipe.rules.other_tools import validate_other_tools
 from verl_credit.recipe.rules.reward import validate_reward_manager
 from verl_credit.turns.scorers import SCORERS
@@ -26,6 +27,7 @@ def validate_rollout(config: DictConfig) -> None:
         use = f"verl_credit is built for and tested with {' and '.join(ENGINES)}; whether turns keep their token "
         use += "budget and rows their log-probs with another engine has not been looked at"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
+    own_loops(config)
     validate_other_tools(config)
     validate_reward_manager(config)
     _room(config)

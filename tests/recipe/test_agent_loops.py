@@ -1,0 +1,104 @@
+"""Recipes with tools and agent loops of the user's: what may be called, which rows fit, and what is refused."""
+
+import pytest
+
+from kit.recipes import load_config
+from verl_credit.doctor.context import Context
+from verl_credit.errors import ConfigError
+from verl_credit.host.process.names import check_names
+from verl_credit.recipe.agent_loops import DEFAULT, LISTED, agents_of_rows, own_loops
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.other_tools import MULTI_TURN
+
+TOOLS = f"{MULTI_TURN}.tool_config_path=tools.yaml"
+TURN_AGENT = f"{DEFAULT}=turn_agent"
+NO_SEARCH = ("search.max_searches=0", "search.url=null")
+OWN = "- {name: my_agent, _target_: my_loops.MyAgentLoop}\n"
+
+
+def lab(*overrides):
+    return load_config("lab", list(overrides))
+
+
+def listed(folder, text=OWN):
+    (folder / "loops.yaml").write_text(text)
+    return f"{LISTED}={folder}/loops.yaml"
+
+
+def test_tools_without_a_search_train_with_turn_credit_under_the_turn_agent():
+    validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH))
+    with pytest.raises(
+        ConfigError, match=f"tool_config_path=.* with search.max_searches=0: .* set {DEFAULT}=turn_agent"
+    ):
+        validate(lab(TOOLS, "credit=grpo", *NO_SEARCH))
+    with pytest.raises(ConfigError, match=f"without a tool there is one turn, .* {DEFAULT}=turn_agent"):
+        validate(lab(*NO_SEARCH))
+
+
+def test_the_turn_agent_without_a_tool_is_refused():
+    for searches in ("search.max_searches=0", "search.max_searches=2"):
+        with pytest.raises(
+            ConfigError, match=f"{DEFAULT}=turn_agent: .*function_tool_path name, and both are null"
+        ):
+            validate(lab(TURN_AGENT, searches))
+
+
+def test_the_turns_that_verls_key_allows_fit_the_response():
+    turns = f"{MULTI_TURN}.max_assistant_turns"
+    room = ("search.max_new_tokens=40", "data.max_response_length=200")
+    validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{turns}=5"))
+    validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room))
+    with pytest.raises(
+        ConfigError, match=f"length=200 cannot hold {turns}=6 turns of search.max_new_tokens=40"
+    ):
+        validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{turns}=6"))
+
+
+def test_a_manager_that_hides_the_record_is_refused_with_any_tool():
+    with pytest.raises(ConfigError, match=f"reward_manager.name=dapo with {DEFAULT}=turn_agent: .* naive"):
+        validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, "reward.reward_manager.name=dapo"))
+
+
+def test_rows_may_name_the_loops_that_can_work(tmp_path):
+    own = listed(tmp_path)
+    assert agents_of_rows(lab(), tools=False) == ("search_agent",)
+    assert agents_of_rows(lab(TOOLS), tools=True) == ("search_agent", "turn_agent")
+    assert agents_of_rows(lab(TOOLS, TURN_AGENT, *NO_SEARCH, own), tools=True) == ("turn_agent", "my_agent")
+    assert agents_of_rows(lab("credit=grpo", *NO_SEARCH), tools=False) == ("search_agent",)
+
+
+def test_the_files_of_a_recipe_are_read_with_its_agent_loops(tmp_path):
+    from kit.preflight import GOOD, write
+
+    file = write(tmp_path / "rows.parquet", [{**GOOD, "agent_name": "my_agent"}])
+    config = lab(listed(tmp_path), f"data.val_files={file}")
+    assert len(Context(None, config).rows("data.val_files")) == 1
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("- {name: a}\n", "expected a YAML file with a list of .name"),
+        ("- a\n", "expected a YAML file"),
+        ("a: [", "expected a YAML file"),
+        ("- {name: turn_agent, _target_: x.Y}\n", "it would replace turn_agent; rename your agent loop"),
+        (None, "expected a YAML file .* FileNotFoundError"),
+    ],
+)
+def test_a_file_of_agent_loops_that_verl_could_not_use_is_refused(tmp_path, text, said):
+    path = listed(tmp_path, text) if text else f"{LISTED}={tmp_path}/none.yaml"
+    with pytest.raises(ConfigError, match=f"{LISTED}=.*yaml: {said}"):
+        validate(lab(path))
+
+
+def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
+    """verl's own loops are in its registry, too."""
+    from verl_credit.host.process.register import register_all
+
+    register_all()
+    own = listed(tmp_path)
+    assert own_loops(lab(own)) == ("my_agent",)
+    for name in ("search_agent", "turn_agent", "my_agent"):
+        check_names(lab(own, f"{DEFAULT}={name}"))
+    with pytest.raises(ConfigError, match=f"{DEFAULT}='tool_agent'.*: accepted are search_agent, turn_agent"):
+        check_names(lab(f"{DEFAULT}=tool_agent"))

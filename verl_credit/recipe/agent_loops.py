@@ -1,0 +1,57 @@
+"""Which agent loops the rows of a recipe may name, and whether its own can call a tool at all (docs/agent-loops.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.errors import ConfigError
+from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
+
+AGENT = "actor_rollout_ref.rollout.agent"
+DEFAULT, LISTED = f"{AGENT}.default_agent_loop", f"{AGENT}.agent_loop_config_path"
+
+
+def may_call(config: DictConfig) -> bool:
+    """The search agent without searches has one turn and offers no tool."""
+    return bool(config.search.max_searches) or OmegaConf.select(config, DEFAULT) != AGENT_NAME
+
+
+def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
+    """(the key that says it, the turns); None where nothing but the row's length, or a loop of the user's, ends a row."""
+    if OmegaConf.select(config, DEFAULT) == AGENT_NAME:
+        return "search.max_searches+1", config.search.max_searches + 1
+    most = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
+    return most, OmegaConf.select(config, most) or None
+
+
+def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:
+    """Names that a row's column ``agent_name`` may have. Raises ConfigError as `own_loops` does.
+
+    ``tools``: the recipe names some. Without searches the search agent would not call them.
+    """
+    searches = bool(config.search.max_searches) or not may_call(config)
+    ours = [name for name, use in ((AGENT_NAME, searches), (TURN_AGENT, tools)) if use]
+    return (*ours, *own_loops(config))
+
+
+def own_loops(config: DictConfig) -> tuple[str, ...]:
+    """Names of the agent loops in the user's own file. Raises ConfigError for a file that verl could not take them from."""
+    path = OmegaConf.select(config, LISTED)
+    if not path:
+        return ()
+    use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md)"
+    try:
+        listed = OmegaConf.load(Path(path))
+        names = tuple(str(entry["name"]) for entry in listed if entry["_target_"])
+    except Exception as error:  # YAML and OmegaConf raise what they like
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            key=LISTED, value=path, accepted=f"{use}; {type(error).__name__}: {said}"
+        ) from error
+    if taken := sorted({*names} & {*AGENTS}):
+        raise ConfigError(
+            key=LISTED, value=path, accepted=f"it would replace {', '.join(taken)}; rename your agent loop"
+        )
+    return names
