@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import AUTO, Algorithm
-from verl_credit.config.settings import CreditSettings
+from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
@@ -23,6 +23,7 @@ from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.signals import find_signal
 
 PYTHON_LISTS = "Python lists, a call per prompt"
 
@@ -76,6 +77,7 @@ def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     else:
         if settings.scores_gain:
             yield _gain(config, settings)
+        yield from _signals(settings)
         yield from _credit(config, settings)
     yield _loss(config, settings)
 
@@ -122,6 +124,22 @@ def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
         f"the gold answers as {_written(settings)}, the policy",
         SCORERS[settings.algorithm.info_gain_scorer].says(config, settings),
     )
+
+
+def _signals(settings: CreditSettings) -> Iterator[Stage]:
+    """Turn signals beside information gain, and how several become one turn reward."""
+    params = settings.algorithm.turn_signal_params
+    for name in settings.turn_signals:
+        if name != INFO_GAIN:
+            signal = find_signal(name, params)
+            says = signal.says or f"yours; turn_signal_params={params}"
+            yield Stage("turn signal", name, says, signal.reads, signal.cost)
+    if len(settings.turn_signals) > 1:
+        parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
+        scored = ", each z-scored over its question's turns" * (
+            settings.algorithm.turn_signal_normalise == "group"
+        )
+        yield Stage("turn reward", "sum", f"{parts}{scored}", "the turn signals")
 
 
 def _written(settings: CreditSettings) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.keys import AUTO, LOSS, Algorithm, PolicyLoss, Search, read_section
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
@@ -49,13 +49,7 @@ class CreditSettings:
     def turn_signals(self) -> dict[str, float]:
         """What gives tool turns their rewards, with weights; empty where nothing reads them (mode ``none``, verl's own
         estimators)."""
-        a = self.algorithm
-        if not self.turn_estimator or not a.turn_mode.reads_turn_rewards:
-            return {}
-        if a.turn_signals is not None:
-            return dict(a.turn_signals)
-        name = a.turn_mode.default_signal if a.turn_signal == AUTO else a.turn_signal
-        return {} if name == "none" else {name: 1.0}
+        return self.algorithm.signal_weights if self.turn_estimator else {}
 
     @property
     def scores_gain(self) -> bool:

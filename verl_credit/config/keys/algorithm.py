@@ -239,6 +239,16 @@ class Algorithm(Section):
         return prefix
 
     @property
+    def signal_weights(self) -> dict[str, float]:
+        """The turn signals and their weights; empty where the turn mode reads no turn rewards."""
+        if not self.turn_mode.reads_turn_rewards:
+            return {}
+        if self.turn_signals is not None:
+            return dict(self.turn_signals)
+        name = self.turn_mode.default_signal if self.turn_signal == AUTO else self.turn_signal
+        return {} if name == "none" else {name: 1.0}
+
+    @property
     def turn_mode(self) -> TurnMode:
         """Raises ValueError for a dotted path that cannot be loaded."""
         return find_turn_mode(self.info_gain_norm_mode)

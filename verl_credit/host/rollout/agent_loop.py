@@ -28,6 +28,14 @@ from verl_credit.search.protocol import control_tokens, without_markup
 from verl_credit.turns.book import RowRecord, TurnBook, rewards_of_turns
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.scorers import SCORERS, Scorer
+from verl_credit.turns.signals import (
+    Trajectory,
+    TrajectorySignal,
+    ask_signals,
+    make_trajectory,
+    signals_of,
+    turn_texts,
+)
 
 
 class TurnAgentLoopOutput(AgentLoopOutput):
@@ -48,6 +56,8 @@ class RowFault(Exception):
 @register(TURN_AGENT)
 class TurnAgentLoop(ToolAgentLoop):
     """One instance per trajectory (verl instantiates it so); its state is the trajectory's."""
+
+    _known: tuple = (None, None, None)  # configuration, its settings, its signals that are coroutines
 
     def __init__(self, *args, tools=None, **kwargs):
         super().__init__(*args, tools=tools, **kwargs)
@@ -73,11 +83,30 @@ class TurnAgentLoop(ToolAgentLoop):
         output = await super().run(params, **kwargs)
         finished = self._finish(output)
         scorer = SCORERS[self.config.algorithm.info_gain_scorer]
-        if mode is None and scorer.in_rollout and not self.record.tool_fault:
-            credit = CreditSettings.from_config(self.config)
-            if credit.scores_at(kwargs["global_steps"]):
+        if mode is None and not self.record.tool_fault:
+            credit, signals = self._credit_of(self.config)
+            if scorer.in_rollout and credit.scores_at(kwargs["global_steps"]):
                 await self._score(finished, scorer, credit)
+            if signals:
+                trajectory = self._trajectory(finished, kwargs.get("extra_info"))
+                await ask_signals(signals, trajectory, credit.algorithm.turn_judge, self.record)
+            finished.extra_fields[ROW_RECORD] = self.record.as_dict()
         return finished
+
+    @classmethod
+    def _credit_of(cls, config) -> tuple[CreditSettings, list[TrajectorySignal]]:
+        """Read once in a worker; loops are made per trajectory."""
+        if cls._known[0] is not config:
+            credit = CreditSettings.from_config(config)
+            signals = [signal for signal in signals_of(credit) if isinstance(signal, TrajectorySignal)]
+            TurnAgentLoop._known = (config, credit, signals)
+        return cls._known[1:]
+
+    def _trajectory(self, output: TurnAgentLoopOutput, extra_info: dict | None) -> Trajectory:
+        n_turns, record = 1 + max(output.turn_ids, default=-1), self.record.as_dict()
+        texts = turn_texts(output.response_ids, output.turn_ids, n_turns, self.tokenizer.decode)
+        rewards = rewards_of_turns(record["calls"], n_turns)
+        return make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
 
     async def _score(self, output: TurnAgentLoopOutput, scorer: Scorer, credit: CreditSettings) -> None:
         """The answer behind every context of the trajectory, by the replica that wrote it."""
@@ -93,7 +122,6 @@ class TurnAgentLoop(ToolAgentLoop):
         await scorer.score_rollout(
             requests, [*prompt, *response], generate, longest(self.config), self.record
         )
-        output.extra_fields[ROW_RECORD] = self.record.as_dict()
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
         # What does not fit the row would be cut off afterwards, and an answer there must not count.

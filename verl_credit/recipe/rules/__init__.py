@@ -20,6 +20,7 @@ from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.rollout import validate_rollout
 from verl_credit.recipe.rules.scorer import validate_scorer
 from verl_credit.recipe.rules.turn_mode import validate_turn_mode
+from verl_credit.recipe.rules.turn_signals import validate_turn_signals
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
@@ -45,6 +46,7 @@ def _validate(config: DictConfig) -> None:
             read_section(section, config)
     settings = CreditSettings.from_config(config)
     validate_turn_mode(config, settings)
+    validate_turn_signals(config, settings)
     _target(config)
     validate_loss(config)
     _template(settings)

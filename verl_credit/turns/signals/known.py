@@ -11,6 +11,9 @@ from verl_credit.turns.signals.signal import Signal, StepRows
 class InfoGainSignal(Signal):
     """How much closer the policy's own probability of the gold answer moved (`turns/gains.py`)."""
 
+    says = "how much closer the policy's own probability of the gold answer moved"
+    reads = "the scorer's log-probs of the gold answer"
+
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
 
@@ -18,12 +21,18 @@ class InfoGainSignal(Signal):
 class ToolRewardSignal(Signal):
     """What verl's tools return per call, summed over the calls of a turn; or what the agent loop reports per turn."""
 
+    says = "the sum of what a turn's tools returned; a turn whose tools gave nothing has no reward"
+    reads = "the agent loop's turn_rewards"
+
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         return self.table(rows, lambda row: rows.turns.turn_rewards[row][: rows.n_tool_turns[row]])
 
 
 class ColumnSignal(Signal):
     """``column:NAME``: a list with an entry per tool turn, from the reward function's values or the row's extra_info."""
+
+    says = "a list with an entry per tool turn; null: the turn has no reward"
+    reads = "the reward function's values, or the row's extra_info"
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         column = self.name.removeprefix("column:")

@@ -21,6 +21,9 @@ from verl_credit.turns.signals.trajectory import Group, Trajectory
 class GroupSignal(Signal):
     """``f(group, **params) -> [[reward per tool turn] per trajectory]``, called by the trainer for every prompt."""
 
+    reads = "texts, calls, observations, tool rewards, stop reasons, outcomes and gold answers of a question's rollouts"
+    cost = "a call of your function per question, in the trainer"
+
     def __init__(self, name: str, function: Callable, params: dict):
         super().__init__(name)
         self.function, self.params = function, params
@@ -51,6 +54,9 @@ class TrajectorySignal(Signal):
     A call that raises or takes too long is tried again; after the last try the trajectory's rewards are lost (NaN), and the
     reason is in its record.
     """
+
+    reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
+    cost = "a call of your coroutine per rollout, in the agent loop (algorithm.turn_judge)"
 
     def __init__(self, name: str, function: Callable, params: dict):
         super().__init__(name)

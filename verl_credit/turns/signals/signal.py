@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -56,7 +56,11 @@ class StepRows:
 
 
 class Signal(ABC):
-    """One without `rewards` ends at its import."""
+    """One without `rewards` cannot be made. The texts are for `explain`."""
+
+    says: ClassVar[str] = ""
+    reads: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
 
     def __init__(self, name: str):
         self.name = name

@@ -1,0 +1,114 @@
+"""Turn signals: names, weights and functions of the user's, tried once."""
+
+from __future__ import annotations
+
+import inspect
+
+from omegaconf import DictConfig
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError, did_you_mean
+from verl_credit.names import AGENT_NAME
+from verl_credit.recipe.rules.other_tools import tools_given
+from verl_credit.recipe.rules.own import refuse_what_is_no_operator
+from verl_credit.turns.signals import (
+    COLUMN,
+    SIGNALS,
+    GroupSignal,
+    Trajectory,
+    TrajectorySignal,
+    Turn,
+    find_signal,
+)
+
+SIGNAL, SEVERAL, MODE = (
+    f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")
+)
+PARAMS = "algorithm.turn_signal_params"
+ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
+
+
+def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
+    """Raise ConfigError for the first thing that is wrong."""
+    algorithm = settings.algorithm
+    if not settings.turn_estimator:
+        return  # unread keys are said
+    mode, name, several = algorithm.turn_mode, algorithm.turn_signal, algorithm.turn_signals
+    given = name not in ("auto", "none") or several is not None
+    if given and not mode.reads_turn_rewards:
+        use = "that mode reads no turn rewards, so that this key would do nothing; leave it out, or use another mode"
+        raise ConfigError.of(config, SIGNAL if several is None else SEVERAL, MODE, accepted=use)
+    if several is not None and name != "auto":
+        use = "set one of the two; the other has every signal with its weight"
+        raise ConfigError.of(config, SIGNAL, SEVERAL, accepted=use)
+    if several is not None and not any(several.values()):
+        raise ConfigError(
+            key=SEVERAL, value=several, accepted="a mapping of turn signals to weights that are not all 0"
+        )
+    if mode.reads_turn_rewards and not algorithm.signal_weights and mode.default_signal != "none":
+        use = "that mode compares turn rewards and has none to compare; set info_gain_norm_mode=none, or a signal"
+        raise ConfigError.of(config, SIGNAL, MODE, accepted=use)
+    for each in algorithm.signal_weights:
+        _check(config, settings, SIGNAL if several is None else SEVERAL, each)
+
+
+def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) -> None:
+    own = "." in name and not name.startswith(COLUMN)
+    if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
+        hint = did_you_mean(name, [*SIGNALS])
+        raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")
+    if name == "tool_reward" and config_has_no_tool(config):
+        use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path)"
+        raise ConfigError(key=key, value=name, accepted=use)
+    if not own:
+        return
+    try:
+        signal = find_signal(name, settings.algorithm.turn_signal_params)
+    except ValueError as error:
+        raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
+    refuse_what_is_no_operator(signal.function, key, name)
+    try:
+        inspect.signature(signal.function).bind(None, **signal.params)
+        if isinstance(signal, GroupSignal):
+            for trajectory, values in zip(TRIAL, signal.call(TRIAL), strict=True):
+                signal.checked(values, len(trajectory.tool_turns), "a trajectory of a trial")
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        kind = (
+            "it cannot be called"
+            if isinstance(signal, TrajectorySignal)
+            else "a call with two small trajectories raised"
+        )
+        raise ConfigError(
+            key=key, value=name, beside={PARAMS: signal.params}, accepted=f"{kind}: {said}"
+        ) from error
+
+
+def config_has_no_tool(config: DictConfig) -> bool:
+    """Rows of the search agent alone, beside which no tool is offered."""
+    return config.actor_rollout_ref.rollout.agent.default_agent_loop == AGENT_NAME and not tools_given(config)
+
+
+_CALL = {"turn": 0, "name": "search", "arguments": '{"query": "river of Paris"}', "reward": None}
+TRIAL = [
+    Trajectory(
+        [
+            Turn("<tool_call>...</tool_call>", [_CALL], "Paris lies on the Seine.", 0.5),
+            Turn("<answer>Seine</answer>"),
+        ],
+        ["Seine"],
+        "answer",
+        outcome=1.0,
+        extra_info={"question": "On which river does Paris lie?", "index": 0},
+        scores={"em": 1.0},
+    ),
+    Trajectory(
+        [Turn("I do not know.")],
+        ["Seine"],
+        "no_answer",
+        outcome=0.0,
+        extra_info={"index": 0},
+        scores={"em": 0.0},
+    ),
+]
+"""What a signal of the user's is tried with: a rollout with one tool turn, and one without."""
