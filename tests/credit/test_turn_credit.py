@@ -217,6 +217,10 @@ def test_bad_arguments_are_named():
         turn_credit(outcome, gain, mask[:, :2], group)
     with pytest.raises(ValueError, match="turn_mask_B_K is not a mask: row 2 "):
         turn_credit(outcome, gain, mask.long() + 2 * (torch.arange(24) == 2)[:, None], group)
+    for place, name in enumerate(("outcome_B", "turn_reward_B_K", "turn_mask_B_K", "group_B")):
+        listed = [t.tolist() if n == place else t for n, t in enumerate((outcome, gain, mask, group))]
+        with pytest.raises(TypeError, match=f"^{name} is a list; expected a torch.Tensor"):
+            turn_credit(*listed)
     with pytest.raises(ValueError, match="group_B has shape"):
         turn_credit(outcome, gain, mask, group[:4])
     with pytest.raises(TypeError, match="group_B has dtype torch.float32"):

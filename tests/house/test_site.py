@@ -49,10 +49,11 @@ def test_every_public_function_and_class_is_in_the_reference(module):
     assert missing - HOST_SIDE == set()
 
 
-@pytest.mark.parametrize("name", ["credit", "laws"])  # the search page's example needs a server
-def test_the_examples_of_the_reference_run(name, tmp_path, monkeypatch):
+# the search page's example needs a server
+@pytest.mark.parametrize("name", ["docs/api/credit.md", "docs/api/laws.md", "README.md"])
+def test_the_examples_of_a_page_run(name, tmp_path, monkeypatch):
     """As modules, because the laws pickle an operator."""
-    page = (ROOT / "docs" / "api" / f"{name}.md").read_text()
+    page, name = (ROOT / name).read_text(), Path(name).stem
     (tmp_path / f"page_{name}.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(f"page_{name}")

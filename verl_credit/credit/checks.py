@@ -7,8 +7,14 @@ import torch
 from verl_credit.errors import did_you_mean
 
 
+def check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+
+
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: str) -> None:
-    """Raise ValueError unless `tensor` has `shape`; `like` names the source of that shape."""
+    """Raise TypeError for what is no tensor, ValueError for another `shape`; `like` names the source of that shape."""
+    check_tensor(name, tensor)
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {tuple(shape)}, as {like}")
 

@@ -2,7 +2,15 @@
 
 import torch
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_name, check_shape, first_row, output_dtype
+from verl_credit.credit.checks import (
+    as_bool,
+    as_group_ids,
+    check_name,
+    check_shape,
+    check_tensor,
+    first_row,
+    output_dtype,
+)
 from verl_credit.credit.groups import EPS, group_stats
 
 OUTCOME_OPERATORS = ("grpo", "maxrl", "reinforce_pp")
@@ -100,6 +108,7 @@ def valid_rows(
     outcome_B: torch.Tensor, group_B: torch.Tensor, row_valid_B: torch.Tensor | None
 ) -> torch.Tensor:
     """`row_valid_B` as bool (all True, if None), after checking that the three shapes agree."""
+    check_tensor("outcome_B", outcome_B)
     if outcome_B.dim() != 1:
         raise ValueError(f"outcome_B has shape {tuple(outcome_B.shape)}; expected one outcome per row")
     check_shape("group_B", group_B, outcome_B.shape, "outcome_B")

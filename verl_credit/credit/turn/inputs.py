@@ -2,7 +2,7 @@
 
 import torch
 
-from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, first_row
+from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, check_tensor, first_row
 from verl_credit.credit.outcome.outcome import group_counts, valid_rows
 from verl_credit.credit.turn.tables import Tables
 
@@ -12,6 +12,7 @@ def make_tables(
 ) -> tuple[Tables, dict[str, int]]:
     """Checked tables, and counts of what was dropped."""
     valid_B = valid_rows(outcome_B, group_B, row_valid_B)
+    check_tensor("turn_reward_B_K", turn_reward_B_K)
     if turn_reward_B_K.dim() != 2:
         raise ValueError(
             f"turn_reward_B_K has shape {tuple(turn_reward_B_K.shape)}; expected rows x tool turns"

@@ -12,8 +12,9 @@ from verl_credit.search.redact import redact
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
     """Rows lost to the search server (by fault code) are masked out; too many and the step teaches nothing real."""
     if lost.total() > tolerated_share * rows:
+        kinds = ", ".join(f"{count} {code}" for code, count in lost.most_common())
         raise IntegrityError(
-            f"{lost.total()} of {rows} rows were lost to faults of the search server at {redact(url)}: {dict(lost)}; "
+            f"{lost.total()} of {rows} rows were lost to faults of the search server at {redact(url)}: {kinds}; "
             f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults). Is the server up? (GET URL/readyz)"
         )
 
