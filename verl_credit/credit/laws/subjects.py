@@ -146,6 +146,7 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
         world.has_gain_B_K,
         world.group_B,
         row_valid_B=world.valid_B,
+        **{name: getattr(world, name) for name in mode.tables},
         **options,
     )
     advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 NAN = float("nan")
-VALUES = ("outcome_B", "gain_B_K", "log_prob_B_T", "entropy_B_T")
+VALUES = ("outcome_B", "gain_B_K", "log_prob_B_T", "entropy_B_T", "value_B_K1", "bootstrap_B", "state_score_B_K1",
+          "initial_score_B")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class World:
     log_prob_B_T: torch.Tensor
     entropy_B_T: torch.Tensor
     planning_B_T: torch.Tensor
+    anchor_B_K1: torch.Tensor
+    value_B_K1: torch.Tensor
+    bootstrap_B: torch.Tensor
+    state_score_B_K1: torch.Tensor
+    initial_score_B: torch.Tensor
+    turn_tokens_B_K1: torch.Tensor
+    result_turn_B: torch.Tensor
 
     @property
     def counted_B_T(self) -> torch.Tensor:
@@ -48,7 +56,11 @@ class World:
         return self.map(lambda tensor: tensor.T.contiguous().T if tensor.dim() == 2 else tensor)
 
     def without_gains(self) -> World:
-        return self.but(has_gain_B_K=torch.zeros_like(self.has_gain_B_K))
+        """No turn has a signal of its own: neither a reward nor a score of its state."""
+        return self.but(
+            has_gain_B_K=torch.zeros_like(self.has_gain_B_K),
+            state_score_B_K1=torch.full_like(self.state_score_B_K1, NAN),
+        )
 
     def spaced(self, places_B_T: torch.Tensor, width: int) -> World:
         """Column t of row b moves to places_B_T[b, t]; the places between become observations."""
@@ -73,6 +85,10 @@ class World:
         return wide.but(
             gain_B_K=pad(self.gain_B_K, (0, turns), value=NAN),
             has_gain_B_K=pad(self.has_gain_B_K, (0, turns)),
+            anchor_B_K1=pad(self.anchor_B_K1, (0, turns), value=1),
+            value_B_K1=pad(self.value_B_K1, (0, turns), value=NAN),
+            state_score_B_K1=pad(self.state_score_B_K1, (0, turns), value=1e3),
+            turn_tokens_B_K1=pad(self.turn_tokens_B_K1, (0, turns), value=-7),
         )
 
 
@@ -123,7 +139,28 @@ def make_world(
         log_prob_B_T=garbage_outside(log_prob_B_T, mask_B_T),
         entropy_B_T=garbage_outside(entropy_B_T, mask_B_T),
         planning_B_T=torch.rand(rows, width, generator=random) < 0.3,
+        **_turn_tables(has_gain_B_K, torch.Generator().manual_seed(seed + 5000)),
     )
+
+
+def _turn_tables(tool_B_K: torch.Tensor, random: torch.Generator) -> dict[str, torch.Tensor]:
+    """Optional tables, with garbage past each row's answer turn: anchors of few states, which prompts share by number."""
+    rows, turns = tool_B_K.shape
+    turn_B_K1 = torch.arange(turns + 1) <= tool_B_K.sum(dim=1, keepdim=True)
+    score_B_K1 = torch.rand(rows, turns + 1, generator=random, dtype=torch.float64)
+    scored_B_K1 = torch.rand(rows, turns + 1, generator=random) < 0.8
+    anchor_B_K1 = torch.randint(-1, 3, (rows, turns + 1), generator=random)
+    tokens_B_K1 = torch.randint(1, 9, (rows, turns + 1), generator=random)
+    value_B_K1 = torch.rand(rows, turns + 1, generator=random, dtype=torch.float64)
+    return {
+        "anchor_B_K1": torch.where(turn_B_K1, anchor_B_K1, 1),
+        "value_B_K1": torch.where(turn_B_K1, value_B_K1, NAN),
+        "bootstrap_B": torch.rand(rows, generator=random, dtype=torch.float64),
+        "state_score_B_K1": torch.where(turn_B_K1, torch.where(scored_B_K1, score_B_K1, NAN), 1e3),
+        "initial_score_B": torch.rand(rows, generator=random, dtype=torch.float64),
+        "turn_tokens_B_K1": torch.where(turn_B_K1, tokens_B_K1, -7),
+        "result_turn_B": torch.randint(-1, turns + 1, (rows,), generator=random),
+    }
 
 
 def _row(n_tool: int, silent: bool, random: torch.Generator) -> list[int]:

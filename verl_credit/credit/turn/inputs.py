@@ -71,11 +71,11 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
 def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Tensor:
     shape = (rows, turns + 1) if name.endswith("_K1") else (rows,)
     check_shape(name, table, shape, "outcome_B has rows and turn_reward_B_K turns, plus the answer turn")
-    if name != "anchor_B_K1":
+    if name not in ("anchor_B_K1", "result_turn_B"):
         return table.to(torch.float64)
     if table.dtype.is_floating_point or table.dtype == torch.bool:
-        raise TypeError(f"{name} has dtype {table.dtype}; anchors are integer ids, -1 for none")
-    return table
+        raise TypeError(f"{name} has dtype {table.dtype}; expected integers, -1 for none")
+    return table.long()
 
 
 def _turn_group_counts(tables: Tables) -> dict[str, int]:

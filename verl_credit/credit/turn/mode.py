@@ -36,6 +36,7 @@ OPTIONAL_TABLES = {
     "values": ("value_B_K1", "bootstrap_B"),
     "state scores": ("state_score_B_K1", "initial_score_B"),
     "turn tokens": ("turn_tokens_B_K1",),
+    "first results": ("result_turn_B",),
 }
 
 

@@ -43,6 +43,8 @@ class Tables:
     """Score of the state before the first turn; NaN: not scored."""
     turn_tokens_B_K1: torch.Tensor | None = None
     """The policy's tokens of each turn."""
+    result_turn_B: torch.Tensor | None = None
+    """The first turn that a tool answered with a result; -1: none."""
 
     @property
     def known_B(self) -> torch.Tensor:
