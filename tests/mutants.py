@@ -25,7 +25,7 @@ MUTANTS = [
     ("credit/turn/modes/turn_group.py", "* (sigma_out / sigma_gain)", "* (sigma_gain / sigma_out)", "credit_golden"),
     ("credit/turn/modes/turn_group_v1d.py", "n_B_K.clamp(min=1).sqrt()", "n_B_K.clamp(min=1)", "credit_golden"),
     ("credit/turn/tables.py", "gain_scale * z_B_K", "gain_scale + z_B_K", "turn_credit"),
-    ("credit/turn/modes/turn_group_unbiased.py", "* stats.count_N / (stats.count_N", "/ (stats.count_N", "credit_unbiased"),
+    ("credit/groups.py", "* stats.count_N / (stats.count_N", "/ (stats.count_N", "credit_unbiased"),
     ("credit/turn/info_gain.py", "finite_B_K1[:, 1:] & finite_B_K1[:, :-1]", "finite_B_K1[:, 1:]", "credit_info_gain"),
     ("credit/turn/adaptive_clip.py", "(2 * z.sigmoid() - 1)", "(z.sigmoid() - 0.5)", "primitives"),
     ("credit/token/gtpo.py", "/ (mean_B_1 + EPS) - 1)).clamp(min=0)", "/ (mean_B_1 + EPS) - 1))", "token_gtpo"),

@@ -8,19 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.modes import read_by
-from verl_credit.credit import INFO_GAIN_NORM_MODES, MODES, turn_credit
+from kit.modes import NO_TABLES, read_by
+from verl_credit.credit import MODES, turn_credit
 
 EPS = 1e-6
 
 
-def z_scores(values, norm_by_std, *, ddof=0, floor=1e-8):
+def z_scores(values, norm_by_std, *, ddof=0, floor=1e-8, eps=EPS):
     """{key: z} of {key: value}; `statistics` works with exact fractions."""
     if len(values) < 2:
         return dict.fromkeys(values, 0.0)
     mean = statistics.mean(values.values())
     variance = statistics.variance(values.values()) if ddof else statistics.pvariance(values.values())
-    divisor = math.sqrt(variance + floor) + EPS if norm_by_std else 1.0
+    divisor = math.sqrt(variance + floor) + eps if norm_by_std else 1.0
     return {key: (value - mean) / divisor for key, value in values.items()}
 
 
@@ -146,6 +146,20 @@ class Oracle:
             result[row] = (tool, answer, scale)
         return result
 
+    def leave_one_out(self):
+        found = self.turn_group_unbiased()
+        return {row: (tool, answer, [1.0] * self.turns) for row, (tool, answer, _) in found.items()}
+
+    def mt_grpo(self):
+        constants = {"ddof": 1, "floor": 0.0, "eps": 1e-4}
+        answer = z_scores_within(self.outcomes, self.prompt_of, True, **constants)
+        z = z_scores_within(self.gains, self.prompt_and_turn_of, True, **constants)
+        result = {}
+        for row in self.outcomes:
+            tool = [answer[row] + z.get((row, k), 0.0) for k in range(self.turns)]
+            result[row] = (tool, answer[row], [1.0] * self.turns)
+        return result
+
 
 @st.composite
 def batches(draw):
@@ -161,7 +175,7 @@ def batches(draw):
     }
 
 
-@pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+@pytest.mark.parametrize("mode", NO_TABLES)
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(
     batch=batches(),

@@ -82,10 +82,19 @@ def theta():
     return values.requires_grad_()
 
 
+@pytest.mark.parametrize("mode", ["turn-group-unbiased", "leave_one_out"])
 @pytest.mark.parametrize("n", [2, 3])
-def test_the_expected_estimate_is_the_gradient(theta, n):
-    estimate = expected_estimate(theta, n, **read_by("turn-group-unbiased", alpha=ALPHA))
+def test_the_expected_estimate_is_the_gradient(theta, n, mode):
+    estimate = expected_estimate(theta, n, **read_by(mode, alpha=ALPHA))
     torch.testing.assert_close(estimate, true_gradient(theta), rtol=0, atol=1e-10)
+
+
+def test_a_baseline_of_the_rows_that_came_so_far_points_elsewhere(theta):
+    options = read_by("leave_one_out", alpha=ALPHA, baseline="present_only")
+    cosine = torch.nn.functional.cosine_similarity(
+        expected_estimate(theta, 2, **options), true_gradient(theta), dim=0
+    )
+    assert cosine < 0.999
 
 
 @pytest.mark.parametrize("mode", ["turn-group", "turn-group-v1d"])
@@ -110,12 +119,13 @@ def test_without_gains_it_is_leave_one_out():
     assert torch.equal(ours.advantage_B_K, ours.outcome_advantage_B[:, None].expand(7, 2))
 
 
-def test_a_row_that_lost_a_gain_reads_its_outcome_and_leaves_the_others_baseline():
+@pytest.mark.parametrize("mode", ["turn-group-unbiased", "leave_one_out"])
+def test_a_row_that_lost_a_gain_reads_its_outcome_and_leaves_the_others_baseline(mode):
     outcomes = torch.tensor([1.0, 0.0, 0.0])
     gain = torch.tensor([[0.4, 0.2], [float("nan"), 0.5], [0.1, 0.0]])
     mask = torch.tensor([[1, 1], [1, 1], [1, 0]]).bool()
     group = torch.zeros(3, dtype=torch.long)
-    credit = turn_credit(outcomes, gain, mask, group, info_gain_norm_mode="turn-group-unbiased", alpha=1.0)
+    credit = turn_credit(outcomes, gain, mask, group, info_gain_norm_mode=mode, alpha=1.0)
     assert credit.counts["nonfinite_rewards"] == 1
     assert credit.advantage_B_K1[1].tolist() == pytest.approx([-0.5, -0.5, -0.5])
     # rows 0 and 2 are each other's baseline: returns .6, .2 | .1, 0 and outcomes 1 and -.5

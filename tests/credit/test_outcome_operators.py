@@ -6,7 +6,8 @@ import statistics
 import pytest
 import torch
 
-from verl_credit.credit import INFO_GAIN_NORM_MODES, grpo, maxrl, reinforce_pp, turn_credit
+from kit.modes import NO_TABLES
+from verl_credit.credit import grpo, maxrl, reinforce_pp, turn_credit
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -239,7 +240,7 @@ def test_what_turn_credit_refuses():
         credit(tied_groups="skipped")
 
 
-@pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+@pytest.mark.parametrize("mode", NO_TABLES)
 def test_tied_prompts_are_kept_or_skipped(mode):
     """Prompt 9 ties, prompt 2 has one row, which is no tie."""
     kept, skipped = credit(mode, tied_groups="keep"), credit(mode, tied_groups="skip")

@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
-from kit.modes import read_by
-from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
+from kit.modes import NO_TABLES, read_by
+from verl_credit.credit import turn_credit
 
 
 def batch(seed=0, rows=24, turns=4, groups=5, dtype=torch.float32):
@@ -28,9 +28,11 @@ def assert_same(credit, other, *, tolerance=0.0):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance, check_dtype=False)
 
 
-BIASED = [mode for mode in INFO_GAIN_NORM_MODES if mode != "turn-group-unbiased"]  # it has tests of its own
+WHOLE_RETURNS = ("turn-group-unbiased", "leave_one_out")  # they have tests of their own
+COMPARED = [mode for mode in NO_TABLES if mode not in WHOLE_RETURNS]
+SEGMENTS = [mode for mode in COMPARED if mode != "mt_grpo"]  # there it reads the outcome alone
 
-each_mode = pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+each_mode = pytest.mark.parametrize("mode", NO_TABLES)
 each_seed = pytest.mark.parametrize("seed", range(4))
 
 
@@ -80,12 +82,12 @@ def test_integer_outcomes_and_zero_one_masks_are_accepted():
 
 @each_mode
 def test_equal_outcomes_give_the_answer_turn_exactly_zero_where_it_reads_outcomes_alone(mode):
-    """Two are exempt: in `joint` tied outcomes are compared with gains; in the unbiased mode answering instead of
-    searching on is a choice that the gains' baseline weighs, too."""
+    """Three are exempt: in `joint` tied outcomes are compared with gains; where whole returns are compared, answering
+    instead of searching on is a choice that the gains' baseline weighs, too."""
     _, gain, mask, group = batch(0)
     outcome = torch.full((len(gain),), 0.35)
     credit = turn_credit(outcome, gain, mask, group, info_gain_norm_mode=mode)
-    assert (credit.outcome_advantage_B == 0).all() == (mode not in ("joint", "turn-group-unbiased"))
+    assert (credit.outcome_advantage_B == 0).all() == (mode not in ("joint", *WHOLE_RETURNS))
 
 
 @each_mode
@@ -110,7 +112,7 @@ def test_rows_that_are_not_valid_change_nothing_and_get_nothing(mode):
     assert padded.counts == alone.counts | {"invalid_rows": 5}
 
 
-@pytest.mark.parametrize("mode", BIASED)
+@pytest.mark.parametrize("mode", COMPARED)
 def test_a_value_that_is_not_finite_touches_its_own_row_only(mode):
     outcome, gain, mask, group = batch(5)
     row = int((mask.sum(dim=1) >= 2).nonzero()[0])
@@ -170,7 +172,7 @@ def test_a_zero_gain_counts_where_no_gain_does_not(mode):
     assert not torch.allclose(with_zero.advantage_B_K[row], without.advantage_B_K[row], atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", BIASED)
+@pytest.mark.parametrize("mode", SEGMENTS)
 def test_a_turn_without_a_gain_shares_the_next_turns_credit(mode):
     outcome, gain, _, group = batch(8)
     mask = torch.ones_like(gain, dtype=torch.bool)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
+from kit.modes import NO_TABLES, read_by
 from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
-from verl_credit.credit import INFO_GAIN_NORM_MODES, turn_credit
+from verl_credit.credit import turn_credit
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, group_numbers, info_gain_advantage
 
@@ -18,7 +19,7 @@ ROWS = len(BATCH)
 WITH_PADDING = list(range(ROWS + 3))
 MIXED = [ROWS, 3, 0, 8, ROWS + 1, 1, 2, 7, 6, 5, ROWS + 2, 4]
 
-each_mode = pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+each_mode = pytest.mark.parametrize("mode", NO_TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
     lost = [[float("nan"), 0.2], *GAINS[1:]]
     _, step = run(tokenizer, gains=lost, info_gain_norm_mode=mode)
     tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
-    direct = turn_credit(*tables, row_valid_B=step.row_valid_B, info_gain_norm_mode=mode)
+    direct = turn_credit(*tables, row_valid_B=step.row_valid_B, **read_by(mode, alpha=0.3))
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert step.credit.counts["nonfinite_rewards"] == 1 and not step.rewarded_B_K[0, 0]
 

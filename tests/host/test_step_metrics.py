@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
+from kit.modes import NO_TABLES
 from kit.settings import settings
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
-from verl_credit.credit import INFO_GAIN_NORM_MODES, TurnCredit
+from verl_credit.credit import TurnCredit
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
@@ -217,7 +218,7 @@ def test_a_batch_in_which_every_row_is_lost(tokenizer):
     assert got["credit/invalid_rows"] == 2 and not any("advantage" in name for name in got)
 
 
-@pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+@pytest.mark.parametrize("mode", NO_TABLES)
 @pytest.mark.parametrize("order", [list(range(11)), [10, 0, 1, 2, 9, 3, 4, 5, 6, 7, 8]])
 def test_padding_rows_change_no_metric(tokenizer, mode, order):
     """Wherever they stand: verl reorders the batch when it balances its length over the workers."""

@@ -6,9 +6,10 @@ from verl import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
 from kit.byte_world import make_tokenizer
+from kit.modes import NO_TABLES
 from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
 from verl_credit.config.keys import CANONICAL
-from verl_credit.credit import INFO_GAIN_NORM_MODES, gtpo_weights
+from verl_credit.credit import gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
@@ -30,7 +31,7 @@ ROWS = len(BATCH)
 SPREAD = ["credit/advantage/token_std"]  # what is measured without a token level, too
 SEPA = {"steps": 100, "delay_steps": 0, "correct_rate_gate": 0.0}  # lambda = step / 100
 
-each_mode = pytest.mark.parametrize("mode", INFO_GAIN_NORM_MODES)
+each_mode = pytest.mark.parametrize("mode", NO_TABLES)
 each_transform = pytest.mark.parametrize("transform", [*TRANSFORMS, *CANONICAL])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import modes_that
 
 HEAD = """# Every operator
@@ -47,6 +48,18 @@ def modes_page() -> str:
     return "\n".join(sections)
 
 
+def _of_turn_mode(operator: Operator) -> list[str]:
+    if not isinstance(operator, TurnMode):
+        return []
+    choices = {name: " or ".join(map(str, values)) for name, values in operator.choices.items()}
+    options = [
+        f"`{name}` {default}" + (f" ({choices[name]})" if name in choices else "")
+        for name, default in operator.options.items()
+    ]
+    needs = [f"- needs: {', '.join(operator.needs)}"] if operator.needs else []
+    return [*needs, f"- options: {', '.join(options)}"]
+
+
 def _entry(operator: Operator) -> str:
     lines = [
         f"### `{operator.name}`",
@@ -54,6 +67,7 @@ def _entry(operator: Operator) -> str:
         f"    {operator.equation}",
         "",
         f"- reads: {', '.join(operator.reads) or 'the turns alone'}; scope: {operator.scope}",
+        *_of_turn_mode(operator),
         f"- reduces to: {operator.reduces_to}",
         f"- bias: {operator.bias}",
         f"- departures from released code: {operator.departures}",

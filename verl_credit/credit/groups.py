@@ -99,6 +99,17 @@ def z_score_per_turn(
     return z_N.view_as(values_B_K)
 
 
+def minus_others(values_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.Tensor) -> torch.Tensor:
+    """value - mean of the group's other members = n / (n - 1) (value - mean of all), float64.
+
+    Exactly 0 for equal values, for a single member and for elements that are not members.
+    """
+    stats = group_stats(values_N, group_N, member_N=member_N)
+    return torch.where(
+        stats.count_N > 1, stats.deviation_N * stats.count_N / (stats.count_N - 1).clamp(min=1), 0.0
+    )
+
+
 def row_mean(values_B_T: torch.Tensor, member_B_T: torch.Tensor) -> torch.Tensor:
     """Mean over the members of each row, float64 [B, 1]; 0 for a row without members. Non-members may be anything."""
     values_B_T = torch.where(member_B_T, values_B_T.to(torch.float64), 0.0)

@@ -35,7 +35,7 @@ def over_population_std(n: int) -> float:
     return math.sqrt(n / (n - 1)) if n > 1 else 1.0
 
 
-def leave_one_out(n: int) -> float:
+def leave_one_out_factor(n: int) -> float:
     """r - mean of the others = n / (n - 1) (r - mean of all)."""
     return n / (n - 1) if n > 1 else 1.0
 

@@ -9,6 +9,7 @@ from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, 
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
 from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
+from verl_credit.credit.outcome.rloo import rloo
 from verl_credit.credit.token.grpo_s import grpo_s
 from verl_credit.credit.token.gtpo_canonical import gtpo_canonical
 from verl_credit.credit.token.token_transforms import TRANSFORMS
@@ -26,6 +27,15 @@ OUTCOME = (
         "equal outcomes give exactly 0 (verl leaves a rounding residue); groups of one give 0",
         "2402.03300",
         properties=CENTRED | NORMALISED,
+    ),
+    Operator(
+        "rloo", "outcome", rloo, ("rewards", "groups"),
+        "A_i = r_i - mean of the others' r = n / (n - 1) (r_i - mean(r))",
+        "REINFORCE with a leave-one-out baseline; centred GRPO times n / (n - 1)",
+        "none: own sample excluded, no std",
+        "groups of one give 0 (verl: their plain outcome)",
+        "2402.14740",
+        properties=CENTRED,
     ),
     Operator(
         "maxrl", "outcome", maxrl, ("rewards", "groups"),

@@ -13,7 +13,7 @@ from verl_credit.credit.checks import (
 )
 from verl_credit.credit.groups import EPS, group_stats
 
-OUTCOME_OPERATORS = ("grpo", "maxrl", "reinforce_pp")
+OUTCOME_OPERATORS = ("grpo", "rloo", "maxrl", "reinforce_pp")
 
 
 def grpo(

@@ -39,6 +39,7 @@ def make_tables(
         n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
         **{name: _optional(name, table, rows, turns) for name, table in given.items()},
     )
+    _refuse_unusable(tables)
     counts = {
         "invalid_rows": int((~valid_B).sum()),
         "nonfinite_outcomes": int(bad_B.sum()),
@@ -76,6 +77,27 @@ def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Te
     if table.dtype.is_floating_point or table.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {table.dtype}; expected integers, -1 for none")
     return table.long()
+
+
+def _refuse_unusable(tables: Tables) -> None:
+    """Raise ValueError for a number that no turn mode can use, on a turn that the row has."""
+    turn_B_K1, valid_B = tables.turn_B_K1, tables.valid_B[:, None]
+    for name, member, use, good in (
+        ("value_B_K1", turn_B_K1, "finite values", torch.isfinite),
+        ("bootstrap_B", valid_B, "finite values", torch.isfinite),
+        ("turn_tokens_B_K1", turn_B_K1, "0 or more tokens", lambda x: x.isfinite() & (x >= 0)),
+        ("state_score_B_K1", turn_B_K1, "finite scores, NaN for none", lambda x: ~x.isinf()),
+        ("initial_score_B", valid_B, "finite scores, NaN for none", lambda x: ~x.isinf()),
+    ):
+        table = getattr(tables, name)
+        if table is None:
+            continue
+        table = table.view(len(table), -1)
+        bad = member & ~good(table)
+        if bad.any():
+            row, turn = bad.nonzero()[0].tolist()
+            where = f"row {row}, turn {turn}" if name.endswith("_K1") else f"row {row}"
+            raise ValueError(f"{name} {where} is {float(table[row, turn]):g}; expected {use}")
 
 
 def _turn_group_counts(tables: Tables) -> dict[str, int]:

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 
@@ -85,6 +85,12 @@ class TurnMode(Operator):
         """Its keywords and their defaults."""
         parameters = inspect.signature(self.function).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @cached_property
+    def choices(self) -> Mapping[str, tuple[str, ...]]:
+        """The accepted values of its text options, as their annotations say (`Literal`)."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: get_args(p.annotation) for p in parameters if get_origin(p.annotation) is Literal}
 
     @property
     def takes_any_option(self) -> bool:
@@ -182,6 +188,8 @@ class TurnMode(Operator):
                     f"it reads {', '.join([*self.options, *self.tables])}"
                 )
             check_range(name, value)
+            if name in self.choices:
+                check_name(name, value, self.choices[name])
         operator = options.get("outcome_operator", "grpo")
         if not callable(operator):
             check_name("outcome_operator", operator, OUTCOME_OPERATORS)

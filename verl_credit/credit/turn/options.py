@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-# Option -> (smallest, largest, is the smallest allowed, is the largest allowed).
+# Option -> (smallest, largest, is the smallest allowed, is the largest allowed). Whole numbers where the smallest is one.
 RANGES = {
     "gamma": (0.0, 1.0, True, True),
     "alpha": (0.0, math.inf, True, False),
@@ -16,6 +16,14 @@ RANGES = {
     "outcome_weight": (0.0, math.inf, True, False),
     "outcome_gamma_power": (0, math.inf, True, False),
     "sigma_floor": (0.0, math.inf, False, False),
+    "step_weight": (0.0, math.inf, True, False),
+    "turn_weight": (0.0, math.inf, True, False),
+    "progress_weight": (0.0, math.inf, True, False),
+    "beta": (0.0, math.inf, True, False),
+    "lam": (0.0, 1.0, True, True),
+    "history_length": (0, math.inf, True, False),
+    "length_weight_alpha": (0.0, math.inf, True, False),
+    "weight_offset": (1, math.inf, True, False),
 }
 
 
@@ -24,10 +32,12 @@ def check_range(name: str, value: Any) -> None:
     if name not in RANGES:
         return
     low, high, low_allowed, high_allowed = RANGES[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = isinstance(low, int)
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not number or not (
         low < value < high or (low_allowed and value == low) or (high_allowed and value == high)
     ):
         least = f"at least {low:g}" if low_allowed else f"above {low:g}"
+        kind = "whole number" if whole else "number"
         most = "" if high == math.inf else f" and {'at most' if high_allowed else 'below'} {high:g}"
-        raise ValueError(f"{name}={value!r}: expected a number {least}{most}")
+        raise ValueError(f"{name}={value!r}: expected a {kind} {least}{most}")

@@ -10,8 +10,9 @@ from verl_credit.credit.groups import z_score, z_score_per_turn
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
 from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
+from verl_credit.credit.outcome.rloo import rloo
 
-NAMED_OPERATORS = {"grpo": grpo, "maxrl": maxrl, "reinforce_pp": reinforce_pp}
+NAMED_OPERATORS = {"grpo": grpo, "rloo": rloo, "maxrl": maxrl, "reinforce_pp": reinforce_pp}
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,25 @@ from types import MappingProxyType
 
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import (
+    gigpo,
+    hgpo,
     joint,
+    leave_one_out,
+    mt_grpo,
     none,
+    progress,
     separate,
+    turn_gae,
     turn_group,
     turn_group_unbiased,
     turn_group_v1d,
 )
 
-MODES: Mapping[str, TurnMode] = MappingProxyType(
-    {
-        module.MODE.name: module.MODE
-        for module in (none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased)
-    }
-)
+_MODULES = (
+    none, joint, separate, turn_group, turn_group_v1d, turn_group_unbiased, leave_one_out,
+    gigpo, hgpo, mt_grpo, progress, turn_gae,
+)  # fmt: skip
+MODES: Mapping[str, TurnMode] = MappingProxyType({module.MODE.name: module.MODE for module in _MODULES})
 
 
 def modes_that(allow: str) -> str:

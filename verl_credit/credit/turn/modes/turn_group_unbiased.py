@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, group_stats
-from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out
+from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
+from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out_factor
 from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.modes.leave_one_out import return_minus_others
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -36,29 +37,14 @@ def turn_group_unbiased(
     The clip scale is that of turn-group-v1d (variance_floor and eps are of its z-score); the baseline is unbiased for the
     unclipped gradient.
     """
-    return_B_K1 = tables.return_to_go(tables.reward_B_K1(torch.zeros_like(tables.outcome_B)), gamma)
-    others_B_K1 = torch.stack(
-        [_minus_others(column_B, tables.group_B, tables.known_B) for column_B in return_B_K1.unbind(dim=1)],
-        dim=1,
-    )
-    if outcome_operator == "grpo":
-        outcome_B = _minus_others(tables.outcome_B, tables.group_B, tables.valid_B)
-    else:
-        outcome_B = tables.outcome_advantage(outcome_operator)
+    operator = "rloo" if outcome_operator == "grpo" else outcome_operator
+    outcome_B = tables.outcome_advantage(operator)
     outcome_B_1 = outcome_scale * outcome_B[:, None]
-    advantage_B_K1 = torch.where(tables.known_B[:, None], alpha * gain_scale * others_B_K1, 0.0) + outcome_B_1
+    advantage_B_K1 = alpha * gain_scale * return_minus_others(tables, gamma) + outcome_B_1
     advantage_B_K, answer_B = tables.split(advantage_B_K1)
     z_B_K = tables.z_score_per_turn(tables.reward_B_K, variance_floor=variance_floor, eps=eps)
     scale_B_K = torch.where(tables.has_reward_B_K, adaptive_clip_scale(z_B_K, clip_beta), 1.0)
     return advantage_B_K, answer_B, scale_B_K
-
-
-def _minus_others(values_B: torch.Tensor, group_B: torch.Tensor, member_B: torch.Tensor) -> torch.Tensor:
-    """value - mean of the group's other members = n / (n - 1) (value - mean of all); 0 for one member."""
-    stats = group_stats(values_B, group_B, member_N=member_B)
-    return torch.where(
-        stats.count_N > 1, stats.deviation_N * stats.count_N / (stats.count_N - 1).clamp(min=1), 0.0
-    )
 
 
 MODE = TurnMode(
@@ -68,11 +54,11 @@ MODE = TurnMode(
         "G_k = sum over j >= k of gamma^(j-k) gain_j, absent turns 0; A_k = alpha (G_k - mean of the others' G_k) + R, "
         "R = r - mean of the others' r"
     ),
-    reduces_to="leave-one-out REINFORCE, when there are no gains",
+    reduces_to="leave-one-out REINFORCE (rloo), when there are no gains",
     bias="none: own sample excluded, no std, every trajectory is a member of every turn",
     departures="ours",
     source="this project",
     properties=CENTRED,
     every_turn_needs_reward=True,
-    without_gains=WithoutGains(leave_one_out, norm_by_std=False),
+    without_gains=WithoutGains(leave_one_out_factor, norm_by_std=False),
 )

@@ -1,0 +1,266 @@
+"""The turn methods' worked numbers, their options, and what they refuse."""
+
+import pytest
+import torch
+
+from verl_credit.credit import (
+    MODES,
+    gigpo,
+    hgpo,
+    leave_one_out,
+    mt_grpo,
+    progress,
+    rloo,
+    turn_credit,
+    turn_gae,
+)
+from verl_credit.credit.laws.world import make_world
+
+NAN = float("nan")
+none = MODES["none"]
+
+
+def batch(rewards, outcomes, group=None):
+    """Positional tables and n_tool_turns_B of ragged tool rewards; None is a turn without a reward."""
+    width = max(len(row) for row in rewards)
+    full = [[*row, *[None] * (width - len(row))] for row in rewards]
+    shape = len(rows := full), width
+    reward = torch.tensor([[r or 0.0 for r in row] for row in rows], dtype=torch.float64).view(shape)
+    mask = torch.tensor([[r is not None for r in row] for row in rows]).view(shape)
+    outcome = torch.tensor(outcomes, dtype=torch.float64)
+    group = torch.zeros(len(rows), dtype=torch.long) if group is None else torch.tensor(group)
+    return (outcome, reward, mask, group), {"n_tool_turns_B": torch.tensor([len(row) for row in rewards])}
+
+
+def world(seed=0):
+    """(positional tables, optional tables) of the laws' random batch."""
+    w = make_world(seed)
+    given = w.outcome_B, w.gain_B_K, w.has_gain_B_K, w.group_B
+    names = ("anchor_B_K1", "value_B_K1", "state_score_B_K1", "initial_score_B", "turn_tokens_B_K1")
+    return given, {name: getattr(w, name) for name in names}
+
+
+def of(mode, optional):
+    return {name: table for name, table in optional.items() if name in mode.tables}
+
+
+def turns(credit, *lengths):
+    return [credit.advantage_B_K1[row, :n].tolist() for row, n in enumerate(lengths)]
+
+
+def close(*rows, tolerance=1e-9):
+    return [pytest.approx(list(row), abs=tolerance) for row in rows]
+
+
+def test_leave_one_out_worked():
+    """r = (.2, .4), (.1); R = 1, 0. The last turn answers: its r stands where the outcome does, R is compared beside."""
+    given, more = batch([[0.2], []], [0.4, 0.1])
+    outcome = rloo(torch.tensor([1.0, 0.0]), given[-1])
+    assert outcome.tolist() == [1.0, -1.0]
+    credit = leave_one_out(*given, **more, outcome="last_turn")
+    assert turns(credit, 2, 1) == close((0.5, 0.4), (-0.5,))  # and with R: (1.5, 1.4), -1.5
+    present = leave_one_out(*given, **more, outcome="last_turn", baseline="present_only")
+    assert turns(present, 2, 1) == close((0.5, 0.0), (-0.5,))  # 1.5, 1.0; -1.5
+    given, more = batch([[0.2], []], [1.4, 0.1])
+    assert turns(leave_one_out(*given, **more, outcome="last_turn"), 2, 1) == close((1.5, 1.4), (-1.5,))
+
+
+def test_leave_one_out_separate_worked():
+    """Tool rewards (.2, .4), (.1), answers without one: the answer of row 1 is a turn 1 that earned 0."""
+    given, more = batch([[0.2, 0.4], [0.1]], [1.0, 0.0])
+    assert turns(leave_one_out(*given, **more), 3, 2) == close((1.5, 1.4, 1.0), (-1.5, -1.4))
+    options = {"alpha": 0.5, "gain_scale": 2.0, "outcome_scale": 3.0}
+    assert turns(leave_one_out(*given, **more, **options), 3, 2) == close((3.5, 3.4, 3.0), (-3.5, -3.4))
+    present = leave_one_out(*given, **more, baseline="present_only")
+    assert turns(present, 3, 2) == close((1.5, 1.4, 1.0), (-1.5, -1.4))
+
+
+def test_turn_gae_worked():
+    given, more = batch([[0.0]], [1.0])
+    credit = turn_gae(*given, **more, value_B_K1=torch.tensor([[0.5, 0.2]]), gamma=0.95, lam=0.9)
+    assert turns(credit, 2) == close((0.374, 0.8), tolerance=1e-6)
+
+
+def test_gigpo_counts_each_trajectory_once_and_the_release_each_turn():
+    given, more = batch([[], [0.0, 0.0, 0.0]], [1.0, 0.0])
+    anchors = torch.full((2, 4), -1)
+    ours = gigpo(*given, **more, anchor_B_K1=anchors)
+    assert turns(ours, 1, 4) == close((0.5,), (-0.5,) * 4)
+    released = gigpo(*given, **more, anchor_B_K1=anchors, parity="released")
+    assert turns(released, 1, 4) == close((0.8,), (-0.2,) * 4, tolerance=1e-6)
+
+
+def test_gigpo_is_leave_one_out_shrunk():
+    given, more = batch([[0.1], [0.3, -0.2], []], [1.0, 0.0, 0.5])
+    total = torch.tensor([1.1, 0.1, 0.5], dtype=torch.float64)
+    credit = gigpo(*given, **more, anchor_B_K1=torch.zeros(3, 3).long(), step_weight=0.0)
+    expected = rloo(total, given[-1]) * 2 / 3
+    assert torch.allclose(credit.outcome_advantage_B, expected, atol=1e-12)
+
+
+def test_a_loop_favours_later_visits_and_first_visits_do_not():
+    """Four visits of one state, a terminal reward of 1."""
+    given, more = batch([[0.0] * 3], [1.0])
+    loop = torch.zeros(1, 4).long()
+    credit = gigpo(*given, **more, anchor_B_K1=loop, gamma=0.9)
+    assert turns(credit, 4) == close((-0.13075, -0.04975, 0.04025, 0.14025), tolerance=1e-5)
+    assert not gigpo(*given, **more, anchor_B_K1=loop, gamma=0.9, visits="first").advantage_B_K1.any()
+    given, more = batch([[0.0], []], [1.0, 0.0])
+    credit = gigpo(*given, **more, anchor_B_K1=torch.zeros(2, 2).long(), gamma=0.5, visits="first")
+    # first visits return .5 and 0: mean .25; the second visit returns 1
+    assert turns(credit, 2, 1) == close((0.5 + 0.25, 0.5 + 0.75), (-0.5 - 0.25,))
+
+
+HISTORY = batch([[0.0], [0.0], [0.0], []], [1.0, 1.0, 0.0, 0.5])
+HISTORY_ANCHORS = torch.tensor([[0, 1], [0, 1], [2, 1], [3, -1]])
+
+
+def hgpo_of(**options):
+    given, more = HISTORY
+    options = {"norm": "mean_norm", "history_length": 1, **options}
+    return hgpo(*given, **more, anchor_B_K1=HISTORY_ANCHORS, **options)
+
+
+def test_hgpo_keeps_a_level_whose_advantage_is_zero():
+    """Turn 1: 1/3 among three, 0 among the two with the same turn before."""
+    assert turns(hgpo_of(), 2, 2, 2, 1) == close((0, 2 / 15), (0, 2 / 15), (0, -2 / 3), (0,))
+    assert hgpo_of(weight_offset=1).advantage_B_K1[0, 1].item() == pytest.approx(1 / 9)
+    assert hgpo_of(length_weight_alpha=0.0).advantage_B_K1[0, 1].item() == pytest.approx(1 / 6)
+    assert hgpo_of(history_length=0).advantage_B_K1[0, 1].item() == pytest.approx(1 / 3)
+
+
+def test_hgpo_base_group_counts_each_trajectory_once():
+    """R = 1, 1, 0, .5: deviations .375, .375, -.625, -.125 with weight 1."""
+    expected = close((0.375 / 3, (2 / 3 + 0.375) / 6), (-0.625, (-4 / 3 - 0.625) / 3), (-0.125,))
+    found = turns(hgpo_of(base_group=True), 2, 2, 2, 1)
+    assert [found[0], found[2], found[3]] == expected
+
+
+@pytest.mark.parametrize("mode", [gigpo, hgpo], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_turn_without_an_anchor_is_alone_in_its_state(mode, seed):
+    given, optional = world(seed)
+    anchors = optional["anchor_B_K1"]
+    own = torch.where(anchors == -1, 100 + torch.arange(anchors.numel()).view_as(anchors), anchors)
+    assert (anchors == -1).any()
+    ours, theirs = mode(*given, anchor_B_K1=anchors), mode(*given, anchor_B_K1=own)
+    assert torch.equal(ours.advantage_B_K1, theirs.advantage_B_K1)
+
+
+@pytest.mark.parametrize("mode", [gigpo, hgpo, leave_one_out, mt_grpo, progress], ids=lambda mode: mode.name)
+def test_a_row_that_lost_a_reward_is_no_member_and_reads_its_outcome(mode):
+    given, more = batch([[0.4, 0.2], [NAN, 0.5], [0.1, 0.0]], [1.0, 0.0, 1.0])
+    optional = {"anchor_B_K1": torch.tensor([[0, 1, 2]] * 3), "turn_tokens_B_K1": torch.ones(3, 3)}
+    optional = of(mode, optional)
+    credit = mode(*given, **more, **optional)
+    assert credit.counts["nonfinite_rewards"] == 1
+    row = credit.advantage_B_K1[1]
+    if mode is mt_grpo:
+        row = row[[0, 2]]  # turn 1 still has its reward
+    outcome = -1.0 if mode is leave_one_out else -2 / 3
+    if mode in (hgpo, mt_grpo):
+        outcome /= (1 / 3) ** 0.5
+    assert row.tolist() == pytest.approx([outcome] * len(row), rel=1e-3)
+
+
+def test_released_mt_grpo_takes_the_first_turn_with_a_reward_if_it_is_not_told():
+    given, more = batch([[None, 0.5, 0.1], [0.2], []], [1.0, 0.0, 0.5])
+    told = mt_grpo(*given, **more, result_turn_B=torch.tensor([1, 0, -1]), parity="released")
+    assert torch.equal(mt_grpo(*given, **more, parity="released").advantage_B_K1, told.advantage_B_K1)
+    assert told.advantage_B_K1[0, 0] == told.advantage_B_K1[0, 1] != told.advantage_B_K1[0, 2]
+
+
+def test_mt_grpo_without_rewards_is_none():
+    given, _ = batch([[None], [None], []], [1.0, 0.0, 0.25])
+    ours, plain = mt_grpo(*given, eps=1e-6), none(*given)
+    assert torch.allclose(ours.advantage_B_K1, plain.advantage_B_K1, rtol=0, atol=1e-12)
+
+
+SCORES = {
+    "state_score_B_K1": torch.tensor([[1.0, 1.0], [0.0, 0.0]]),
+    "turn_tokens_B_K1": torch.ones(2, 2),
+    "gamma": 0.0,
+}
+
+
+def test_an_initial_score_lets_the_first_turn_earn():
+    """The first turn solves it: outcomes +-.5, progress +-.5, and its own share in turn 0."""
+    given, more = batch([[None], [None]], [1.0, 0.0])
+    initial = torch.zeros(2)
+    credit = progress(*given, **more, **SCORES, initial_score_B=initial)
+    assert turns(credit, 2, 2) == close((1.5, 0.5), (-1.0, -1.0))
+    for options in ({}, {"initial_score_B": initial, "parity": "released"}):
+        assert turns(progress(*given, **more, **SCORES, **options), 2, 2) == close((0.5, 0.5), (-0.5, -0.5))
+    level = progress(*given, **more, **SCORES, initial_score_B=initial, beta=0.0, progress_weight=0.0)
+    assert torch.equal(level.advantage_B_K1, none(*given, norm_by_std=False).advantage_B_K1)
+
+
+def test_a_row_without_scores_is_not_compared_with_progress():
+    given, more = batch([[None], [None], [None]], [1.0, 1.0, 1.0])
+    scores = torch.tensor([[NAN, NAN], [0.1, 0.9], [0.5, 0.7]])
+    options = {**more, "state_score_B_K1": scores, "turn_tokens_B_K1": torch.ones(3, 2), "gamma": 1.0}
+    assert turns(progress(*given, **options), 2, 2, 2) == close(
+        (0, 0), (0.3, 0.3), (-0.3, -0.3), tolerance=1e-6
+    )
+    assert progress(*given, **options, parity="released").advantage_B_K1[0, 0].item() == pytest.approx(-1 / 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_token_weighted_mean_of_progress_is_the_level(seed):
+    given, optional = world(seed)
+    optional = of(progress, optional)
+    shaped, level = progress(*given, **optional), progress(*given, **optional, beta=0.0)
+    columns = torch.arange(given[1].shape[1] + 1)
+    tokens = optional["turn_tokens_B_K1"] * (columns <= given[2].sum(dim=1, keepdim=True))
+    mean = (tokens * shaped.advantage_B_K1).sum(dim=1) / tokens.sum(dim=1)
+    assert torch.allclose(mean, level.outcome_advantage_B, atol=1e-12)
+    assert not torch.allclose(shaped.advantage_B_K1, level.advantage_B_K1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_state_scores_turn_rewards_are_the_progress(seed):
+    given, optional = world(seed)
+    _, gain, mask, group = given
+    tokens = {"turn_tokens_B_K1": optional["turn_tokens_B_K1"]}
+    score = torch.nn.functional.pad(torch.where(mask, gain, 0.0), (0, 1)).cumsum(dim=1)
+    told = progress(*given, **tokens, state_score_B_K1=score, initial_score_B=torch.zeros(len(group)))
+    assert torch.allclose(progress(*given, **tokens).advantage_B_K1, told.advantage_B_K1, atol=1e-12)
+
+
+def test_turn_credit_picks_them_by_name():
+    given, optional = world()
+    for name in ("gigpo", "hgpo", "mt_grpo", "progress", "leave_one_out", "turn_gae"):
+        named = turn_credit(*given, info_gain_norm_mode=name, **of(MODES[name], optional))
+        assert torch.equal(
+            named.advantage_B_K1, MODES[name](*given, **of(MODES[name], optional)).advantage_B_K1
+        )
+
+
+REFUSED = [
+    (gigpo, {"norm": "mean_nrom"}, "norm='mean_nrom' is not known .did you mean 'mean_norm'.*mean_std_norm"),
+    (gigpo, {"visits": 1}, "visits=1 is not known; accepted: all, first"),
+    (gigpo, {"visits": "first", "parity": "released"}, "visits='first' with parity='released'"),
+    (gigpo, {"step_weight": -1.0}, "step_weight=-1.0: expected a number at least 0"),
+    (gigpo, {"anchor_B_K1": None}, "info_gain_norm_mode='gigpo' needs anchor_B_K1, which is not given"),
+    (gigpo, {"anchor_B_K1": torch.zeros(13, 4)}, "anchor_B_K1 has dtype torch.float32; expected integers"),
+    (gigpo, {"alpha": 0.3}, "alpha=0.3 with info_gain_norm_mode='gigpo': that mode does not read it"),
+    (hgpo, {"history_length": 1.5}, "history_length=1.5: expected a whole number at least 0"),
+    (hgpo, {"weight_offset": 0}, "weight_offset=0: expected a whole number at least 1"),
+    (leave_one_out, {"outcome": "last"}, "outcome='last' is not known.*separate, last_turn"),
+    (leave_one_out, {"baseline": "none"}, "baseline='none' is not known.*absent_zero, present_only"),
+    (mt_grpo, {"parity": "release"}, "parity='release' is not known .did you mean 'released'"),
+    (turn_gae, {"lam": 1.5}, "lam=1.5: expected a number at least 0 and at most 1"),
+    (turn_gae, {"value_B_K1": torch.full((13, 4), NAN)}, "value_B_K1 row 0, turn 0 is nan; expected finite"),
+    (turn_gae, {"bootstrap_B": torch.full((13,), NAN)}, "bootstrap_B row 0 is nan; expected finite values"),
+    (progress, {"turn_tokens_B_K1": -torch.ones(13, 4)}, "turn_tokens_B_K1 row 0, turn 0 is -1; expected 0 or"),
+    (progress, {"initial_score_B": torch.full((13,), -torch.inf)}, "initial_score_B row 0 is -inf; expected finite"),
+    (progress, {"beta": NAN}, "beta=nan: expected a number at least 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode, options, message", REFUSED)
+def test_what_they_refuse(mode, options, message):
+    given, optional = world()
+    options = of(mode, optional) | options
+    with pytest.raises((ValueError, TypeError), match=message):
+        mode(*given, **options)

@@ -1,0 +1,72 @@
+"""mt_grpo: the outcome's advantage, plus that of each turn's own reward among the prompt's rewards of the same turn."""
+
+from typing import Literal
+
+import torch
+
+from verl_credit.credit.groups import z_score
+from verl_credit.credit.operator import CENTRED
+from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.tables import Tables
+
+
+def mt_grpo(
+    tables: Tables,
+    *,
+    turn_weight: float = 1.0,
+    variance_floor: float = 0.0,
+    eps: float = 1e-4,
+    parity: Literal["none", "released"] = "none",
+) -> ModeOutput:
+    """A_k = z(R) + turn_weight z_k(r_k)
+
+    z(x) = (x - mean) / (std + eps) with ddof 1 over the prompt; z_k over the trajectories that have a reward in turn k. A
+    turn without a reward and the answer turn have the outcome's term alone. Ties and groups of one give 0.
+
+    parity="released": one turn reward u = sum of r_k per trajectory and one split, c = result_turn_B (the first turn with a
+    reward, if that is not given; -1: none):  A_k = z(R) + turn_weight z(u) up to turn c and z(R) after it; where c is -1
+    A_k = z(R + u), whatever turn_weight is.
+    Released defects that are not in the default: that change of scale; one split for several results; a first failing call
+    that shares the credit of a later success; reward weights that are dropped; message numbers used as mask segments.
+    A trajectory that lost a turn reward is no member of that turn's group (released: of u's) and reads z(R) there.
+    """
+    norm = {"ddof": 1, "variance_floor": variance_floor, "eps": eps}
+    outcome_B = tables.outcome_advantage("grpo", **norm)
+    if parity == "released":
+        return *tables.split(_released(tables, outcome_B, turn_weight, norm)), tables.ones()
+    turn_B_K = turn_weight * tables.z_score_per_turn(tables.reward_B_K, **norm)
+    return outcome_B[:, None] + turn_B_K, outcome_B, tables.ones()
+
+
+def _released(tables: Tables, outcome_B: torch.Tensor, turn_weight: float, norm: dict) -> torch.Tensor:
+    columns_K1 = torch.arange(tables.reward_B_K.shape[1] + 1, device=outcome_B.device)
+    result_B = tables.result_turn_B
+    if result_B is None:
+        first_B = torch.where(tables.has_reward_B_K, columns_K1[:-1], len(columns_K1))
+        first_B = torch.nn.functional.pad(first_B, (0, 1), value=len(columns_K1)).amin(dim=1)
+        result_B = torch.where(first_B < len(columns_K1), first_B, -1)
+    turn_reward_B = tables.reward_B_K.sum(dim=1)
+    compared = {"group_N": tables.group_B, "member_N": tables.known_B, **norm}
+    turn_B = z_score(turn_reward_B, **compared)
+    sum_B = z_score(tables.outcome_B + turn_reward_B, **compared)
+    up_to_B_K1 = columns_K1 <= result_B[:, None]
+    split_B_K1 = outcome_B[:, None] + turn_weight * turn_B[:, None] * up_to_B_K1
+    without_B_1 = (tables.known_B & (result_B < 0))[:, None]
+    return torch.where(without_B_1, sum_B[:, None], split_B_K1)
+
+
+MODE = TurnMode(
+    name="mt_grpo",
+    function=mt_grpo,
+    reads=("rewards", "groups", "gains", "first results"),
+    equation="A_k = z(R) + turn_weight z(r_k per prompt and turn), the first term alone where there is no reward",
+    reduces_to="none with eps 1e-4, when no turn has a reward or turn_weight is 0",
+    bias="as turn-group: the members of a turn's group are those that came so far (leave_one_out is the unbiased one)",
+    departures=(
+        "a reward per turn instead of one per trajectory and one split; rows without a result keep their scale; "
+        "parity=released: as released"
+    ),
+    source="2505.11821; SiliangZeng/Multi-Turn-RL-Agent",
+    properties=CENTRED,
+    exempt={"no_gains": "its eps is 1e-4 as released, that of none 1e-6"},
+)

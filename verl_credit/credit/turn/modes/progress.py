@@ -1,0 +1,97 @@
+"""progress: how far a trajectory came, compared per prompt, and each turn's share in it, zero in sum within the row."""
+
+from typing import Literal
+
+import torch
+
+from verl_credit.credit.groups import group_stats
+from verl_credit.credit.operator import CENTRED, WithoutGains
+from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.tables import Tables
+
+
+def progress(
+    tables: Tables,
+    *,
+    gamma: float = 0.9,
+    beta: float = 1.0,
+    progress_weight: float = 1.0,
+    parity: Literal["none", "released"] = "none",
+) -> ModeOutput:
+    """d_k = score_k - score before it (the last one that was measured; the initial score for the first), 0 if not scored
+
+    c_k = sum_{j >= k} d_j gamma^(j-k) / (1 + gamma + ... + gamma^j),      sum of c = sum of d = what the row gained in all
+    A_k = L + beta (c_k - mean of c over the row's tokens),     L = R - mean R + progress_weight (sum d - mean of sum d)
+
+    gamma 0 credits the turn itself, 1 spreads a gain evenly over the turns before it. No std. The token-weighted mean of A
+    over a row is L. Group of one: L = 0, and the shape remains. beta and progress_weight 0: centred GRPO.
+    Scores: state_score_B_K1 after each turn (NaN: not scored) and initial_score_B. Without them the turn rewards are the
+    progress: the score is their running sum, 0 at the start. Scores add to the outcome as they are: bring both to a scale.
+    The prompt's mean of sum d is over trajectories with a score, and one without (or with a lost turn reward) has neither
+    progress term. A length penalty belongs into the outcome before the call.
+    Released defects that are not here: the first turn can never earn, because there is no initial score; a trajectory
+    without scores is compared with others' progress; the level keeps the progress at beta 0. parity="released" brings
+    back the first two (initial scores are not read); progress_weight=0 answers the third.
+    """
+    released = parity == "released"
+    score_B_K1, initial_B = _scores(tables)
+    gained_B_K1 = _differences(score_B_K1, torch.full_like(initial_B, torch.nan) if released else initial_B)
+    total_B = gained_B_K1.sum(dim=1)
+    if released:
+        sum_B = tables.outcome_B + progress_weight * total_B
+        level_B = group_stats(sum_B, tables.group_B, member_N=tables.valid_B).deviation_N
+    else:
+        scored_B = score_B_K1.isfinite().any(dim=1)
+        further_B = group_stats(total_B, tables.group_B, member_N=scored_B).deviation_N
+        outcome_B = group_stats(tables.outcome_B, tables.group_B, member_N=tables.valid_B).deviation_N
+        level_B = outcome_B + progress_weight * further_B
+    columns_K1 = torch.arange(score_B_K1.shape[1], device=level_B.device, dtype=level_B.dtype)
+    share_K1 = (gamma**columns_K1).cumsum(0)
+    credit_B_K1 = tables.return_to_go(gained_B_K1 / share_K1, gamma)
+    tokens_B_K1 = torch.where(tables.turn_B_K1, tables.turn_tokens_B_K1, 0.0)
+    mean_B_1 = (tokens_B_K1 * credit_B_K1).sum(1, keepdim=True) / tokens_B_K1.sum(1, keepdim=True).clamp(
+        min=1
+    )
+    return *tables.split(level_B[:, None] + beta * (credit_B_K1 - mean_B_1)), tables.ones()
+
+
+def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+    """(score after each turn, score before the first); NaN where a state has none."""
+    if tables.state_score_B_K1 is not None:
+        initial_B = tables.initial_score_B
+        initial_B = torch.full_like(tables.outcome_B, torch.nan) if initial_B is None else initial_B
+        return torch.where(tables.turn_B_K1, tables.state_score_B_K1, torch.nan), initial_B
+    nothing_B = torch.zeros_like(tables.outcome_B)
+    measured_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1)) | tables.is_answer_B_K1
+    running_B_K1 = tables.reward_B_K1(nothing_B).cumsum(dim=1)
+    return torch.where(measured_B_K1 & tables.known_B[:, None], running_B_K1, torch.nan), nothing_B
+
+
+def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tensor:
+    """Each score minus the last one before it; 0 where either is missing."""
+    columns = []
+    for score_B in score_B_K1.unbind(dim=1):
+        columns.append(torch.where(score_B.isfinite() & before_B.isfinite(), score_B - before_B, 0.0))
+        before_B = torch.where(score_B.isfinite(), score_B, before_B)
+    return torch.stack(columns, dim=1)
+
+
+MODE = TurnMode(
+    name="progress",
+    function=progress,
+    reads=("rewards", "groups", "gains", "state scores", "turn tokens"),
+    needs=("turn_tokens_B_K1",),
+    equation=(
+        "c_k = sum over j >= k of d_j gamma^(j-k) / (1 + ... + gamma^j), d the score's change by a turn; "
+        "A_k = L + beta (c_k - token-weighted mean of c), L = R + sum of d, each minus the prompt's mean"
+    ),
+    reduces_to="centred GRPO (none without std), when nothing is scored, or at beta 0 and progress_weight 0",
+    bias="own sample in the means; a score is taken at its word",
+    departures=(
+        "an initial score lets the first turn earn; trajectories without a score are not compared with others' progress; "
+        "parity=released: as released"
+    ),
+    source="PrimeIntellect-ai/prime-rl, pull request 3282 (turn_credit)",
+    properties=CENTRED,
+    without_gains=WithoutGains(lambda n: 1.0, norm_by_std=False),
+)
