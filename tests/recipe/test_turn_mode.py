@@ -17,6 +17,13 @@ def halved(tables, *, share: float = 0.5):
     return share * outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
 
 
+def from_values(tables):
+    raise AssertionError("called without values")
+
+
+from_values.needs, from_values.reads = ("value_B_K1",), ("rewards", "values")
+
+
 def short(tables):
     return tables.outcome_B, tables.ones()
 
@@ -85,3 +92,15 @@ def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
     error = refused(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=zero")
     assert (error.key, error.value) == ("algorithm.info_gain_on_error", "zero")
     check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=drop")
+
+
+@pytest.mark.parametrize("mode", ["turn_gae", f"{HERE}.from_values"])
+def test_a_mode_that_needs_values_is_refused_because_no_critic_makes_them(mode):
+    error = refused(f"{MODE}={mode}")
+    assert (error.key, error.value) == (MODE, mode)
+    assert "needs the value of each turn (value_B_K1), and this trainer has no critic" in error.accepted
+
+
+def test_a_text_option_is_one_of_its_choices():
+    error = refused(f"{MODE}=mt_grpo", f"+{PARAMS}.parity=release")
+    assert "parity='release' is not known (did you mean 'released'?)" in str(error)

@@ -23,7 +23,8 @@ KEYS = {
 
 
 def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
-    """Raise ConfigError for a mode that cannot be found or called, and for options that it does not have."""
+    """Raise ConfigError for a mode that cannot be found, called or brought its tables, and for options that it does not
+    have."""
     name = settings.algorithm.info_gain_norm_mode
     if name not in MODES and not {".", ":"} & set(name):
         own = "or a dotted path to your own (my_module.my_name)"
@@ -34,6 +35,9 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
         raise ConfigError(str(error), key=MODE, value=name, accepted=[*MODES]) from error
     if name not in MODES:
         refuse_what_is_no_operator(mode.function, MODE, name)
+    if "value_B_K1" in mode.needs:
+        use = "it needs the value of each turn (value_B_K1), and this trainer has no critic; call it in the library instead"
+        raise ConfigError(key=MODE, value=name, accepted=use)
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
         if option in KEYS:
