@@ -5,7 +5,7 @@ import torch
 from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 
-from verl_credit.credit import AGG_MODES, aggregate, grpo, spread, turn_credit, turn_policy_loss
+from verl_credit.credit import AGG_MODES, aggregate, grpo, rloo, spread, turn_credit, turn_policy_loss
 
 
 def grpo_batch(seed, groups=6, size=5, tokens=7):
@@ -50,6 +50,16 @@ def test_equal_outcomes_give_exactly_zero_where_verl_leaves_a_residue():
     outcome, group, mask = torch.full((6,), 0.35), torch.tensor([0, 0, 0, 0, 0, 0]), torch.ones(6, 2)
     assert (grpo(outcome, group, norm_by_std=True) == 0).all()
     assert verl_grpo(outcome, group, mask).abs().max() < 0.2  # the residue, divided by a std of about 1e-8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rloo_is_verls_but_for_groups_of_one(seed):
+    outcome, group, _ = grpo_batch(seed)
+    outcome, group = torch.cat([outcome, torch.tensor([0.7])]), torch.cat([group, torch.tensor([99])])
+    rewards = torch.cat([outcome[:, None], torch.zeros(len(outcome), 2)], dim=1)
+    theirs = core_algos.compute_rloo_outcome_advantage(rewards, torch.ones_like(rewards), group.numpy())[0]
+    assert (float(rloo(outcome, group)[-1]), float(theirs[-1, 0])) == (0.0, pytest.approx(0.7))
+    torch.testing.assert_close(rloo(outcome, group)[:-1], theirs[:-1, 0], rtol=0, atol=1e-6)
 
 
 def test_a_group_of_one_as_in_verl_is_an_option():

@@ -227,6 +227,18 @@ def test_without_state_scores_turn_rewards_are_the_progress(seed):
     assert torch.allclose(progress(*given, **tokens).advantage_B_K1, told.advantage_B_K1, atol=1e-12)
 
 
+def test_anchors_and_scores_are_counted():
+    given, more = batch([[0.0], [], [0.0], []], [1.0, 0.0, 1.0, 0.0], group=[0, 0, 1, 1])
+    anchors = torch.tensor([[4, 4], [5, 4], [4, -1], [6, 4]])
+    valid = torch.tensor([True, True, True, False])
+    counts = gigpo(*given, **more, anchor_B_K1=anchors, row_valid_B=valid).counts
+    assert (counts["turns_without_anchor"], counts["states"], counts["states_of_one"]) == (1, 3, 2)
+    scores = torch.tensor([[0.5, NAN], [NAN, 9.0], [NAN, 0.2], [NAN, 9.0]])
+    tables = {"state_score_B_K1": scores, "turn_tokens_B_K1": torch.ones(4, 2)}
+    counts = progress(*given, **more, **tables, row_valid_B=valid).counts
+    assert (counts["turns_without_score"], counts["groups_with_and_without_scores"]) == (3, 1)
+
+
 def test_turn_credit_picks_them_by_name():
     given, optional = world()
     for name in ("gigpo", "hgpo", "mt_grpo", "progress", "leave_one_out", "turn_gae"):

@@ -90,7 +90,7 @@ def test_a_switch_is_true_or_false(key):
 WORDS = "expected the text between a context and"
 # fmt: off
 DECLARED = [  # (key, value, what is accepted: all names, or a part of the sentence)
-    ("algorithm.info_gain_norm_mode", None, "turn-group-v1d, turn-group-unbiased, or a dotted"),
+    ("algorithm.info_gain_norm_mode", None, "progress, turn_gae, or a dotted"),
     ("algorithm.info_gain_type", "diff", ["prob_diff", "log_prob_diff"]),
     ("algorithm.info_gain_scorer", None, ["branch", "rows", "server"]),
     ("algorithm.info_gain_curriculum.gain", [1], "expected [first step, last step]"),
@@ -98,7 +98,7 @@ DECLARED = [  # (key, value, what is accepted: all names, or a part of the sente
     ("algorithm.info_gain_template", "x", "must contain {answer}"),
     ("algorithm.info_gain_prefix", "{answer}", WORDS),
     ("algorithm.info_gain_prefix", None, WORDS),
-    ("algorithm.advantage_mode", None, "grpo, maxrl, reinforce_pp, or a dotted"),
+    ("algorithm.advantage_mode", None, "grpo, rloo, maxrl, reinforce_pp, or a dotted"),
     *(("algorithm.canonical.entropy_clip", clip, "0 <= low < high")
       for clip in ([2, 1], [-1, 1], [1], [0, 1, 2], 5, "abc")),
     (f"{LOSS}.dynamic_clip", "perhaps", "expected true or false"),

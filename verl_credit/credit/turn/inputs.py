@@ -47,6 +47,7 @@ def make_tables(
         "skipped_rows": 0,
         **group_counts(outcome_B, group_B, row_valid_B=valid_B),
         **_turn_group_counts(tables),
+        **_optional_counts(tables),
     }
     return tables, counts
 
@@ -110,6 +111,29 @@ def _turn_group_counts(tables: Tables) -> dict[str, int]:
         "turn_groups_of_one": int((size_G == 1).sum()),
         "turn_groups_of_two": int((size_G == 2).sum()),
     }
+
+
+def _optional_counts(tables: Tables) -> dict[str, int]:
+    """Of anchors: turns without one, states per prompt and those with a single turn. Of state scores: turns without one,
+    and groups in which some rows have a score and others have none."""
+    counts, turn_B_K1 = {}, tables.turn_B_K1
+    if tables.anchor_B_K1 is not None:
+        visit_B_K1 = turn_B_K1 & (tables.anchor_B_K1 != -1)
+        pair_N = torch.stack([tables.group_B[:, None].expand_as(visit_B_K1), tables.anchor_B_K1])[
+            :, visit_B_K1
+        ]
+        size_S = pair_N.unique(dim=1, return_counts=True)[1]
+        counts["turns_without_anchor"] = int((turn_B_K1 & ~visit_B_K1).sum())
+        counts["states"], counts["states_of_one"] = len(size_S), int((size_S == 1).sum())
+    if tables.state_score_B_K1 is not None:
+        scored_B_K1 = turn_B_K1 & tables.state_score_B_K1.isfinite()
+        scored_B = scored_B_K1.any(dim=1)
+        mixed = set(tables.group_B[scored_B].tolist()) & set(
+            tables.group_B[tables.valid_B & ~scored_B].tolist()
+        )
+        counts["turns_without_score"] = int((turn_B_K1 & ~scored_B_K1).sum())
+        counts["groups_with_and_without_scores"] = len(mixed)
+    return counts
 
 
 def _refuse(name: str, bad: torch.Tensor) -> None:

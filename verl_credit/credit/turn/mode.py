@@ -9,7 +9,8 @@ A `TurnMode` is the public function of its mode: call it with tensors. A mode of
 
 A turn without a reward of its own belongs to the segment of the row's next reward: it reads that turn's advantage and
 clip scale, or the outcome's advantage and 1 after the last reward (so do columns past a row's turns).
-`Tables.backward` does exactly this.
+`Tables.backward` does exactly this. Modes that compare all that was earned from a turn on count such a turn's reward as
+0, and say so.
 """
 
 import inspect

@@ -44,11 +44,17 @@ def turn_credit(
     gain_scale and outcome_scale, the weights of a curriculum, multiply normalised rewards and outcomes; and those that
     stand with a single mode. `inspect.signature(mode)` lists them with their defaults.
 
+    Optional tables, each of the modes that read it (`mode.OPTIONAL_TABLES`; `needs` says which cannot do without):
+    anchor_B_K1 (`exact_anchors`, `similar_anchors`), value_B_K1, bootstrap_B, state_score_B_K1, initial_score_B,
+    turn_tokens_B_K1, result_turn_B. K1 tables have a column for every tool turn and one more for the answer turn, which
+    stands at column n_tool_turns_B of its row: give n_tool_turns_B with them.
+
     info_gain_norm_mode is a name, or a function `f(tables, *, ...) -> (advantage_B_K, outcome_advantage_B,
     clip_scale_B_K)` of your own (`as_turn_mode`). info_gain_B_K is the old name of turn_reward_B_K.
 
     `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_rewards, skipped_rows, `group_counts`, and the groups per
-    prompt and turn: turn_groups, turn_groups_of_one, turn_groups_of_two.
+    prompt and turn: turn_groups, turn_groups_of_one, turn_groups_of_two. With anchors: turns_without_anchor, states,
+    states_of_one; with state scores: turns_without_score, groups_with_and_without_scores.
     Statistics in float64; returns the widest input dtype, at least float32. No gradient flows.
 
     Departures from the release: turns are what the mask says, not where a reward differs from 0; the turn
