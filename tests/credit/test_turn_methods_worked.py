@@ -61,6 +61,8 @@ def test_leave_one_out_worked():
     assert turns(credit, 2, 1) == close((0.5, 0.4), (-0.5,))  # and with R: (1.5, 1.4), -1.5
     present = leave_one_out(*given, **more, outcome="last_turn", baseline="present_only")
     assert turns(present, 2, 1) == close((0.5, 0.0), (-0.5,))  # 1.5, 1.0; -1.5
+    scaled = leave_one_out(*given, **more, outcome="last_turn", alpha=0.5, gain_scale=2.0, outcome_scale=10.0)
+    assert turns(scaled, 2, 1) == close((1.7, 2.0), (-1.7,))
     given, more = batch([[0.2], []], [1.4, 0.1])
     assert turns(leave_one_out(*given, **more, outcome="last_turn"), 2, 1) == close((1.5, 1.4), (-1.5,))
 
@@ -161,6 +163,17 @@ def test_a_row_that_lost_a_reward_is_no_member_and_reads_its_outcome(mode):
     if mode in (hgpo, mt_grpo):
         outcome /= (1 / 3) ** 0.5
     assert row.tolist() == pytest.approx([outcome] * len(row), rel=1e-3)
+
+
+def test_what_a_lost_reward_leaves_in_the_other_branches():
+    given, more = batch([[0.4], [NAN], [0.1]], [1.0, 0.0, 1.0])
+    last = leave_one_out(*given, **more, outcome="last_turn", alpha=0.5)
+    assert turns(last, 2, 2, 2) == close((0.15, 0.0), (-0.5, -0.5), (-0.15, 0.0))
+    released = mt_grpo(*given, **more, result_turn_B=torch.zeros(3).long(), parity="released")
+    expected = (1.28402, 0.57725), (-1.1545, -1.1545), (-0.12952, 0.57725)
+    assert turns(released, 2, 2, 2) == close(*expected, tolerance=1e-4)
+    given, more = batch([[0.5, NAN, 0.25]], [1.0])
+    assert turns(turn_gae(*given, **more, value_B_K1=torch.zeros(1, 4)), 4) == close((0, 0, 1.25, 1))
 
 
 def test_released_mt_grpo_takes_the_first_turn_with_a_reward_if_it_is_not_told():
