@@ -1,5 +1,8 @@
 """The turn methods' worked numbers, their options, and what they refuse."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,6 +17,8 @@ from verl_credit.credit import (
     turn_credit,
     turn_gae,
 )
+from verl_credit.credit.laws import check, registered_subject
+from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.laws.world import make_world
 
 NAN = float("nan")
@@ -289,3 +294,22 @@ def test_what_they_refuse(mode, options, message):
     options = of(mode, optional) | options
     with pytest.raises((ValueError, TypeError), match=message):
         mode(*given, **options)
+
+
+VARIANTS = [
+    ("gigpo", {"norm": "mean_std_norm", "visits": "first", "variance_floor": 1e-8}),
+    ("hgpo", {"norm": "mean_norm", "base_group": True, "history_length": 4}),
+    ("leave_one_out", {"outcome": "last_turn"}),
+    ("leave_one_out", {"baseline": "present_only"}),
+    ("mt_grpo", {"parity": "released"}),
+    ("progress", {"parity": "released", "beta": 0.3}),
+    ("turn_gae", {"lam": 0.5}),
+]
+
+
+@pytest.mark.parametrize("name, options", VARIANTS)
+def test_other_options_keep_the_laws_too(name, options):
+    run = partial(run_turn_mode, mode=MODES[name], **options)
+    subject = replace(registered_subject("turn", name), run=run, properties=None)
+    wrong = [finding for finding in check(subject) if finding.wrong]
+    assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)
