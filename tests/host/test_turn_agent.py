@@ -1,31 +1,20 @@
 """The turn agent on scripted policies: verl's tools as verl runs them, what each call earned, and the number of turns."""
 
-import asyncio
 import json
 
 import pytest
-from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.tools.tool_registry import load_all_tools
 
 from kit.byte_world import make_tokenizer
+from kit.tools import Tool, schema, turn
 from kit.trajectories import policy_text, record, run
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
 from verl_credit.names import TURN_REWARDS
 
 TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 ALONE = ("search.max_searches=0", "search.url=null", "algorithm.info_gain_norm_mode=none")
-
-
-def schema(name):
-    parameters = {
-        "type": "object",
-        "properties": {"answer": {"type": "string", "description": "a"}},
-        "required": [],
-    }
-    function = {"name": name, "description": "A tool.", "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 GSM8K = '''
@@ -57,32 +46,8 @@ class AnswerTool(BaseTool):
 '''
 
 
-class Tool(BaseTool):
-    """Returns ``answers[answer]``: a reward, or an exception that it raises. The answer "slow" is awaited."""
-
-    def __init__(self, name="judge", **answers):
-        self.name, self.tool_schema = name, OpenAIFunctionToolSchema.model_validate(schema(name))
-        self.answers = answers
-
-    async def execute(self, instance_id, parameters, **kwargs):
-        if parameters["answer"] == "slow":
-            await asyncio.sleep(0.01)
-        if isinstance(reward := self.answers[parameters["answer"]], Exception):
-            raise reward
-        return ToolResponse(text="seen"), reward, {}
-
-
 def function(name, returned):
     return FunctionTool(name, lambda answer: returned, OpenAIFunctionToolSchema.model_validate(schema(name)))
-
-
-def call(answer, name="judge"):
-    arguments = json.dumps({"name": name, "arguments": {"answer": answer}})
-    return f"<tool_call>\n{arguments}\n</tool_call>"
-
-
-def turn(*answers, name="judge"):
-    return "\n".join(call(answer, name) for answer in answers) + TURN_END
 
 
 def earned(output):

@@ -19,11 +19,20 @@ REQUIRED = [
 
 
 def run(
-    tokenizer, script, *overrides, agent="search_agent", lookup=None, step=1, scores=None, tools=(), **row
+    tokenizer,
+    script,
+    *overrides,
+    agent="search_agent",
+    lookup=None,
+    step=1,
+    scores=None,
+    tools=(),
+    max_tokens=None,
+    **row,
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
 
-    ``agent``: a name in verl's registry."""
+    ``agent``: a name in verl's registry. ``max_tokens``: of a turn, for loops that set no budget."""
     import hydra
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -53,9 +62,8 @@ def run(
         if getattr(loop, "search", None) is not None:
             loop.search.lookup = lookup or found
         question = [{"role": "user", "content": "Who?"}]
-        return await loop.run(
-            {"temperature": 1.0}, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row
-        )
+        params = {"temperature": 1.0} | ({"max_tokens": max_tokens} if max_tokens else {})
+        return await loop.run(params, raw_prompt=question, uid="u", session_id=0, global_steps=step, **row)
 
     return asyncio.run(trajectory()), policy
 

@@ -1,0 +1,117 @@
+"""The agent loop of docs/agent-loops.md, as a user would have it: named in a file, and read by the trainer."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+from kit.byte_world import make_tokenizer
+from kit.recipes import load_config
+from kit.tools import Tool, turn
+from kit.trajectories import run
+from verl_credit.host.step.store import fetch_turn_batch
+from verl_credit.lab.protocol import answer_turn, search_turn
+from verl_credit.recipe.agent_loops import LISTED, own_loops
+from verl_credit.recipe.rules import validate
+
+PAGE = (Path(__file__).parents[2] / "docs/agent-loops.md").read_text()
+
+
+FILES = ("data.train_files=x", "data.val_files=x", "search.url=http://127.0.0.1:9")
+
+
+def block(kind):
+    (found,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+    return found
+
+
+@pytest.fixture
+def my_agent(tmp_path, monkeypatch):
+    """Its name, once verl's registry has it as a worker would enter it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_loops.py").write_text(block("python"))
+    (tmp_path / "my_loops.yaml").write_text(block("yaml"))
+    config = OmegaConf.create({})
+    OmegaConf.update(config, LISTED, str(tmp_path / "my_loops.yaml"))
+    (listed,) = OmegaConf.load(tmp_path / "my_loops.yaml")
+    monkeypatch.setitem(_agent_loop_registry, listed.name, listed)
+    (name,) = own_loops(config)
+    return name
+
+
+def read(monkeypatch, *outputs):
+    """The batch as the trainer reads it, of rows as verl's worker writes them."""
+    rows = {f"row_{n}": output.as_dict() for n, output in enumerate(outputs)}
+    others = {"reward_model": {"ground_truth": {"target": ["c"]}}, "extra_info": {}}
+
+    def get(keys, partition_id, select_fields):
+        found = [rows[key] | others for key in keys]
+        columns = {}
+        for name in select_fields:
+            values = [row[name] for row in found if name in row]
+            if len(values) == len(found):  # TransferQueue: a field that every row has
+                tensors = isinstance(values[0], torch.Tensor)
+                columns[name] = (
+                    torch.nested.as_nested_tensor(values, layout=torch.jagged)
+                    if tensors
+                    else NonTensorStack(*values)
+                )
+        return TensorDict(columns, batch_size=len(found))
+
+    monkeypatch.setattr("verl_credit.host.step.store.tq", SimpleNamespace(kv_batch_get=get))
+    tags = [{} for _ in rows]
+    return fetch_turn_batch(KVBatchMeta(keys=list(rows), tags=tags, partition_id="train"))
+
+
+def test_the_loop_of_the_page_trains_beside_ours(monkeypatch, my_agent):
+    tokenizer, tools = make_tokenizer(), [Tool(good=1, bad=-0.25, half=0.5, none=None)]
+    script = [turn("good", "half"), turn("none"), turn("bad", "none"), answer_turn("c")]
+    given = {"tools": tools, "max_tokens": 400}
+    theirs, _ = run(tokenizer, script, agent=my_agent, **given)
+    short, _ = run(tokenizer, [answer_turn("c")], agent=my_agent, **given)
+    ours, _ = run(tokenizer, script, "search.max_new_tokens=400", agent="turn_agent", tools=tools)
+    searched, _ = run(tokenizer, [search_turn("a"), answer_turn("c")])
+    assert "turn_ids" not in theirs.as_dict()
+    turns = read(monkeypatch, theirs, ours, short, searched)
+    assert turns.n_turns_B.tolist() == [4, 4, 1, 2] and turns.row_valid_B.all()
+    assert (
+        torch.equal(turns.turn_ids_B_T[0], turns.turn_ids_B_T[1])
+        and turns.response_ids[0] == turns.response_ids[1]
+    )
+    assert turns.turn_rewards == [[1.5, None, -0.25], [1.5, None, -0.25], [], [None]]
+    assert turns.records[0]["calls"] == [] and len(turns.records[1]["calls"]) == 5
+    texts = [
+        tokenizer.decode(
+            [t for t, k in zip(turns.response_ids[0], turns.turn_ids_B_T[0].tolist(), strict=False) if k == n]
+        )
+        for n in range(4)
+    ]
+    assert texts == script
+
+
+def test_a_row_of_the_page_s_loop_that_ends_in_a_call_has_an_entry_more(monkeypatch, my_agent):
+    tokenizer = make_tokenizer()
+    width = len(tokenizer(turn("good"), add_special_tokens=False)["input_ids"])
+    room = f"data.max_response_length={width + 20}"
+    output, _ = run(tokenizer, [turn("good")], room, agent=my_agent, tools=[Tool(good=1)], max_tokens=200)
+    assert output.extra_fields["turn_rewards"] == [1]
+    assert read(monkeypatch, output).turn_rewards == [[]]
+
+
+def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):
+    commands = re.findall(r"```\nverl-credit train (.*?)```", PAGE, re.DOTALL)
+    assert len(commands) == 2
+    for command in commands:
+        given = re.findall(r"[\w.]+=\S+", command.replace("my_loops.yaml", str(tmp_path / "my_loops.yaml")))
+        validate(load_config("multihop_qwen3_4b", [*FILES, *given]))
+
+
+def test_the_page_keeps_its_promise_of_fifteen_lines():
+    body = block("python").split("class MyAgentLoop")[1]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 15
