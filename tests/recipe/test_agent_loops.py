@@ -3,10 +3,11 @@
 import pytest
 
 from kit.recipes import load_config
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.doctor.context import Context
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.names import check_names
-from verl_credit.recipe.agent_loops import DEFAULT, LISTED, agents_of_rows, own_loops
+from verl_credit.recipe.agent_loops import LISTED, agents_of_rows, own_loops
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.other_tools import MULTI_TURN
 
@@ -52,6 +53,30 @@ def test_the_turns_that_verls_key_allows_fit_the_response():
         ConfigError, match=f"length=200 cannot hold {turns}=6 turns of search.max_new_tokens=40"
     ):
         validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{turns}=6"))
+
+
+def test_a_loop_of_ones_own_has_its_own_budgets(tmp_path):
+    own = (listed(tmp_path), f"{DEFAULT}=my_agent", f"{MULTI_TURN}.max_assistant_turns=1000")
+    validate(lab(*own, "algorithm.info_gain_scorer=rows"))
+    with pytest.raises(
+        ConfigError, match=f"info_gain_scorer=server with {DEFAULT}=my_agent: .* take branch or rows"
+    ):
+        validate(lab(*own, "algorithm.info_gain_scorer=server"))
+
+
+@pytest.mark.parametrize("scorer", ["branch", "rows", "server"])
+def test_scorers_count_the_contexts_of_the_turn_agent(scorer):
+    from verl_credit.config.settings import CreditSettings
+    from verl_credit.turns.scorers import SCORERS
+
+    def said(*overrides):
+        config = lab(TURN_AGENT, TOOLS, *NO_SEARCH, *overrides)
+        return SCORERS[scorer].says(config, CreditSettings.from_config(config))
+
+    most = f"{MULTI_TURN}.max_assistant_turns=3"
+    assert "up to 3 " in said(most) and "per context" in said() and "up to" not in said()
+    contexts = SCORERS[scorer].answers_behind_row(lab(TURN_AGENT, TOOLS, most))
+    assert contexts == {"branch": 3, "rows": 1, "server": 0}[scorer]
 
 
 def test_a_manager_that_hides_the_record_is_refused_with_any_tool():

@@ -6,24 +6,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
-AGENT = "actor_rollout_ref.rollout.agent"
-DEFAULT, LISTED = f"{AGENT}.default_agent_loop", f"{AGENT}.agent_loop_config_path"
+LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
 def may_call(config: DictConfig) -> bool:
     """The search agent without searches has one turn and offers no tool."""
     return bool(config.search.max_searches) or OmegaConf.select(config, DEFAULT) != AGENT_NAME
-
-
-def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
-    """(the key that says it, the turns); None where nothing but the row's length, or a loop of the user's, ends a row."""
-    if OmegaConf.select(config, DEFAULT) == AGENT_NAME:
-        return "search.max_searches+1", config.search.max_searches + 1
-    most = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
-    return most, OmegaConf.select(config, most) or None
 
 
 def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_sec
 from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.settings import CreditSettings
+from verl_credit.config.turn_limit import DEFAULT, turns_at_most
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
-from verl_credit.recipe.agent_loops import DEFAULT, may_call, turns_at_most
+from verl_credit.names import ADV_ESTIMATOR, AGENTS, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.rules.budget import validate_budgets
 from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.own_loss import validate_loss
@@ -133,7 +134,8 @@ def _combinations(config: DictConfig, settings: CreditSettings) -> None:
         raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
     said, turns = turns_at_most(config)
     budget, tokens = _get(config, "data.max_response_length"), _get(config, "search.max_new_tokens")
-    if turns is not None and turns * tokens > budget:
+    budgeted = _get(config, DEFAULT) in AGENTS  # a loop of the user's has budgets of its own
+    if budgeted and turns is not None and turns * tokens > budget:
         raise ConfigError(
             f"data.max_response_length={budget} cannot hold {said}={turns} turns of "
             f"search.max_new_tokens={tokens}, what tools return not counted",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, TURN_AGENT
-from verl_credit.recipe.agent_loops import DEFAULT, may_call
+from verl_credit.recipe.agent_loops import may_call
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.agent_loops import DEFAULT, may_call
+from verl_credit.recipe.agent_loops import may_call
 
 MANAGER = "reward.reward_manager"
 HAND_ON = ("naive", "rate_limited", "remote")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.request_room import MODEL_LEN
 from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
-from verl_credit.names import ROLLOUT_NAME
+from verl_credit.names import AGENTS, ROLLOUT_NAME
 from verl_credit.recipe.agent_loops import own_loops
 from verl_credit.recipe.rules.other_tools import validate_other_tools
 from verl_credit.recipe.rules.reward import validate_reward_manager
@@ -28,9 +29,18 @@ def validate_rollout(config: DictConfig) -> None:
         use += "budget and rows their log-probs with another engine has not been looked at"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
     own_loops(config)
+    _scored_inside(config)
     validate_other_tools(config)
     validate_reward_manager(config)
     _room(config)
+
+
+def _scored_inside(config: DictConfig) -> None:
+    settings = CreditSettings.from_config(config)
+    served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
+    if served and OmegaConf.select(config, DEFAULT) not in AGENTS:
+        use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
+        raise ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
 
 
 def _room(config: DictConfig) -> None:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.attention import NAMES
 from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import ATTENTION, CreditSettings
+from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer
 
@@ -31,7 +32,7 @@ class BranchScorer(Scorer):
             raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
     def answers_behind_row(self, config: DictConfig) -> int:
-        return config.search.max_searches + 1
+        return turns_at_most(config)[1] or 1  # of no limit: the bare prompt's
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
         plan = fit_branches(plan, forward.budget)
@@ -52,7 +53,12 @@ class BranchScorer(Scorer):
         }
 
     def says(self, config: DictConfig, settings: CreditSettings) -> str:
-        contexts = config.search.max_searches + 1
+        contexts = turns_at_most(config)[1]
+        if contexts is None:
+            return (
+                "no forward of its own: an answer per context and alias rides behind its row of old_log_probs "
+                f"(attention: {settings.attention})"
+            )
         length = config.data.max_prompt_length + config.data.max_response_length
         return (
             f"no forward of its own: up to {contexts} answers per alias ride behind each row of old_log_probs; with "

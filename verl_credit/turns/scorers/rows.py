@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.requests import Request
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer, ScoreRow
@@ -24,7 +25,9 @@ class RowScorer(Scorer):
 
     def says(self, config: DictConfig, settings: CreditSettings) -> str:
         rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        contexts = config.search.max_searches + 1
+        contexts = turns_at_most(config)[1]
+        if contexts is None:
+            return "one more row per context and alias through compute_log_prob"
         return f"up to {contexts} more rows per trajectory and alias through compute_log_prob: {rows * contexts} a step"
 
 

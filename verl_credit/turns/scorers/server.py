@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from verl_credit.config.request_room import does_not_fit
 from verl_credit.config.settings import CreditSettings
+from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.requests import Request
@@ -67,7 +68,9 @@ class ServerScorer(Scorer):
         }
 
     def says(self, config: DictConfig, settings: CreditSettings) -> str:
-        prompts = f"up to {config.search.max_searches + 1} prompts per trajectory and alias to the replica that wrote it"
+        contexts = turns_at_most(config)[1]
+        prompts = "a prompt per context" if contexts is None else f"up to {contexts} prompts per trajectory"
+        prompts += " and alias to the replica that wrote it"
         own = config.actor_rollout_ref.rollout.name == ROLLOUT_NAME  # it has no prefix cache
         return prompts if own else f"{prompts}, cheap where its prefix cache still has them"
 
