@@ -89,6 +89,12 @@ def test_a_stateful_tool_of_verls_runs_and_every_call_has_its_reward(tokenizer, 
     assert (record(output)["stop_reason"], record(output)["n_other_calls"]) == ("answer", 2)
 
 
+@pytest.mark.parametrize("told", [None, {"judge": None}, {"judge": {"create_kwargs": None}}, {"other": {}}])
+def test_a_null_of_a_parquet_file_is_nothing_said_of_the_tool(tokenizer, told):
+    output, _ = play(tokenizer, [turn("good"), answer_turn("c")], tools=[Tool(good=1)], tools_kwargs=told)
+    assert earned(output) == [(0, 1.0)] and record(output)["other_errors"] == 0
+
+
 def test_parallel_calls_keep_their_order_and_their_rewards_are_summed(tokenizer):
     tool = Tool(slow=0.5, good=0.25, silent=None)
     script = [turn("slow", "good", "silent"), turn("silent"), answer_turn("c")]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+from verl_credit.recipe.agent_loops import may_call
+
 CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
@@ -65,8 +67,8 @@ def _room(config: DictConfig) -> Iterator[str]:
 
 def _manager(config: DictConfig) -> Iterator[str]:
     manager = config.reward.reward_manager
-    if manager.source != "register" and config.search.max_searches:
+    if manager.source != "register" and may_call(config):
         yield (
             f"reward.reward_manager.source={manager.source}: a manager of yours has to hand tool_extra_fields to the reward "
-            "function, as verl's naive does; without them an answer in a retrieved page counts as the policy's"
+            "function, as verl's naive does; without them an answer in what a tool returns counts as the policy's"
         )

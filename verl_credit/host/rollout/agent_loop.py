@@ -80,7 +80,9 @@ class TurnAgentLoop(ToolAgentLoop):
         )
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
-        output = await super().run(params, **kwargs)
+        output = await super().run(
+            params, **kwargs | {"tools_kwargs": given_tools(kwargs.get("tools_kwargs"))}
+        )
         finished = self._finish(output)
         scorer = SCORERS[self.config.algorithm.info_gain_scorer]
         if mode is None and not self.record.tool_fault:
@@ -217,6 +219,15 @@ class TurnAgentLoop(ToolAgentLoop):
         return TurnAgentLoopOutput(
             **{name: getattr(output, name) for name in output.model_fields_set}, turn_ids=turn_ids
         )
+
+
+def given_tools(tools_kwargs: dict | None) -> dict:
+    """Without the nulls that a parquet file has where a row says nothing of a tool."""
+    told = {name: kwargs for name, kwargs in (tools_kwargs or {}).items() if kwargs is not None}
+    return {
+        name: {key: value for key, value in kwargs.items() if value is not None}
+        for name, kwargs in told.items()
+    }
 
 
 def valid_text(text: str) -> str:
