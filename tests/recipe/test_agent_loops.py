@@ -3,13 +3,14 @@
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.turn_limit import DEFAULT, MOST
 from verl_credit.doctor.context import Context
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.names import check_names
 from verl_credit.recipe.agent_loops import LISTED, agents_of_rows, own_loops
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.other_tools import MULTI_TURN
+from verl_credit.recipe.unread import without_effect
 
 TOOLS = f"{MULTI_TURN}.tool_config_path=tools.yaml"
 TURN_AGENT = f"{DEFAULT}=turn_agent"
@@ -45,18 +46,17 @@ def test_the_turn_agent_without_a_tool_is_refused():
 
 
 def test_the_turns_that_verls_key_allows_fit_the_response():
-    turns = f"{MULTI_TURN}.max_assistant_turns"
     room = ("search.max_new_tokens=40", "data.max_response_length=200")
-    validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{turns}=5"))
+    validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{MOST}=5"))
     validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room))
     with pytest.raises(
-        ConfigError, match=f"length=200 cannot hold {turns}=6 turns of search.max_new_tokens=40"
+        ConfigError, match=f"length=200 cannot hold {MOST}=6 turns of search.max_new_tokens=40"
     ):
-        validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{turns}=6"))
+        validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{MOST}=6"))
 
 
 def test_a_loop_of_ones_own_has_its_own_budgets(tmp_path):
-    own = (listed(tmp_path), f"{DEFAULT}=my_agent", f"{MULTI_TURN}.max_assistant_turns=1000")
+    own = (listed(tmp_path), f"{DEFAULT}=my_agent", f"{MOST}=1000")
     validate(lab(*own, "algorithm.info_gain_scorer=rows"))
     with pytest.raises(
         ConfigError, match=f"info_gain_scorer=server with {DEFAULT}=my_agent: .* take branch or rows"
@@ -73,10 +73,18 @@ def test_scorers_count_the_contexts_of_the_turn_agent(scorer):
         config = lab(TURN_AGENT, TOOLS, *NO_SEARCH, *overrides)
         return SCORERS[scorer].says(config, CreditSettings.from_config(config))
 
-    most = f"{MULTI_TURN}.max_assistant_turns=3"
+    most = f"{MOST}=3"
     assert "up to 3 " in said(most) and "per context" in said() and "up to" not in said()
     contexts = SCORERS[scorer].answers_behind_row(lab(TURN_AGENT, TOOLS, most))
     assert contexts == {"branch": 3, "rows": 1, "server": 0}[scorer]
+
+
+def test_turns_that_the_search_agent_does_not_read_are_said(tmp_path):
+    def said(*overrides):
+        return [line for line in without_effect(lab(*overrides)) if MOST in line]
+
+    assert said(f"{MOST}=3") == [f"{MOST}=3: search_agent has search.max_searches+1 turns"]
+    assert said() == said(f"{MOST}=3", TOOLS, TURN_AGENT) == said(f"{MOST}=3", listed(tmp_path)) == []
 
 
 def test_a_manager_that_hides_the_record_is_refused_with_any_tool():

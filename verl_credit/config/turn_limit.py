@@ -6,6 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.names import AGENT_NAME
 
+MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 
@@ -13,5 +14,4 @@ def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
     """(the key that says it, the turns); None where nothing but the row's length, or a loop of the user's, ends a row."""
     if OmegaConf.select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
-    most = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
-    return most, OmegaConf.select(config, most) or None
+    return MOST, OmegaConf.select(config, MOST) or None

@@ -8,10 +8,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import Algorithm, PolicyLoss, Search, keys_of, read_section, reads
 from verl_credit.config.settings import CreditSettings
+from verl_credit.config.turn_limit import MOST
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
+from verl_credit.names import AGENT_NAME
+from verl_credit.recipe.agent_loops import LISTED
 from verl_credit.recipe.rules.correction import correction_without_effect
 from verl_credit.recipe.rules.known import handed_on
+from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.reward import overlong_unread
 from verl_credit.recipe.warnings import doubts
 
@@ -70,6 +74,8 @@ def without_effect(config: DictConfig) -> list[str]:
         found.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":
         found.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
+    if OmegaConf.select(config, MOST) and not tools_given(config) and not OmegaConf.select(config, LISTED):
+        found.append(f"{MOST}={OmegaConf.select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
     return [*found, *correction_without_effect(config), *overlong_unread(config)]
 
 
