@@ -6,15 +6,31 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.doctor.inputs.prompt_lengths import PromptMeter
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.template_check import RESULT, check_template
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.other_tools import MULTI_TURN
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 HEAD = "<|im_start|>{{ m.role }}\n"
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
 HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+FUNCTION = '''
+from verl.tools.function_tool import function_tool
+
+@function_tool("weigh")
+def weigh(thing: str) -> str:
+    """Weighs it.
+
+    Args:
+        thing: What to weigh.
+    """
+    return "1 kg"
+'''
 
 
 def loop(body):
@@ -41,12 +57,12 @@ def check(template, *overrides, model="acme/policy"):
     if template is not None:
         tokenizer.chat_template = template
     config = load_config("search_cpu", [f"actor_rollout_ref.model.path={model}", *overrides])
-    check_template(config, PromptMeter(tokenizer, config))
+    return check_template(config, PromptMeter(tokenizer, config))
 
 
 @pytest.mark.parametrize("template", [WHOLE, THINKS])
 def test_a_template_that_writes_tools_and_their_results_passes(template):
-    check(template)
+    assert check(template) == "the search tool and what a search returns"
     check(template, "+data.apply_chat_template_kwargs.enable_thinking=false")
 
 
@@ -66,7 +82,21 @@ def test_a_template_that_does_not_is_refused_with_the_model_and_the_reason(templ
         PreflightError, match=rf"model.path=acme/policy: the chat template \(acme/policy\) {said}"
     ):
         check(template)
-    check(template, "search.max_searches=0")  # there is no tool
+    assert check(template, "search.max_searches=0") == ""  # there is no tool
+
+
+def test_tools_of_the_recipe_are_written_where_nothing_searches(tmp_path):
+    (tmp_path / "tools.py").write_text(FUNCTION)
+    own = (
+        "search.max_searches=0",
+        f"{DEFAULT}=turn_agent",
+        f"{MULTI_TURN}.function_tool_path={tmp_path}/tools.py",
+    )
+    assert check(WHOLE, *own) == "the recipe's tools and what a tool returns"
+    with pytest.raises(PreflightError, match="the same text with and without the recipe's tools"):
+        check(NO_TOOLS, *own)
+    with pytest.raises(PreflightError, match="leaves out what a tool returns"):
+        check(NO_RESULT, *own)
 
 
 def test_a_policy_that_knows_its_tool_needs_no_schema_but_its_results():

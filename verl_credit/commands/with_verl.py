@@ -18,6 +18,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.host.process.other_tools import check_other_tools
 from verl_credit.host.process.template_check import check_template
 from verl_credit.machine.gather import gather
+from verl_credit.recipe.agent_loops import may_call
 
 # Read by Ray and verl in this process and handed on to every worker.
 ENVIRONMENT = {
@@ -38,10 +39,10 @@ def set_environment(*, cpu: bool) -> None:
 
 
 def _template(context: Context) -> Result:
-    if not context.config.search.max_searches:
+    if not may_call(context.config):
         return skipped("the recipe does not search")
-    check_template(context.config, PromptMeter(context.tokenizer, context.config))
-    return passed("the chat template writes the search tool and what a search returns")
+    written = check_template(context.config, PromptMeter(context.tokenizer, context.config))
+    return passed(f"the chat template writes {written}") if written else skipped("the recipe names no tool")
 
 
 def _verl(context: Context) -> Result:

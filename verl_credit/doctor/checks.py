@@ -112,7 +112,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("tokenizer", INPUTS, ALWAYS, recipe.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
     Check("template", INPUTS, ALWAYS, with_verl("template"),
-          "the chat template writes the search tool and what a search returns", ("tokenizer",)),
+          "the chat template writes the tools and what a call returns", ("tokenizer",)),
     *(
         Check(f"prompts of {key}", INPUTS, ALWAYS, partial(recipe.check_prompts, key=key),
               "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")

@@ -39,6 +39,13 @@ def check_other_tools(config: DictConfig) -> list[str]:
     ]
 
 
+def tool_schemas(config: DictConfig) -> list[dict]:
+    """As the agent loop hands them to the chat template. Raises PreflightError as `check_other_tools` does."""
+    given = tools_given(config)
+    tools = _loaded(config, ", ".join(f"{key}={path}" for key, path in given.items())) if given else []
+    return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+
+
 def _loaded(config: DictConfig, said: str) -> list:
     from verl.tools.tool_registry import load_all_tools
     from verl.utils.import_utils import resolve_config_path

@@ -1,4 +1,4 @@
-"""The chat template tells the policy of the search tool and shows it what a search returned, or the run ends before Ray.
+"""The chat template tells the policy of its tools and shows it what they returned, or the run ends before Ray.
 
 Tool responses are written by the builder of verl that the agent loop will use, so that what it cannot write is refused too.
 """
@@ -8,18 +8,23 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from verl_credit.errors import PreflightError
+from verl_credit.host.process.other_tools import tool_schemas
 
 RESULT = "The river Nile ends in the sea."
 QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
 
 
-def check_template(config: DictConfig, meter) -> None:
-    """Raises PreflightError that names the model and what its template leaves out; without searches it may do so.
+def check_template(config: DictConfig, meter) -> str:
+    """What the template writes; "" without a tool. Raises PreflightError that names the model and what is left out.
 
     ``meter``: the `PromptMeter` of the run's tokenizer.
     """
+    tools, call = "the search tool", "a search"
     if not config.search.max_searches:
-        return
+        tools, call = "the recipe's tools", "a tool"
+        meter.tools = tool_schemas(config)
+    if not meter.tools:
+        return ""
     model = config.actor_rollout_ref.model
     given = (
         "actor_rollout_ref.model.custom_chat_template" if model.get("custom_chat_template") else model.path
@@ -31,7 +36,7 @@ def check_template(config: DictConfig, meter) -> None:
         raise PreflightError(f"{named} cannot write a question: {_first_line(error)}") from error
     if config.search.require_schema and not told:
         raise PreflightError(
-            f"{named} writes the same text with and without the search tool, so that the policy is told of no tool; take a "
+            f"{named} writes the same text with and without {tools}, so that the policy is told of no tool; take a "
             "model whose template writes tools, give one with actor_rollout_ref.model.custom_chat_template, or, where the "
             "policy or its prompts know how to call, set search.require_schema=false"
         )
@@ -39,14 +44,15 @@ def check_template(config: DictConfig, meter) -> None:
         shown = _observation(config, meter)
     except Exception as error:
         raise PreflightError(
-            f"{named} cannot write what a search returns (a message of the role tool behind a call): {_first_line(error)}"
+            f"{named} cannot write what {call} returns (a message of the role tool behind a call): {_first_line(error)}"
         ) from error
     if RESULT not in shown:
         raise PreflightError(
-            f"{named} leaves out what a search returns (a message of the role tool behind a call), which it wrote as "
+            f"{named} leaves out what {call} returns (a message of the role tool behind a call), which it wrote as "
             f"{shown[:200]!r}; take a model whose template shows tool responses, or give one with "
             "actor_rollout_ref.model.custom_chat_template"
         )
+    return f"{tools} and what {call} returns"
 
 
 def _observation(config: DictConfig, meter) -> str:
