@@ -52,9 +52,8 @@ def fetch_turn_batch(batch) -> TurnBatch:
     mask_B_T = data["response_mask"].to_padded_tensor(padding=0)
     extra_fields = [fields if isinstance(fields, dict) else {} for fields in _objects(data["extra_fields"])]
     response_ids = [ids.tolist() for ids in data["responses"].unbind()]
-    rows = [
-        row for row, padded in enumerate(is_padding) if not padded
-    ]  # a padding row carries another row's turns
+    # A padding row carries the turns of the row it was copied from.
+    rows = [row for row, padded in enumerate(is_padding) if not padded]
     turn_ids_B_T = torch.full(mask_B_T.shape, -1, dtype=torch.int64)
     for row, ids in _turn_ids(batch, data, extra_fields, response_ids, rows):
         turn_ids_B_T[row, : len(ids)] = ids
