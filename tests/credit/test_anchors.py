@@ -78,6 +78,8 @@ def test_what_both_refuse(build, arguments, message):
 def test_a_state_that_cannot_be_hashed_is_refused_by_row_and_turn():
     with pytest.raises(TypeError, match="states row 1, turn 2 holds a set, which cannot be hashed"):
         exact_anchors([["a"], ["a", "b", [{1, 2}]]], [0, 0])
+    with pytest.raises(ValueError, match="states row 0, turn 1 holds NaN, which equals nothing"):
+        exact_anchors([["a", numpy.array([1.0, float("nan")])]], [0])
     with pytest.raises(TypeError, match="states row 1, turn 0 holds a int; similarity needs texts"):
         similar_anchors([["a"], [3]], [0, 0])
 
@@ -110,7 +112,8 @@ def test_long_texts_are_compared_whole_and_released_ones_without_frequent_charac
     assert released.tolist() == [[0], [1]]
 
 
-def test_clusters_are_first_fit_by_the_first_member():
+@pytest.mark.parametrize("threshold", [0.6, 0.7, 0.8])
+def test_clusters_are_first_fit_by_the_first_member(threshold):
     """An independent loop over the same texts."""
     words = ["room", "cup", "key", "lamp"]
     generator = torch.Generator().manual_seed(3)
@@ -118,11 +121,11 @@ def test_clusters_are_first_fit_by_the_first_member():
         [" ".join(words[i] for i in torch.randint(0, 4, (6,), generator=generator)) for _ in range(4)]
         for _ in range(8)
     ]
-    ids = similar_anchors(states, [0] * 8, threshold=0.8).flatten().tolist()
+    ids = similar_anchors(states, [0] * 8, threshold=threshold).flatten().tolist()
     firsts, expected = [], []
     for text in [text for turns in states for text in turns]:
         ratios = [difflib.SequenceMatcher(None, text, first, autojunk=False).ratio() for first in firsts]
-        found = next((i for i, ratio in enumerate(ratios) if ratio >= 0.8), len(firsts))
+        found = next((i for i, ratio in enumerate(ratios) if ratio >= threshold), len(firsts))
         firsts += [text] if found == len(firsts) else []
         expected.append(found)
     assert ids == expected and 1 < len(firsts) < 32

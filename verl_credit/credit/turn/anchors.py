@@ -19,7 +19,7 @@ def exact_anchors(
 
     Types and shapes count: True, 1 and 1.0 are three states, and so are arrays of equal content and different shape
     (released code takes them for one). Raises TypeError for what has no fixed value (a set of lists, a type of one's own
-    that cannot be hashed), with row and turn.
+    that cannot be hashed), and ValueError for NaN, with row and turn.
     """
     ids: dict[Any, int] = {}
     rows = []
@@ -44,6 +44,7 @@ def similar_anchors(
     opens one. Texts come by prompt, row and turn; ``row_key_B`` orders a prompt's rows (such as the rollout's number), so
     that the order of the batch does not matter; without it they come as given.
     Similarity is not transitive: two members of a cluster may be less alike than the threshold.
+    Cost: each new text is compared with its prompt's clusters, about 1 ms each for 2,500 characters.
     ``released_order``: the (row, turn) pairs in the batch's order, as released, with difflib's autojunk, which ignores
     frequent characters in texts of 200 and more.
     """
@@ -67,7 +68,7 @@ def similar_anchors(
             by_key = sorted(by_key, key=lambda row: row_key_B[row])
         order = [(row, k) for row in by_key for k in range(len(checked[row][0]))]
     autojunk = released_order is not None
-    clusters: dict[Hashable, list[tuple[int, difflib.SequenceMatcher]]] = {}
+    clusters: dict[Hashable, list[_Cluster]] = {}
     seen: dict[tuple[Hashable, str], int] = {}
     rows = [[-1] * len(turns) for turns, _ in checked]
     opened = 0
@@ -77,25 +78,41 @@ def similar_anchors(
         if text is None:
             continue
         if (group, text) not in seen:
-            found = _first_like(text, clusters.setdefault(group, []), threshold)
+            mine = clusters.setdefault(group, [])
+            found = next((cluster.number for cluster in mine if cluster.takes(text, threshold)), None)
             if found is None:
                 found, opened = opened, opened + 1
-                matcher = difflib.SequenceMatcher(None, b=text, autojunk=autojunk)
-                clusters[group].append((found, matcher))
+                mine.append(_Cluster(found, text, autojunk))
             seen[group, text] = found
         rows[row][k] = seen[group, text]
     return _table(rows, columns)
 
 
-def _first_like(
-    text: str, clusters: Sequence[tuple[int, difflib.SequenceMatcher]], threshold: float
-) -> int | None:
-    for number, matcher in clusters:
-        matcher.set_seq1(text)
-        bounds = matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio  # each at least the next
-        if all(bound() >= threshold for bound in bounds):
-            return number
-    return None
+class _Cluster:
+    """A cluster's first member, prepared for comparisons."""
+
+    def __init__(self, number: int, text: str, autojunk: bool) -> None:
+        self.number, self.length = number, len(text)
+        self.matcher = difflib.SequenceMatcher(None, b=text, autojunk=autojunk)
+        self.places: dict[str, int] = {}  # character: its places as bits
+        for place, character in enumerate(text):
+            self.places[character] = self.places.get(character, 0) | 1 << place
+
+    def takes(self, text: str, threshold: float) -> bool:
+        """The ratio is at least the threshold. Cheap upper bounds of the ratio come first."""
+        self.matcher.set_seq1(text)
+        bounds = self.matcher.real_quick_ratio, self.matcher.quick_ratio, lambda: self._bound(text)
+        return all(bound() >= threshold for bound in bounds) and self.matcher.ratio() >= threshold
+
+    def _bound(self, text: str) -> float:
+        """Matching blocks are a common subsequence, whose greatest length takes one pass over the text."""
+        all_bits = (1 << self.length) - 1
+        unmatched = all_bits
+        for character in text:
+            hit = unmatched & self.places.get(character, 0)
+            unmatched = (unmatched + hit | unmatched - hit) & all_bits
+        length = self.length + len(text)
+        return 2 * (self.length - unmatched.bit_count()) / length if length else 1.0
 
 
 def _checked(
@@ -121,6 +138,8 @@ def _key(state: Any, row: int, turn: int) -> Hashable:
         return (kind, frozenset((_key(k, row, turn), _key(v, row, turn)) for k, v in state.items()))
     if hasattr(state, "shape") and hasattr(state, "dtype") and hasattr(state, "tolist"):
         return (kind, str(state.dtype), tuple(state.shape), _key(state.tolist(), row, turn))
+    if isinstance(state, float) and state != state:
+        raise ValueError(f"states row {row}, turn {turn} holds NaN, which equals nothing; None is no state")
     try:
         hash(state)
     except TypeError as error:

@@ -28,7 +28,7 @@ def progress(
     Scores: state_score_B_K1 after each turn (NaN: not scored) and initial_score_B. Without them the turn rewards are the
     progress: the score is their running sum, 0 at the start. Scores add to the outcome as they are: bring both to a scale.
     The prompt's mean of sum d is over trajectories with a score, and one without (or with a lost turn reward) has neither
-    progress term. A length penalty belongs into the outcome before the call.
+    progress term. Subtract a length penalty from the outcome before the call.
     Released defects that are not here: the first turn can never earn, because there is no initial score; a trajectory
     without scores is compared with others' progress; the level keeps the progress at beta 0. parity="released" brings
     back the first two (initial scores are not read); progress_weight=0 answers the third.
