@@ -179,7 +179,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     yield _registered(
         "turn",
         settings.algorithm.info_gain_norm_mode,
-        note=f"gamma={pipeline.gamma:g} alpha={pipeline.adv_rescale_alpha:g} tied_groups={pipeline.tied_groups}",
+        note=_options(settings),
     )
     if pipeline.own_transform:
         yield Stage(
@@ -191,6 +191,20 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         )
     elif pipeline.transform_mode != "none":
         yield from _token(pipeline)
+
+
+def _options(settings: CreditSettings) -> str:
+    """The options of the turn mode as this run sets them, and the state that its anchors are made of."""
+    a, mode = settings.algorithm, settings.algorithm.turn_mode
+    chosen = {**mode.options, **settings.turn_options}
+    shown = [
+        f"{name}={value}"
+        for name, value in chosen.items()
+        if not name.startswith(("outcome_op", "gain_s", "outcome_s"))
+    ]
+    if "anchor_B_K1" in mode.tables:
+        shown += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
+    return " ".join([*shown, f"tied_groups={a.tied_groups}"])
 
 
 def _token(pipeline: Algorithm) -> Iterator[Stage]:

@@ -165,6 +165,14 @@ class Algorithm(Section):
     """group: each of several signals is z-scored over its question's turns before they are added; none: as they are."""
     turn_signal_params: Annotated[Params, When(reads.own_signal)] = Field(default_factory=dict)
     """Handed to turn signals of yours."""
+    turn_anchor: Annotated[
+        str,
+        Expected("observation, prefix, or a dotted path to your own (my_module.my_anchor)"),
+        When(reads.anchored),
+    ] = "observation"
+    """State that a turn starts from (gigpo, hgpo): what was shown last, all tokens before it, or my_module.my_anchor."""
+    turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
+    """Texts with at least this difflib ratio are one state; null: equal ones only."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """If all rollouts of a question score the same: keep training on gains (released code), or skip the question."""

@@ -20,6 +20,10 @@ def turn_level(s) -> bool:
     return ours(s) and s.algorithm.turn_mode.reads_turn_rewards
 
 
+def anchored(s) -> bool:
+    return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
+
+
 def several_signals(s) -> bool:
     return len(s.turn_signals) > 1
 

@@ -21,7 +21,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
 
-SignalTables = tuple[torch.Tensor, torch.Tensor, dict[str, float]]
+StepTables = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, float]]
 
 
 @dataclass
@@ -33,8 +33,9 @@ class TurnStep:
     turn_reward_B_K: torch.Tensor
     turn_mask_B_K: torch.Tensor
     row_valid_B: torch.Tensor
-    signals: Callable[[torch.Tensor, torch.Tensor], SignalTables] | None = None
-    """(outcome_B, group_B) -> turn rewards, their mask, metrics; None where the rewards stand here already."""
+    tables: Callable[[torch.Tensor, torch.Tensor], StepTables] | None = None
+    """(outcome_B, group_B) -> turn rewards, their mask, the mode's optional tables, metrics; None where the rewards stand
+    here already."""
     scored: bool = True
     """False: a step without turn rewards (`info_gain_every`, `info_gain_warmup_steps`)."""
     gain_scale: float = 1.0
@@ -94,13 +95,14 @@ def info_gain_advantage(
         raise IntegrityError(
             f"outcome of row {row} is {float(step.outcome_B[row])}: the reward function gave no finite number"
         )
-    if step.signals is not None:
-        step.turn_reward_B_K, step.turn_mask_B_K, found = step.signals(step.outcome_B, step.group_B)
-        step.token_metrics |= found
+    optional: dict[str, torch.Tensor] = {}
+    if step.tables is not None:
+        found = step.tables(step.outcome_B, step.group_B)
+        step.turn_reward_B_K, step.turn_mask_B_K, optional, step.token_metrics = found
     table = turn_table(step.turn_ids_B_T, step.turn_ids_B_T >= 0)
     mode, options = settings.algorithm.turn_mode, settings.turn_options
     if "turn_tokens_B_K1" in mode.tables:
-        options["turn_tokens_B_K1"] = table.n_tokens_B_K1
+        optional["turn_tokens_B_K1"] = table.n_tokens_B_K1
     if mode.any_outcome_operator:
         options["outcome_operator"] = "grpo" if step.stage is None else step.stage.outcome_operator
     if mode.curriculum:
@@ -113,6 +115,7 @@ def info_gain_advantage(
         row_valid_B=step.row_valid_B,
         n_tool_turns_B=table.n_tool_turns_B,
         tied_groups=settings.algorithm.tied_groups,
+        **optional,
         **options,
     )
     step.clip_scale_B_T = spread(step.credit.clip_scale_B_K1, step.turn_ids_B_T, response_mask, fill=1.0)

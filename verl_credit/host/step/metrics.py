@@ -21,6 +21,9 @@ from verl_credit.turns.book import STOP_REASONS
 COUNTED = (
     "nonfinite_outcomes", "nonfinite_rewards", "turn_groups", "turn_groups_of_one", "turn_groups_of_two",
 )  # fmt: skip
+OPTIONAL = (
+    "turns_without_anchor", "states", "states_of_one", "turns_without_score", "groups_with_and_without_scores",
+)  # fmt: skip
 SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
@@ -81,6 +84,7 @@ def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[st
     real = ~torch.tensor(turns.is_padding)
     metrics = {"credit/invalid_rows": int((real & ~valid).sum())}
     metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED}
+    metrics |= {f"credit/{name}": credit.counts[name] for name in OPTIONAL if name in credit.counts}
     metrics |= {
         f"credit/groups/{name.removesuffix('_groups')}": count
         for name, count in group_counts(

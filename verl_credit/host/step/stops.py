@@ -50,6 +50,18 @@ def check_turns_have_rewards(step: TurnStep) -> None:
         )
 
 
+def check_states_are_shared(step: TurnStep) -> None:
+    """Called for the first step: states that no second turn starts from leave the mode without its own part."""
+    counts = step.credit.counts
+    if counts.get("states", 1) == counts.get("states_of_one", 0):
+        a = step.settings.algorithm
+        raise IntegrityError(
+            f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode} compares turns that start from the same state, but none of "
+            f"the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor}, "
+            f"turn_anchor_similarity={a.turn_anchor_similarity})"
+        )
+
+
 def check_outcomes(step: TurnStep) -> None:
     """MaxRL measures outcomes from 0: with negative ones the mean that it divides by says nothing."""
     if step.settings.algorithm.advantage_mode != "maxrl":

@@ -35,6 +35,7 @@ from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.stops import (
     check_outcomes,
     check_planning_has_signal,
+    check_states_are_shared,
     check_tool_faults,
     check_turns_have_rewards,
 )
@@ -45,6 +46,7 @@ from verl_credit.recipe.unread import without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
+from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains, score_gains
 from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
@@ -183,9 +185,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
                 gain_B_K,
                 mask_B_K,
                 self._turns.row_valid_B,
-                signals=partial(self._turn_rewards, gain_B_K, mask_B_K, plan.scored)
-                if self._signals
-                else None,
+                tables=partial(self._tables, gain_B_K, mask_B_K, plan.scored),
                 scored=plan.scored or set(self.settings.turn_signals) != {INFO_GAIN},
                 gain_scale=gain_scale,
                 outcome_scale=outcome_scale,
@@ -226,6 +226,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         metrics.update(step.token_metrics)
         if not self._gain_checked and step.scored:  # later than step 1 with info_gain_warmup_steps
             check_turns_have_rewards(step)
+            check_states_are_shared(step)
             self._gain_checked = True
         if not self._planning_checked:
             check_planning_has_signal(step)
@@ -234,10 +235,16 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
         return batch
 
-    def _turn_rewards(self, gain_B_K, has_gain_B_K, scored, outcome_B, group_B):
+    def _tables(self, gain_B_K, has_gain_B_K, scored, outcome_B, group_B):
+        """What the turn mode reads, once verl has outcomes and groups."""
         rows = StepRows(self._turns, self.tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
         tolerated = self.config.faults.max_lost_rewards
-        return step_rewards(self._signals, self.settings, rows, scored=scored, tolerated_share=tolerated)
+        reward_B_K, mask_B_K, metrics = step_rewards(
+            self._signals, self.settings, rows, scored=scored, tolerated_share=tolerated
+        )
+        anchored = "anchor_B_K1" in self.settings.algorithm.turn_mode.tables
+        optional = {"anchor_B_K1": anchor_table(self.settings, rows)} if anchored else {}
+        return reward_B_K, mask_B_K, optional, metrics
 
     def _token_inputs(self, batch) -> TokenInputs:
         """Log-probs and entropies of the policy that is trained, as verl computed them for this step."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.plugins import load
+from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_operator
+from verl_credit.recipe.rules.turn_signals import TRIAL
+from verl_credit.turns.anchors import ANCHORS
+from verl_credit.turns.anchors import KEY as ANCHOR
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 # Options that have a key of their own.
@@ -20,6 +25,10 @@ KEYS = {
     "gain_scale": "algorithm.info_gain_curriculum.gain",
     "outcome_scale": "algorithm.info_gain_curriculum.outcome",
 }
+
+
+BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
+"""The optional tables that the host makes."""
 
 
 def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
@@ -35,9 +44,17 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
         raise ConfigError(str(error), key=MODE, value=name, accepted=[*MODES]) from error
     if name not in MODES:
         refuse_what_is_no_operator(mode.function, MODE, name)
-    if "value_B_K1" in mode.needs:
-        use = "it needs the value of each turn (value_B_K1), and this trainer has no critic; call it in the library instead"
+    if missing := [table for table in mode.needs if table not in BROUGHT]:
+        why = (
+            "and this trainer has no critic"
+            if missing == ["value_B_K1"]
+            else "which this trainer does not bring"
+        )
+        use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
         raise ConfigError(key=MODE, value=name, accepted=use)
+    anchor = settings.algorithm.turn_anchor
+    if settings.turn_estimator and "anchor_B_K1" in mode.tables and anchor not in ANCHORS:
+        _try_anchor(anchor)
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
         if option in KEYS:
@@ -52,3 +69,24 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
             )
     if settings.turn_estimator:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
+
+
+def _try_anchor(name: str) -> None:
+    """It is called once for each of two small trajectories."""
+    if not {".", ":"} & set(name):
+        own = "or a dotted path to your own (my_module.my_anchor)"
+        raise ConfigError(key=ANCHOR, value=name, accepted=[*ANCHORS, own], shown=repr(name))
+    try:
+        own = load(name, ANCHOR)
+        refuse_what_is_no_operator(own, ANCHOR, name)
+        states = [own(trajectory) for trajectory in TRIAL]
+        exact_anchors(states, [0] * len(TRIAL))
+        if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
+            raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            key=ANCHOR, value=name, accepted=f"a call with two small trajectories: {said}"
+        ) from error

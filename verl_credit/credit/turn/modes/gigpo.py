@@ -77,6 +77,7 @@ MODE = TurnMode(
     function=gigpo,
     reads=("rewards", "groups", "gains", "anchors"),
     needs=("anchor_B_K1",),
+    default_signal="none",
     equation=(
         "A_k = z(R per prompt) + step_weight z(G_k per prompt and state), R the sum of all rewards, G_k their discounted "
         "sum from k on; z = (x - mean), over its std with norm=mean_std_norm"

@@ -72,6 +72,7 @@ MODE = TurnMode(
     function=hgpo,
     reads=("rewards", "groups", "gains", "anchors"),
     needs=("anchor_B_K1",),
+    default_signal="none",
     equation=(
         "A_k = weighted mean over h of z(G_k per prompt and states k-h .. k), weights (h + 2)^alpha, levels with two "
         "members; G_k the discounted sum of rewards from k on, the outcome included"

@@ -1,0 +1,57 @@
+"""The state before each turn, for turn modes that compare turns which start from the same one (gigpo, hgpo)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.plugins import load
+from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.signals import StepRows
+
+ANCHORS = ("observation", "prefix")
+KEY = "algorithm.turn_anchor"
+
+
+def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
+    """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
+
+    observation: what the policy was shown last (the first turn of every rollout starts from the prompt). prefix: everything
+    before the turn, token by token. Otherwise a function of yours, `f(trajectory) -> a state per turn`.
+    """
+    turns, algorithm = rows.turns, settings.algorithm
+    states: list[list[Any]] = [[] for _ in turns.records]
+    own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, KEY)
+    for row in rows.valid_rows:
+        n_turns = int(turns.n_turns_B[row])
+        if own is not None:
+            states[row] = _own_states(own, algorithm.turn_anchor, rows, row, n_turns)
+        elif algorithm.turn_anchor == "prefix":
+            turn_ids = turns.turn_ids_B_T[row].tolist()
+            starts = [turn_ids.index(turn) for turn in range(n_turns)]
+            states[row] = [tuple(turns.response_ids[row][:start]) for start in starts]
+        else:
+            states[row] = ["", *(turn.observation for turn in rows.trajectory(row).tool_turns)][:n_turns]
+    groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
+    try:
+        if algorithm.turn_anchor_similarity is None:
+            return exact_anchors(states, groups, columns=columns)
+        order = [tuple(ids) for ids in turns.response_ids]  # the same whatever the order of the batch
+        threshold = algorithm.turn_anchor_similarity
+        return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
+    except TypeError as error:
+        raise IntegrityError(f"{KEY}={algorithm.turn_anchor}: {error}") from error
+
+
+def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
+    states = own(rows.trajectory(row))
+    if not isinstance(states, list | tuple) or len(states) != n_turns:
+        got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
+        raise IntegrityError(
+            f"{KEY}={name} returned {got} for row {row}; expected a list with a state for each of its {n_turns} turns, "
+            "None where there is none"
+        )
+    return list(states)
