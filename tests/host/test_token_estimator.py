@@ -12,6 +12,7 @@ from verl_credit.config.keys import CANONICAL
 from verl_credit.credit import gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
+from verl_credit.errors import IntegrityError
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 
 PLANS, CALLS = "let me check call", "call it"
@@ -229,6 +230,14 @@ def test_the_outcome_operator_of_the_stage_stands_for_the_outcome(tokenizer, mod
     _, step, _ = run(tokenizer, {"advantage_mode": "maxrl"}, info_gain_norm_mode=mode)
     assert step.credit.outcome_advantage_B.tolist() == pytest.approx([2, -1, -1, 0.5, 0, 0.5, -1], abs=1e-4)
     assert list(step.token_metrics) == SPREAD
+
+
+@pytest.mark.parametrize("mode", ["none", "turn-group-v1d"])
+def test_maxrl_stops_the_run_at_an_outcome_below_zero(tokenizer, monkeypatch, mode):
+    monkeypatch.setitem(globals(), "OUTCOMES", [*OUTCOMES[:3], -0.5, *OUTCOMES[4:]])
+    with pytest.raises(IntegrityError, match="advantage_mode=maxrl .* row 3 of this step has outcome -0.5"):
+        run(tokenizer, {"advantage_mode": "maxrl"}, info_gain_norm_mode=mode)
+    run(tokenizer, {"advantage_mode": "grpo"}, info_gain_norm_mode=mode)
 
 
 def test_maxrl_does_not_read_the_std_switch(tokenizer):

@@ -197,11 +197,8 @@ def _options(settings: CreditSettings) -> str:
     """The options of the turn mode as this run sets them, and the state that its anchors are made of."""
     a, mode = settings.algorithm, settings.algorithm.turn_mode
     chosen = {**mode.options, **settings.turn_options}
-    shown = [
-        f"{name}={value}"
-        for name, value in chosen.items()
-        if not name.startswith(("outcome_op", "gain_s", "outcome_s"))
-    ]
+    elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
+    shown = [f"{name}={value}" for name, value in chosen.items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
         shown += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
     return " ".join([*shown, f"tied_groups={a.tied_groups}"])

@@ -2,7 +2,7 @@
 
 import torch
 
-from verl_credit.credit.checks import output_dtype
+from verl_credit.credit.checks import first_row, output_dtype
 from verl_credit.credit.groups import EPS, group_stats
 from verl_credit.credit.outcome.outcome import finite_rows
 
@@ -19,13 +19,19 @@ def maxrl(
         A_i = (r_i - mean(r)) / (mean(r) + eps)          0 for the whole prompt where mean(r) <= eps
 
     With binary outcomes, K of N solved: (N - K) / K for a success and -1 for a failure (times mean / (mean + eps)).
-    Outcomes are assumed to be non-negative; the mean of signed ones has no meaning here.
     Equal outcomes and groups of one give exactly 0. Rows with row_valid False enter no mean and get 0.
     Departure from the official code, which always divides (a mean of 0 gives 1e6), and gives a single trajectory
-    about 1. Raises ValueError for an outcome that is not finite in a valid row.
+    about 1. Raises ValueError for an outcome of a valid row that is not finite, or below 0: the mean of signed outcomes may
+    be near 0 while they are not, and the advantages then have no bound.
     Source: 2602.02710.
     """
     valid_B = finite_rows(outcome_B, group_B, row_valid_B)
+    negative_B = valid_B & (outcome_B < 0)
+    if negative_B.any():
+        row = first_row(negative_B)
+        raise ValueError(
+            f"outcome_B row {row} is {float(outcome_B[row]):g}; maxrl divides by the mean outcome, expected at least 0"
+        )
     stats = group_stats(outcome_B, group_B, member_N=valid_B)
     positive_B = stats.mean_N > eps
     advantage_B = torch.where(positive_B, stats.deviation_N / (stats.mean_N + eps), 0.0)

@@ -89,12 +89,7 @@ def info_gain_advantage(
     settings = step.settings
     step.outcome_B = token_level_rewards.sum(dim=-1)
     step.group_B = group_numbers(index)
-    bad_B = step.row_valid_B & ~step.outcome_B.isfinite()
-    if bad_B.any():
-        row = int(bad_B.nonzero()[0])
-        raise IntegrityError(
-            f"outcome of row {row} is {float(step.outcome_B[row])}: the reward function gave no finite number"
-        )
+    _check_outcomes(step)
     optional: dict[str, torch.Tensor] = {}
     if step.tables is not None:
         found = step.tables(step.outcome_B, step.group_B)
@@ -137,6 +132,23 @@ def info_gain_advantage(
         spread_t = advantages_B_T[counted_B_T].double().std(correction=0)
         step.token_metrics["credit/advantage/token_std"] = spread_t.item()
     return advantages_B_T, advantages_B_T.clone()
+
+
+def _check_outcomes(step: TurnStep) -> None:
+    bad_B = step.row_valid_B & ~step.outcome_B.isfinite()
+    if bad_B.any():
+        row = int(bad_B.nonzero()[0])
+        raise IntegrityError(
+            f"outcome of row {row} is {float(step.outcome_B[row])}: the reward function gave no finite number"
+        )
+    negative_B = step.row_valid_B & (step.outcome_B < 0)
+    if step.settings.algorithm.advantage_mode == "maxrl" and negative_B.any():
+        row = int(negative_B.nonzero()[0])
+        raise IntegrityError(
+            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and row {row} of this step has outcome "
+            f"{float(step.outcome_B[row]):g}: the reward function or the reward manager gives penalties; use another "
+            "advantage_mode, or scores of at least 0"
+        )
 
 
 def as_turn_credit(

@@ -56,21 +56,9 @@ def check_states_are_shared(step: TurnStep) -> None:
     if counts.get("states", 1) == counts.get("states_of_one", 0):
         a = step.settings.algorithm
         raise IntegrityError(
-            f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode} compares turns that start from the same state, but none of "
-            f"the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor}, "
+            f"algorithm.info_gain_norm_mode={a.info_gain_norm_mode} compares turns that start from the same state, but none "
+            f"of the {counts['states']} states of the step has a second turn (algorithm.turn_anchor={a.turn_anchor}, "
             f"turn_anchor_similarity={a.turn_anchor_similarity})"
-        )
-
-
-def check_outcomes(step: TurnStep) -> None:
-    """MaxRL measures outcomes from 0: with negative ones the mean that it divides by says nothing."""
-    if step.settings.algorithm.advantage_mode != "maxrl":
-        return
-    lowest = step.outcome_B[step.row_valid_B].amin().item() if step.row_valid_B.any() else 0.0
-    if lowest < 0:
-        raise IntegrityError(
-            f"algorithm.advantage_mode=maxrl divides by the mean outcome, and a row of this step has outcome {lowest:g}: "
-            "the reward function or the reward manager gives penalties; use another advantage_mode, or scores of at least 0"
         )
 
 

@@ -33,7 +33,6 @@ from verl_credit.host.step.held_out import EvaluatingTrainer
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.stops import (
-    check_outcomes,
     check_planning_has_signal,
     check_states_are_shared,
     check_tool_faults,
@@ -219,7 +218,6 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         if step.credit is None:  # another estimator with our loss: no gain, no adaptive clip
             return store.write_tokens(batch, {CLIP_SCALE: torch.ones(step.turn_ids_B_T.shape)})
         batch = store.write_tokens(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
-        check_outcomes(step)
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, self._turns, n))
