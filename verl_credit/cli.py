@@ -207,7 +207,7 @@ def plan(
 @app.command(help="run the laws on an operator of yours, or on all of ours")
 def check(
     operator: str | None = Argument(None, help="my_module:my_operator; none: every registered operator"),
-    kind: Literal["outcome", "transform", "algorithm", "uncertainty"] | None = Option(
+    kind: Literal["outcome", "turn", "transform", "algorithm", "uncertainty"] | None = Option(
         None, help="when it cannot be told"
     ),
     params: dict | None = Option(None, parser=_json_object, help="JSON object handed to the operator"),

@@ -122,6 +122,7 @@ def test_what_stands_behind_a_context_is_told(capsys):
     assert "by the row (auto) behind '<think>" in said
 
 
+@pytest.mark.slow
 def test_all_registered_operators_are_checked_from_the_command_line(capsys):
     code, said = run(capsys, "check")
     assert code == 0
@@ -140,8 +141,14 @@ def test_an_operator_of_ones_own_is_checked_from_the_command_line(capsys, tmp_pa
     code, said = run(capsys, "check", "my_operators:best")
     assert code == 1
     assert "BROKEN  ties" in said and "all outcomes 0.0" in said
+    assert "          rewards = [0.0]\n            -> [1.0]\n" in said
     code, said = run(capsys, "check", "my_operators:scaled", "--params", '{"by": 2.0}')
     assert code == 0 and "lawful" in said
+    code, said = run(capsys, "check", "my_operators:scaled")
+    assert code == 1
+    assert said == (
+        "outcome my_operators:scaled: BROKEN: KeyError: 'by' for rewards = [1.0, 0.0]; --params '{...}' gives it params\n"
+    )
     code, said = run(capsys, "check", "my_operators:bset")
     assert code == 4 and "did you mean 'best'" in said
 

@@ -1,11 +1,13 @@
 """Every registered operator keeps the laws, its exemptions are real, and a broken operator is found out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws.check import counterexample
+from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
 from verl_credit.credit.registry import REGISTRY
@@ -24,9 +26,10 @@ def test_the_registry_holds_every_operator():
     assert names["canonical"] == {"gtpo_canonical", "grpo_s"}
 
 
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(SEEDS, marks=pytest.mark.slow)], ids=len)
 @each_operator
-def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name):
-    wrong = [finding for finding in check(registered_subject(level, name), SEEDS) if finding.wrong]
+def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name, seeds):
+    wrong = [finding for finding in check(registered_subject(level, name), seeds) if finding.wrong]
     assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)
 
 
@@ -135,6 +138,60 @@ def test_properties_are_reported_and_count_when_declared():
     declared.properties = ("centred", "normalised")
     subject = own_subject(declared, "declared")
     assert "normalised" in {finding.name for finding in check(subject) if finding.wrong}
+
+
+def test_a_property_that_holds_undeclared_is_a_remark_for_users_and_an_error_for_ours():
+    def declared(rewards):
+        return centred(rewards)
+
+    declared.properties = ()
+    finding = next(f for f in check(own_subject(declared, "declared")) if f.name == "centred")
+    assert (finding.verdict, finding.detail) == ("yes", "not declared, but it holds")
+    ours = replace(registered_subject("outcome", "grpo"), properties=frozenset({"normalised"}))
+    finding = next(f for f in check(ours) if f.name == "centred")
+    assert (finding.verdict, finding.detail) == ("BROKEN", "not declared, but it holds")
+
+
+def test_a_registered_operator_leaves_no_rounding_residue_for_ties():
+    def run(world):
+        result = exact.run(world)
+        return replace(result, advantage_B_T=result.advantage_B_T + 1e-17 * world.mask_B_T)
+
+    exact = registered_subject("outcome", "grpo")
+    assert counterexample(LAWS["ties"], replace(exact, run=run)) is not None
+    assert counterexample(LAWS["ties"], replace(exact, run=run, operator=None)) is None
+
+
+def test_a_token_operator_that_reads_outcomes_breaks_a_law():
+    def apply(world, given_B_T):
+        return given_B_T * (1 + world.outcome_B[:, None])
+
+    subject = replace(registered_subject("token", "gtpo"), apply=apply)
+    assert "outcomes or gains" in str(counterexample(LAWS["reads"], subject))
+
+
+def test_turns_of_a_row_have_different_advantages_where_a_transform_declares_that_it_reads_them():
+    seen = []
+
+    def transform(context: TransformContext):
+        seen.extend(len(set(row)) for row in context.turn_advantages_G)
+        return context.turn_advantages_G
+
+    own_subject(transform, "mine").run(make_world(0))
+    assert max(seen) == 1
+    transform.uses_turn_advantages = True
+    own_subject(transform, "mine").run(make_world(0))
+    assert max(seen) > 2
+
+
+def test_a_law_tells_of_an_error_once():
+    def never_three(rewards):
+        return [1 / (len(rewards) - 3)] * len(rewards)
+
+    findings = check(own_subject(never_three, "never_three"))
+    errors = [finding for finding in findings if finding.wrong and "ZeroDivisionError" in finding.detail]
+    assert len(errors) == 1
+    assert {finding.detail for finding in findings if finding.name == "width"} == {f"as for {errors[0].name}"}
 
 
 def test_an_exemption_of_a_users_is_shown_with_its_reason():

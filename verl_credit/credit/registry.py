@@ -45,6 +45,7 @@ OUTCOME = (
         "guarded where the mean is not positive (the official code divides all the same); groups of one give 0",
         "2602.02710",
         properties=NORMALISED,
+        exempt={"signed": "it divides by the mean outcome, and refuses outcomes below 0"},
     ),
     Operator(
         "reinforce_pp", "outcome", reinforce_pp, ("rewards", "groups"),

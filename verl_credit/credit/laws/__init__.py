@@ -1,7 +1,7 @@
 """The laws that every operator must satisfy, ours and a user's, as functions that find a counterexample."""
 
-from verl_credit.credit.laws.check import Finding, check
-from verl_credit.credit.laws.laws import LAWS, Broken
+from verl_credit.credit.laws.broken import Broken
+from verl_credit.credit.laws.check import LAWS, Finding, check
 from verl_credit.credit.laws.properties import PROPERTIES
 from verl_credit.credit.laws.subjects import KINDS, Subject, own_subject, registered_subject
 

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from verl_credit.credit.laws.laws import LAWS, Broken
+from verl_credit.credit.laws import laws, rewards, steady, tokens
+from verl_credit.credit.laws.broken import Broken
+from verl_credit.credit.laws.example import Example, Log, lines, smallest
 from verl_credit.credit.laws.properties import PROPERTIES
 from verl_credit.credit.laws.subjects import Subject
+from verl_credit.credit.laws.world import World
 
 SEEDS = range(3)
+NUMBERS = re.compile(r"[\d.e, \[\]-]+")
+
+FIRST = (steady.runs, steady.pure)
+LAWS: dict[str, Callable[[Subject, World], None]] = {
+    law.__name__: law
+    for law in (
+        *FIRST, rewards.ties, rewards.better, rewards.signed, laws.order, tokens.turns, tokens.follows, tokens.flat,
+        tokens.weighs_by, tokens.absent, rewards.reads, rewards.no_gains, laws.observations, laws.others, laws.width,
+        laws.dtype, laws.layout, laws.padding_rows, laws.nonfinite, laws.edges, laws.travels,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,26 +36,33 @@ class Finding:
     verdict: str
     """holds | BROKEN | exempt | yes | no (the last two: properties)"""
     detail: str = ""
+    example: tuple[str, ...] = ()
+    """The calls that break it, as lines of Python lists."""
 
     @property
     def wrong(self) -> bool:
         return self.verdict == "BROKEN"
 
 
-def counterexample(examine, subject: Subject, seeds=SEEDS) -> str | None:
-    """The counterexample of the first seed that breaks the law, or None. An operator's exception is a counterexample."""
+def counterexample(law: Callable, subject: Subject, seeds=SEEDS) -> Example | None:
+    """The first world that breaks the law, or None. An operator's exception is a counterexample."""
     for seed in seeds:
-        try:
-            examine(subject, seed)
-        except Broken as broken:
-            return f"seed {seed}: {broken}"
-        except Exception as error:
-            return f"seed {seed}: {type(error).__name__}: {error}"
+        for world in getattr(law, "worlds", laws.usual_worlds)(seed):
+            log = Log(subject)
+            try:
+                law(log.subject, world)
+            except Broken as broken:
+                return Example(law, world, str(broken), log.runs[-broken.runs :])
+            except Exception as error:
+                return Example(law, world, f"{type(error).__name__}: {error}", log.runs[-1:])
     return None
 
 
 def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
-    """Test all laws that are not exempt, and all properties, which must match the declared ones, if any are declared."""
+    """Test all laws that are not exempt, and all properties, which must match the declared ones, if any are declared.
+
+    Only findings about ``runs`` and ``pure`` are returned where these laws are broken: others would tell of the same.
+    """
     findings = []
     for name, law in LAWS.items():
         exempt = subject.exempt.get(name)
@@ -49,14 +72,40 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
             findings.append(Finding(name, law.__doc__, "exempt", exempt))
             continue
         found = counterexample(law, subject, seeds)
-        findings.append(Finding(name, law.__doc__, "holds" if found is None else "BROKEN", found or ""))
+        findings.append(_finding(name, law, "holds" if found is None else "BROKEN", found, subject))
+        if found is not None and law in FIRST:
+            return findings
+    findings = _once(findings)
     for name, examine in PROPERTIES.items():
         if name in ("weighs", "conserves") and subject.level != "token":
             continue
         found = counterexample(examine, subject, seeds)
         verdict, declared = "yes" if found is None else "no", subject.properties
-        if declared is not None and (name in declared) != (found is None):
+        undeclared = declared is not None and found is None and name not in declared
+        if undeclared:
+            # a registered operator's declaration is complete
+            verdict = "yes" if subject.operator is None else "BROKEN"
+        elif declared is not None and name in declared and found is not None:
             verdict = "BROKEN"
-            found = found or "not declared, but it holds"
-        findings.append(Finding(name, examine.__doc__, verdict, found or ""))
+        finding = _finding(name, examine, verdict, found, subject)
+        findings.append(replace(finding, detail="not declared, but it holds") if undeclared else finding)
     return findings
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """An operator's error, or a counterexample, that several laws have in common is shown for the first only."""
+    first, shown = {}, []
+    for finding in findings:
+        result = finding.example[-1] if finding.example else finding.name
+        key = NUMBERS.sub("", result) if "Error: " in result else finding.example or finding.name
+        before = first.setdefault(key, finding.name)
+        same = finding.wrong and before != finding.name
+        shown.append(replace(finding, detail=f"as for {before}", example=()) if same else finding)
+    return shown
+
+
+def _finding(name: str, law: Callable, verdict: str, found: Example | None, subject: Subject) -> Finding:
+    if found is None or verdict != "BROKEN":
+        return Finding(name, law.__doc__, verdict, "" if found is None else found.message)
+    found = smallest(found, subject)
+    return Finding(name, law.__doc__, verdict, found.message, tuple(lines(found, subject)))

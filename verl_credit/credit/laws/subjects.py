@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from verl_credit.credit.laws.small_call import small_call
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
@@ -37,6 +38,7 @@ from verl_credit.credit.turn.turns import spread
 KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
 GAMMA = 0.9
 SEPA_LAMBDA = 0.6
+BESIDE = "turn-group-v1d"  # gives turns of a row different advantages
 GTPO_BETA = 1.0  # the largest at which no weight of an uncertainty can fall below 0
 
 
@@ -63,6 +65,15 @@ class Subject:
     run: Callable[[World], Result]
     apply: Callable[[World, torch.Tensor], torch.Tensor] | None = None
     """Token level: from the turns' advantages to the tokens' advantages."""
+    given: Callable[[World], Result] | None = None
+    """Token level: the turns' advantages that `run` applies it to."""
+    reads_turns: bool = False
+    """Token level: it can stand beside a turn mode."""
+    reads: frozenset[str] = frozenset()
+    """Of the inputs that may be absent: "planning mask", "entropy"."""
+    uncertainty: Callable[[World], torch.Tensor] | None = None
+    call: Callable[[], Callable[[], Any]] | None = None
+    """Makes the bare function, ready to be called on a small input, many times."""
     scope: str = "group"
     properties: frozenset[str] | None = None
     """The declared properties; None: it declares nothing, so that every finding is accepted."""
@@ -73,42 +84,70 @@ class Subject:
 def registered_subject(level: str, name: str) -> Subject:
     """An operator of ours, by level (outcome, turn, token, canonical) and name."""
     operator = REGISTRY[level, name]
-    apply = None
+    apply = given = None
     if level == "outcome":
         run = partial(_run_outcome, operator=name)
     elif level == "turn":
         run = partial(run_turn_mode, mode=MODES[name])
     elif level == "token":
+        given = partial(run_turn_mode, mode=MODES[BESIDE])
         apply = partial(_apply_token, mode=name)
-        run = partial(_run_token, apply=apply)
+        run = partial(_run_token, apply=apply, given=given)
     else:
         run = partial(_run_canonical, function=operator.function)
-    declared = operator.scope, operator.properties, operator.exempt, operator
-    kind = "whole" if level == "canonical" else level
-    return Subject(name, kind, operator.function, run, apply, *declared)
+    return Subject(
+        name,
+        "whole" if level == "canonical" else level,
+        operator.function,
+        run,
+        apply,
+        given,
+        reads_turns=level == "token",
+        reads=frozenset(operator.reads),
+        scope=operator.scope,
+        properties=operator.properties,
+        exempt=operator.exempt,
+        operator=operator,
+    )
 
 
 def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Subject:
-    """A user's operator. It may declare ``scope`` ("batch"), ``properties`` and ``exempt`` ({law: reason}) as attributes."""
+    """A user's operator. It may declare ``scope`` ("batch"), ``properties``, ``reads`` and ``exempt`` ({law: reason})."""
     kind = kind or kind_of(found, name)
-    apply = None
-    if kind == "outcome":
-        run = partial(_run_outcome, operator=outcome_operator(found, name, params))
-    elif kind == "turn":
-        run = partial(run_turn_mode, mode=as_turn_mode(found, name), **(params or {}))
-    elif kind == "transform":
-        apply = partial(_apply_own, spec=as_transform_spec(found, name), params=params)
-        run = partial(_run_token, apply=apply)
-    elif kind == "uncertainty":
-        apply = partial(_apply_uncertainty, spec=as_uncertainty_spec(found, name), params=params)
-        run = partial(_run_token, apply=apply)
-    else:
-        run = partial(_run_algorithm, function=found, name=name, params=params)
     properties = getattr(found, "properties", None)
-    properties = None if properties is None else frozenset(properties)
-    declared = getattr(found, "scope", "group"), properties, getattr(found, "exempt", {})
-    level = {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token")
-    return Subject(name, level, found, run, apply, *declared)
+    more = {
+        "level": {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token"),
+        "scope": getattr(found, "scope", "group"),
+        "properties": None if properties is None else frozenset(properties),
+        "exempt": getattr(found, "exempt", {}),
+        "reads": frozenset(getattr(found, "reads", ())),
+        "call": partial(small_call, found, name, kind, params),
+    }
+    if kind == "outcome":
+        more["run"] = partial(_run_outcome, operator=outcome_operator(found, name, params))
+    elif kind == "turn":
+        more["run"] = partial(run_turn_mode, mode=as_turn_mode(found, name), **(params or {}))
+        more["call"] = None
+    elif kind == "transform":
+        spec = as_transform_spec(found, name)
+        reads_turns = spec.compute_context is None or spec.uses_turn_advantages
+        more["apply"] = partial(_apply_own, spec=spec, params=params)
+        more["reads_turns"] = reads_turns
+        more["given"] = partial(run_turn_mode, mode=MODES[BESIDE if reads_turns else "none"])
+        if spec.needs_planning or spec.uses_sepa_controller:
+            more["reads"] |= {"planning mask"}
+    elif kind == "uncertainty":
+        spec = as_uncertainty_spec(found, name)
+        more["apply"] = partial(_apply_uncertainty, spec=spec, params=params)
+        more["uncertainty"] = partial(_uncertainties, spec=spec, params=params)
+        more["given"] = partial(run_turn_mode, mode=MODES["none"])
+        more["reads"] |= set(getattr(spec.compute, "reads", ()))
+    else:
+        more["run"] = partial(_run_algorithm, function=found, name=name, params=params)
+        more["reads"] |= {"planning mask"}  # an algorithm always gets one
+    if "given" in more:
+        more["run"] = partial(_run_token, apply=more["apply"], given=more["given"])
+    return Subject(name=name, function=found, **more)
 
 
 def kind_of(found: Any, name: str) -> str:
@@ -158,8 +197,8 @@ def _run_outcome(world: World, *, operator) -> Result:
     return run_turn_mode(world, mode=MODES["none"], outcome_operator=operator)
 
 
-def _run_token(world: World, *, apply) -> Result:
-    turns = run_turn_mode(world, mode=MODES["none"])
+def _run_token(world: World, *, apply, given) -> Result:
+    turns = given(world)
     return Result(apply(world, turns.advantage_B_T), turns.clip_scale_B_T, turns.counts)
 
 
@@ -179,11 +218,11 @@ def _apply_token(world: World, turn_advantage_B_T: torch.Tensor, *, mode: str) -
 
 def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
     mask_B_T = world.counted_B_T
-    first_B_1 = mask_B_T.long().argmax(dim=1, keepdim=True)
+    answer_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, -1).argmax(dim=1, keepdim=True)
     return run_transform(
         spec,
         turn_advantage_B_T,
-        turn_advantage_B_T.gather(1, first_B_1).squeeze(1),
+        turn_advantage_B_T.gather(1, answer_B_1).squeeze(1),
         mask_B_T,
         world.group_B,
         world.valid_B,
@@ -197,16 +236,19 @@ def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) 
 
 
 def _apply_uncertainty(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
-    mask_B_T = world.counted_B_T
-    found_B_T = run_uncertainty(
+    found_B_T, mask_B_T = _uncertainties(world, spec=spec, params=params), world.counted_B_T
+    return torch.where(mask_B_T, turn_advantage_B_T, 0.0) * gtpo_weights(found_B_T, mask_B_T, beta=GTPO_BETA)
+
+
+def _uncertainties(world: World, *, spec, params) -> torch.Tensor:
+    return run_uncertainty(
         spec,
         world.log_prob_B_T,
-        mask_B_T,
+        world.counted_B_T,
         entropy_B_T=world.entropy_B_T,
         planning_B_T=world.planning_B_T,
         params=params,
     )
-    return torch.where(mask_B_T, turn_advantage_B_T, 0.0) * gtpo_weights(found_B_T, mask_B_T, beta=GTPO_BETA)
 
 
 def _run_canonical(world: World, *, function) -> Result:

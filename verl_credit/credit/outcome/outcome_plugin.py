@@ -23,7 +23,7 @@ def outcome_operator(function: Callable[..., Any], name: str, params: dict | Non
     of them. ``rewards`` are the outcomes of one prompt's valid rows in row order; the function returns as many finite
     numbers. It is also called for groups of one.
     """
-    call = _adapted(function, name, dict(params or {}))
+    call = on_lists(function, name, dict(params or {}))
 
     def operator(
         outcome_B: torch.Tensor, group_B: torch.Tensor, *, row_valid_B: torch.Tensor | None = None
@@ -38,7 +38,8 @@ def outcome_operator(function: Callable[..., Any], name: str, params: dict | Non
     return operator
 
 
-def _adapted(function: Callable[..., Any], name: str, params: dict) -> Callable[[list[float]], Any]:
+def on_lists(function: Callable[..., Any], name: str, params: dict) -> Callable[[list[float]], Any]:
+    """The function with one argument: its rewards."""
     if not callable(function):
         raise ValueError(f"advantage_mode={name!r} is a {type(function).__name__}; expected a function")
     try:
@@ -51,7 +52,7 @@ def _adapted(function: Callable[..., Any], name: str, params: dict) -> Callable[
         p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if not parameters:
-        return _adapted(function(), name, params)
+        return on_lists(function(), name, params)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(p.name == "params" and p.kind is p.KEYWORD_ONLY for p in parameters):
         return lambda rewards: function(rewards, params=dict(params))

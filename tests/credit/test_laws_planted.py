@@ -1,0 +1,388 @@
+"""`check` finds every planted violation, by the law that tells of it, and calls no lawful operator broken."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, steady
+from verl_credit.credit.laws.check import counterexample
+from verl_credit.credit.laws.example import lines, smallest
+from verl_credit.credit.plugins import (
+    AlgorithmContext,
+    TransformContext,
+    TransformOutput,
+    TransformSpec,
+    UncertaintyContext,
+)
+
+SEEN: list[float] = []
+CALLS: list[int] = []
+
+
+def centred(rewards):
+    mean = sum(rewards) / len(rewards)
+    return [r - mean for r in rewards]
+
+
+def running_mean(rewards):
+    SEEN.extend(rewards)
+    mean = sum(SEEN) / len(SEEN)
+    return [0.0 if max(rewards) == min(rewards) else r - mean for r in rewards]
+
+
+def previous_mean(rewards):
+    before = SEEN[-1] if SEEN else 0.0
+    SEEN.append(sum(rewards) / len(rewards))
+    return [0.0 if max(rewards) == min(rewards) else r - before for r in rewards]
+
+
+def order_of_three(rewards):
+    return [a * (2 if i == 2 else 1) for i, a in enumerate(centred(rewards))]
+
+
+def order_of_six(rewards):
+    return [a * (2 if i == 5 else 1) for i, a in enumerate(centred(rewards))]
+
+
+def drops(rewards):
+    return [a * (random.random() < 0.9) for a in centred(rewards)]
+
+
+def shuffles(rewards):
+    return random.sample(centred(rewards), len(rewards))
+
+
+def undefined_for_ties(rewards):
+    spread = max(rewards) - min(rewards)
+    return [math.nan if spread == 0 else a / spread for a in centred(rewards)]
+
+
+def undefined_for_ties_of_eight(rewards):
+    spread = max(rewards) - min(rewards)
+    return [math.nan if spread == 0 and len(rewards) >= 8 else a for a in centred(rewards)]
+
+
+def not_normalised(rewards):
+    return centred(rewards)
+
+
+not_normalised.properties = ("centred", "normalised")
+
+
+def flipped(rewards):
+    return [-a for a in centred(rewards)]
+
+
+def leaks_late(rewards):
+    CALLS.append(1)
+    return [a + (len(CALLS) > 10_000 and a != 0) for a in centred(rewards)]
+
+
+def fails_later(rewards):
+    CALLS.append(1)
+    if len(CALLS) > 100:
+        raise MemoryError
+    return centred(rewards)
+
+
+def roots(rewards):
+    return centred([math.sqrt(r) for r in rewards])
+
+
+def neighbour(context: TransformContext):
+    a = context.episode_advantages
+    return [[a[i - 1]] * len(row) for i, row in enumerate(context.logprobs_G)]
+
+
+def flipped_tokens(context: TransformContext):
+    return [[-a for a in row] for row in context.turn_advantages_G]
+
+
+def episode_in_place_of_turn(context: TransformContext):
+    return [[a] * len(row) for a, row in zip(context.episode_advantages, context.logprobs_G, strict=True)]
+
+
+def reversed_credit(context: TransformContext):
+    return [row[::-1] for row in context.turn_advantages_G]
+
+
+def smeared_credit(context: TransformContext):
+    return [[statistics.fmean(row)] * len(row) if row else [] for row in context.turn_advantages_G]
+
+
+for transform in (flipped_tokens, episode_in_place_of_turn, reversed_credit, smeared_credit):
+    transform.uses_turn_advantages = True
+
+
+def planning_undeclared(context: TransformContext):
+    return [
+        [a * (1 + (t < len(plan) and plan[t])) for t in range(len(row))]
+        for a, row, plan in zip(
+            context.episode_advantages, context.logprobs_G, context.planning_masks_G, strict=True
+        )
+    ]
+
+
+def sorted_weights(context: TransformContext):
+    return [
+        context.gtpo(a, sorted(h))
+        for a, h in zip(context.episode_advantages, context.uncertainties_G, strict=True)
+    ]
+
+
+def over_the_spread(context: TransformContext):
+    return [
+        [a * (x - min(h)) / (max(h) - min(h)) for x in h]
+        for a, h in zip(context.episode_advantages, context.uncertainties_G, strict=True)
+    ]
+
+
+def shifted(context: UncertaintyContext):
+    return [-context.logprobs[t - 1] for t in range(len(context.logprobs))]
+
+
+def entropy_undeclared(context: UncertaintyContext):
+    return context.precomputed_entropy
+
+
+def entropy_of_algorithm(context: AlgorithmContext):
+    return [
+        context_row if a > 0 else [-h for h in context_row]
+        for a, context_row in zip(centred(context.rewards_G), context.precomputed_entropies_G, strict=True)
+    ]
+
+
+entropy_of_algorithm.exempt = {"ties": "on purpose", "better": "on purpose", "padding_rows": "on purpose"}
+
+
+def negative(context: UncertaintyContext):
+    return list(context.logprobs)
+
+
+def one_below_zero(context: UncertaintyContext):
+    return [-1e-4, *(-x for x in context.logprobs[1:])]
+
+
+def tiny(context: UncertaintyContext):
+    return [-1e-9 * x for x in context.logprobs]
+
+
+def sorted_uncertainties(context: UncertaintyContext):
+    return sorted(-x for x in context.logprobs)
+
+
+PLANTED = [
+    (running_mean, "pure"),
+    (previous_mean, "pure"),
+    (leaks_late, "pure"),
+    (fails_later, "pure"),
+    (drops, "pure"),
+    (shuffles, "pure"),
+    (order_of_three, "order"),
+    (order_of_six, "order"),
+    (neighbour, "order"),
+    (undefined_for_ties, "ties"),
+    (undefined_for_ties_of_eight, "ties"),
+    (not_normalised, "normalised"),
+    (flipped, "better"),
+    (flipped_tokens, "turns"),
+    (roots, "signed"),
+    (planning_undeclared, "absent"),
+    (entropy_undeclared, "absent"),
+    (entropy_of_algorithm, "absent"),
+    (negative, "weighs_by"),
+    (one_below_zero, "weighs_by"),
+    (tiny, "weighs_by"),
+    (sorted_uncertainties, "follows"),
+    (sorted_weights, "follows"),
+    (shifted, "follows"),
+    (over_the_spread, "flat"),
+    (episode_in_place_of_turn, "turns"),
+    (reversed_credit, "turns"),
+    (smeared_credit, "turns"),
+]
+
+
+each_planted = pytest.mark.parametrize(
+    "operator, law", PLANTED, ids=lambda value: getattr(value, "__name__", value)
+)
+
+
+def subject_of(operator):
+    SEEN.clear()
+    CALLS.clear()
+    random.seed(0)
+    return own_subject(operator, operator.__name__)
+
+
+@each_planted
+def test_a_planted_violation_is_found_by_its_law(operator, law):
+    assert counterexample((LAWS | PROPERTIES)[law], subject_of(operator)) is not None
+
+
+def test_an_operator_that_remembers_is_told_of_that_alone():
+    findings = check(subject_of(running_mean), seeds=range(1))
+    assert [(finding.name, finding.verdict) for finding in findings] == [
+        ("runs", "holds"),
+        ("pure", "BROKEN"),
+    ]
+
+
+@pytest.mark.slow
+@each_planted
+def test_check_finds_a_planted_violation_among_its_findings(operator, law):
+    broken = [finding.name for finding in check(subject_of(operator)) if finding.wrong]
+    assert law in broken
+    assert law != "pure" or broken == ["pure"]
+
+
+def example_of(operator, law):
+    subject, examine = subject_of(operator), (LAWS | PROPERTIES)[law]
+    return tuple(lines(smallest(counterexample(examine, subject), subject), subject))
+
+
+@pytest.mark.parametrize(
+    "operator, law, lines",
+    [
+        (flipped, "better", ("rewards = [0.5, 0.0]", "  -> [-0.25, 0.25]", "rewards = [0.0, 0.0]", "  -> [-0.0, -0.0]")),
+        (undefined_for_ties, "ties", ("rewards = [0.0]",)),
+        (roots, "signed", ("rewards = [-1.0]", "  -> ValueError: math domain error")),
+        (leaks_late, "pure", ("rewards = [1.0, 0.0]", "  -> [1.5, 0.5]")),
+        (not_normalised, "normalised", ("rewards = [1.5, 0.0]", "  -> [0.75, -0.75]", "rewards = [0.5, 0.0]")),
+    ],
+)  # fmt: skip
+def test_a_counterexample_is_the_smallest_as_lists(operator, law, lines):
+    assert example_of(operator, law)[: len(lines)] == lines
+
+
+def test_a_counterexample_of_a_law_of_tokens_is_small_too():
+    before, after, *_ = example_of(reversed_credit, "turns")
+    assert before.startswith("advantages = [[0.0, 0.5]], logprobs = [[-")
+    assert after == "  -> [[0.5, 0.0]]"
+    tied = example_of(undefined_for_ties_of_eight, "ties")
+    assert tied[0] == f"rewards = {[0.0] * 8}"
+
+
+def hipa_like(rewards):
+    """The founding document's example of an outcome operator."""
+    if not rewards:
+        return []
+    mean_r = sum(rewards) / len(rewards)
+    return [2.0 * (r - mean_r) for r in rewards]
+
+
+def scaled(ctx):
+    """The founding document's example of a token transform."""
+    scale = float(ctx.params.get("scale", 1.0))
+    token_advs = []
+    for i, logprobs in enumerate(ctx.logprobs_G):
+        token_advs.append([ctx.episode_advantages[i] * scale for _ in logprobs])
+    return TransformOutput(token_advs=token_advs)
+
+
+def only_normalised(rewards):
+    return grpo(rewards)
+
+
+only_normalised.properties = ("normalised",)
+
+
+def grpo(rewards):
+    deviations = centred(rewards)
+    spread = math.sqrt(sum(d * d for d in deviations) / len(rewards))
+    return [d / (spread + 1e-8) for d in deviations]
+
+
+def hard_prompts(rewards):
+    if max(rewards) > 1:
+        raise ValueError("a reward above 1")
+    mean = sum(rewards) / len(rewards)
+    return [(r - mean) * (1 - mean) for r in rewards]
+
+
+def leave_one_out(rewards):
+    n = len(rewards)
+    return [0.0 if n == 1 else r - (sum(rewards) - r) / (n - 1) for r in rewards]
+
+
+def by_rank(rewards):
+    return [float(sum(r > other for other in rewards) - sum(r < other for other in rewards)) for r in rewards]
+
+
+def late_tokens(context: TransformContext):
+    return [
+        [a * (0.5 + t / max(1, len(row) - 1)) for t, a in enumerate(row)] for row in context.turn_advantages_G
+    ]
+
+
+def weighted_turns(context: TransformContext):
+    rows = zip(context.turn_advantages_G, context.uncertainties_G, strict=True)
+    return [[a * w for a, w in zip(row, context.gtpo(1.0, h), strict=True)] for row, h in rows]
+
+
+def half_smeared(context: TransformContext):
+    return [[0.5 * a + 0.5 * statistics.fmean(row) for a in row] for row in context.turn_advantages_G]
+
+
+def return_to_go(context: TransformContext):
+    return [[0.9 * a + 0.1 * sum(row[t:]) for t, a in enumerate(row)] for row in context.turn_advantages_G]
+
+
+for transform in (late_tokens, weighted_turns, half_smeared, return_to_go):
+    transform.uses_turn_advantages = True
+
+
+def mean_uncertainty(context: TransformContext):
+    return [
+        [a * statistics.fmean(h)] * len(h) if h else []
+        for a, h in zip(context.episode_advantages, context.uncertainties_G, strict=True)
+    ]
+
+
+def most_uncertain(context: TransformContext):
+    return [
+        [a * (x >= statistics.median(h)) for x in h]
+        for a, h in zip(context.episode_advantages, context.uncertainties_G, strict=True)
+    ]
+
+
+def pooled(context: TransformContext):
+    rows = zip(context.episode_advantages, context.uncertainties_G, context.planning_masks_G, strict=True)
+    return [context.gtpo(a, context.sepa_pool(h, plan)) for a, h, plan in rows]
+
+
+pooled.needs_planning = True
+
+
+def entropy_declared(context: UncertaintyContext):
+    return context.precomputed_entropy
+
+
+entropy_declared.reads = ("entropy",)
+
+
+def margin(context: UncertaintyContext):
+    return [1 - math.exp(x) for x in context.logprobs]
+
+
+def reinforce(context: AlgorithmContext):
+    return [[a] * len(row) for a, row in zip(centred(context.rewards_G), context.logprobs_G, strict=True)]
+
+
+LAWFUL = [
+    centred, hipa_like, grpo, only_normalised, leave_one_out, hard_prompts, by_rank, scaled, late_tokens, weighted_turns,
+    half_smeared, return_to_go, mean_uncertainty, most_uncertain, pooled, entropy_declared, margin, reinforce,
+    TransformSpec("parts", apply_hicra=True, needs_planning=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(6), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("operator", LAWFUL, ids=lambda value: getattr(value, "__name__", None))
+def test_a_lawful_operator_is_not_called_broken(operator, seeds, monkeypatch):
+    if len(seeds) == 1:
+        monkeypatch.setattr(steady, "CALLS", 100)
+    kind = "transform" if operator is scaled else None  # its argument says nothing
+    wrong = [finding for finding in check(own_subject(operator, "mine", kind=kind), seeds) if finding.wrong]
+    assert not wrong, "\n".join(f"{finding.name}: {finding.detail} {finding.example}" for finding in wrong)

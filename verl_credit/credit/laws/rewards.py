@@ -1,0 +1,98 @@
+"""The laws of rewards: ties, better and negative ones, and what each level may read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from verl_credit.credit.groups import row_mean
+from verl_credit.credit.laws.broken import ABOUT, Broken, finite, same
+from verl_credit.credit.laws.laws import on, run
+from verl_credit.credit.laws.subjects import Subject, run_turn_mode
+from verl_credit.credit.laws.world import World, make_world
+from verl_credit.credit.turn.modes import MODES
+
+RESIDUE = 1e-7  # the rounding of a mean (1e-16) over the epsilon of a denominator (1e-8), with room
+ROWS = 4
+
+
+def ties(subject: Subject, world: World) -> None:
+    """A prompt whose outcomes are equal, without gains, gets 0, in float32 too (0.35)."""
+    world = world.without_gains()
+    limit = RESIDUE if subject.operator is None else 0.0  # ours: exactly 0
+    for value in (0.0, 0.35, 1.0):
+        tied = world.but(outcome_B=torch.full_like(world.outcome_B, value))
+        for dtype in (torch.float32, torch.float64):
+            largest = subject.run(tied.to(dtype)).advantage_B_T.abs().max()
+            if not largest <= limit:
+                raise Broken(f"all outcomes {value} in {dtype}: advantages up to {largest:.3g}")
+
+
+def better(subject: Subject, world: World) -> None:
+    """A better outcome never lowers its row's advantage (both the mean of its tokens and that of its answer)."""
+    rows_B = torch.arange(len(world.outcome_B))
+    before_B_2 = _mean_and_answer(subject, world)
+    unsolved = rows_B[world.outcome_B < 1].tolist()  # outcomes stay at most 1
+    for row in unsolved[:: -(-len(unsolved) // ROWS) or 1]:
+        raised_B = world.outcome_B + 0.5 * (rows_B == row)
+        before_2, after_2 = before_B_2[row], _mean_and_answer(subject, world.but(outcome_B=raised_B))[row]
+        if (after_2 < before_2 - ABOUT * (1 + before_2.abs())).all():
+            run(subject, world)  # for the record
+            raise Broken(
+                f"row {row}, outcome {float(raised_B[row]):g} in place of {float(world.outcome_B[row]):g}: its mean "
+                f"advantage falls from {float(before_2[0]):.6g} to {float(after_2[0]):.6g}",
+                runs=2,
+            )
+
+
+def _mean_and_answer(subject: Subject, world: World) -> torch.Tensor:
+    """Of each row: the mean over its tokens, and the mean over its last turn."""
+    advantage_B_T, mask_B_T = run(subject, world)[0], world.counted_B_T
+    last_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, 0).amax(dim=1, keepdim=True)
+    answer_B_T = mask_B_T & (world.turn_ids_B_T == last_B_1)
+    return torch.cat([row_mean(advantage_B_T, mask_B_T), row_mean(advantage_B_T, answer_B_T)], dim=1)
+
+
+def _signed(seed: int) -> Iterable[World]:
+    world = make_world(seed)
+    yield world.but(outcome_B=world.outcome_B * 2 - 1)
+    yield world.but(outcome_B=world.outcome_B - 2)
+
+
+@on(_signed)
+def signed(subject: Subject, world: World) -> None:
+    """With rewards below 0 all is finite, and a better one never lowers its row's advantage."""
+    finite(run(subject, world), what="rewards below 0 went in, and")
+    if "better" not in subject.exempt:
+        better(subject, world)
+
+
+def no_gains(subject: Subject, world: World) -> None:
+    """Without gains a turn mode is `none` times its stated factor of the group's size, and clips as `none`."""
+    if subject.level != "turn" or subject.operator is None:
+        return
+    world = world.without_gains()
+    stated = subject.operator.without_gains
+    plain = run_turn_mode(world, mode=MODES["none"], norm_by_std=stated.norm_by_std)
+    size_B = (world.group_B[:, None] == world.group_B).sum(dim=1)
+    factor_B = torch.tensor([stated.factor(int(n)) for n in size_B], dtype=torch.float64)
+    expected = (plain.advantage_B_T * factor_B[:, None], plain.clip_scale_B_T)
+    same(run(subject, world), expected, tolerance=1e-5, runs=1)  # the variance floor is inside
+
+
+def reads(subject: Subject, world: World) -> None:
+    """An operator depends on nothing that its level does not read."""
+    flipped = world.but(planning_B_T=~world.planning_B_T)
+    halved = flipped.but(log_prob_B_T=world.log_prob_B_T * 0.5, entropy_B_T=world.entropy_B_T * 0.5)
+    if subject.level == "outcome":
+        same(run(subject, halved.without_gains()), run(subject, world), what="what only other levels read")
+    elif subject.level == "turn":
+        same(run(subject, halved), run(subject, world), what="tokens")
+    elif subject.level == "token":
+        # given the turns' advantages, a token operator must not depend on outcomes and gains
+        given_B_T = subject.run(world).advantage_B_T.sign()
+        other = world.but(outcome_B=1 - world.outcome_B).without_gains()
+        same([subject.apply(other, given_B_T)], [subject.apply(world, given_B_T)], what="outcomes or gains")
+    else:
+        same(run(subject, world.without_gains()), run(subject, world), what="gains")
