@@ -1,5 +1,8 @@
 """`algorithm.turn_signal`, `.turn_signals` and what belongs to them."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kit.recipes import check
@@ -83,3 +86,14 @@ def test_explain_names_every_signal_and_their_sum():
     shown = explanation("lab", config)
     assert f"turn signal: {HERE}.lengths" in shown and "a call of your function per question" in shown
     assert f"1 info_gain + 0.5 {HERE}.lengths, each z-scored over its question's turns" in shown
+
+
+def test_the_signals_of_the_page_run(tmp_path, monkeypatch):
+    """docs/turn-signals.md: the function is called with the page's option, the judge is bound to its address."""
+    page = (Path(__file__).parents[2] / "docs" / "turn-signals.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "page_signals.py").write_text("\n".join(blocks))
+    monkeypatch.syspath_prepend(tmp_path)
+    check(f"{SIGNAL}=page_signals.short_queries", "+algorithm.turn_signal_params.limit=40")
+    check(f"{SIGNAL}=page_signals.judge", "+algorithm.turn_signal_params.url=http://localhost:1")

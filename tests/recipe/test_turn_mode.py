@@ -98,9 +98,38 @@ def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
 def test_a_mode_that_needs_values_is_refused_because_no_critic_makes_them(mode):
     error = refused(f"{MODE}={mode}")
     assert (error.key, error.value) == (MODE, mode)
-    assert "needs the value of each turn (value_B_K1), and this trainer has no critic" in error.accepted
+    assert "needs value_B_K1, and this trainer has no critic" in error.accepted
 
 
 def test_a_text_option_is_one_of_its_choices():
     error = refused(f"{MODE}=mt_grpo", f"+{PARAMS}.parity=release")
     assert "parity='release' is not known (did you mean 'released'?)" in str(error)
+
+
+def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
+    from verl_credit.config.settings import CreditSettings
+
+    for mode in ("gigpo", "hgpo"):
+        assert CreditSettings.from_config(check(f"{MODE}={mode}")).turn_signals == {}
+    check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"+{PARAMS}.step_weight=0.5")
+    check(f"{MODE}=gigpo", "algorithm.turn_signal=info_gain")
+
+
+def first_words(trajectory):
+    return [turn.text.split(" ")[0] for turn in trajectory.turns]
+
+
+def one_short(trajectory):
+    return [turn.text for turn in trajectory.tool_turns]
+
+
+@pytest.mark.parametrize(
+    "anchor, message",
+    [
+        ("obervation", "observation, prefix"),
+        (f"{HERE}.one_short", "states for trajectories of 2 and 1 turns"),
+    ],
+)
+def test_an_anchor_that_cannot_be_meant_is_refused(anchor, message):
+    error = refused(f"{MODE}=gigpo", f"algorithm.turn_anchor={anchor}")
+    assert error.key == "algorithm.turn_anchor" and message in str(error)

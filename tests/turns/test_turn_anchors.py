@@ -1,0 +1,92 @@
+"""The state before each turn, as gigpo and hgpo compare it."""
+
+import pytest
+import torch
+
+from kit.byte_world import make_tokenizer
+from kit.settings import settings
+from kit.turn_rows import Row, lost_row, padding_row, turn_batch
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.anchors import anchor_table
+from verl_credit.turns.signals import StepRows
+
+ROWS = [
+    Row(("ask", "page", "again", "page two", "done")),
+    Row(("seek", "page", "done")),
+    Row(("ask", "page!", "other", "page two", "done")),
+    Row(("ask", "page", "done")),
+]
+BATCH = [*ROWS, lost_row("connect"), padding_row(ROWS[0])]
+GROUPS = [0, 0, 0, 1, 0, 2]
+HERE = __name__
+
+
+@pytest.fixture(scope="module")
+def rows():
+    tokenizer = make_tokenizer()
+    turns = turn_batch(BATCH, tokenizer)
+    nothing = torch.zeros(len(BATCH), 2)
+    return StepRows(
+        turns, tokenizer.decode, torch.zeros(len(BATCH)), torch.tensor(GROUPS), nothing, nothing.bool()
+    )
+
+
+def anchors(rows, **changes):
+    """Per row, the ids renumbered in order of appearance over all rows; None for no state."""
+    table = anchor_table(settings(info_gain_norm_mode="gigpo", **changes), rows)
+    number: dict[int, int] = {}
+    return [[None if i < 0 else number.setdefault(i, len(number)) for i in row] for row in table.tolist()]
+
+
+def test_what_was_shown_last_is_the_state_and_every_rollout_of_a_question_starts_from_one(rows):
+    assert anchors(rows) == [
+        [0, 1, 2],
+        [0, 1, None],
+        [0, 3, 2],
+        [4, 5, None],  # another question
+        [None] * 3,  # lost
+        [None] * 3,  # padding
+    ]
+
+
+def test_the_prefix_is_every_token_before_the_turn(rows):
+    assert anchors(rows, turn_anchor="prefix")[:4] == [[0, 1, 2], [0, 3, None], [0, 4, 5], [6, 7, None]]
+
+
+def test_similar_texts_are_one_state(rows):
+    assert anchors(rows, turn_anchor_similarity=0.8)[:3] == [[0, 1, 2], [0, 1, None], [0, 1, 2]]
+
+
+def length_so_far(trajectory):
+    return [number for number, _ in enumerate(trajectory.turns)]
+
+
+def too_few(trajectory):
+    return trajectory.tool_turns
+
+
+def unhashable(trajectory):
+    return [object.__new__(Unhashable) for _ in trajectory.turns]
+
+
+class Unhashable:
+    __hash__ = None
+
+
+def test_a_state_of_ones_own(rows):
+    assert anchors(rows, turn_anchor=f"{HERE}.length_so_far")[:3] == [[0, 1, 2], [0, 1, None], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            "too_few",
+            r"too_few returned 2 states for row 0; expected a list with a state for each of its 3 turns",
+        ),
+        ("unhashable", "row 0, turn 0 holds a Unhashable, which cannot be hashed"),
+    ],
+)
+def test_what_is_no_state_is_named_by_row(rows, name, message):
+    with pytest.raises(IntegrityError, match=message):
+        anchors(rows, turn_anchor=f"{HERE}.{name}")
