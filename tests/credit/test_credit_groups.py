@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit import group_counts, group_stats, grpo, z_score
+from verl_credit.credit import group_counts, group_stats, grpo, reinforce_pp, z_score
 
 
 def test_statistics_of_a_known_group():
@@ -34,6 +34,21 @@ def test_members_only():
     z = z_score(values, torch.tensor([0, 0, 0, 1]), member_N=member, variance_floor=0.0, eps=0.0)
     assert z.tolist() == [-1, 1, 0, 0]
     assert group_stats(values, torch.tensor([0, 0, 0, 1]), member_N=member).count_N.tolist() == [2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-300, 1e-6])
+def test_equal_values_give_exactly_zero_whatever_eps_is(eps):
+    """0 / 0 without an eps; 0.1 has no exact binary value, so a mean of plain sums would leave a residue."""
+    values, group = torch.full((7,), 0.1, dtype=torch.float64), torch.tensor([0, 0, 0, 0, 0, 0, 1])
+    for tied in (
+        z_score(values, group, variance_floor=0.0, eps=eps),
+        z_score(values, group, ddof=1, variance_floor=0.0, eps=eps),
+        grpo(values, group, eps=eps),
+        reinforce_pp(values, group, eps=eps),
+    ):
+        assert tied.tolist() == [0.0] * 7
+    mixed = grpo(torch.tensor([1.0, 0.0, 3.0, 3.0]), torch.tensor([0, 0, 1, 1]), ddof=0, eps=eps)
+    assert mixed.tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0], rel=1e-5)
 
 
 def test_an_outlier_does_not_disturb_another_group():

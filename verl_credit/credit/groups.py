@@ -81,12 +81,12 @@ def z_score(
 ) -> torch.Tensor:
     """(value - mean) / (std + eps) within groups, float64; value - mean if not `norm_by_std`.
 
-    Exactly 0 for equal values, for groups of one and for elements that are not members.
+    Exactly 0 for equal values whatever eps is, for groups of one and for elements that are not members.
     """
     stats = group_stats(values_N, group_N, member_N=member_N, ddof=ddof, variance_floor=variance_floor)
     if not norm_by_std:
         return stats.deviation_N
-    return stats.deviation_N / (stats.std_N + eps)
+    return over_std(stats.deviation_N, stats.std_N, eps)
 
 
 def z_score_per_turn(
@@ -108,6 +108,25 @@ def minus_others(values_N: torch.Tensor, group_N: torch.Tensor, member_N: torch.
     return torch.where(
         stats.count_N > 1, stats.deviation_N * stats.count_N / (stats.count_N - 1).clamp(min=1), 0.0
     )
+
+
+def over_std(deviation_N: torch.Tensor, std_N: torch.Tensor, eps: float) -> torch.Tensor:
+    """deviation / (std + eps); equal values, whose deviation is 0, give 0 without an eps too."""
+    denominator_N = std_N + eps
+    return deviation_N / torch.where(denominator_N > 0, denominator_N, 1.0)
+
+
+def z_score_of_one(values: torch.Tensor, member: torch.Tensor, *, eps: float = EPS) -> torch.Tensor:
+    """`z_score` where all members are one group, whatever the shape; population std without a floor, float64.
+
+    No sort, which takes most of `group_stats`' time: the order of the members may change the last bits.
+    """
+    count = member.sum()
+    values = values.to(torch.float64)
+    shifted = torch.where(member, values - torch.where(member, values, torch.inf).amin(), 0.0)
+    deviation = torch.where(member, shifted - shifted.sum() / count, 0.0)
+    std = torch.where(count > 1, (deviation.square().sum() / count).sqrt(), 1.0)
+    return over_std(deviation, std, eps)
 
 
 def row_mean(values_B_T: torch.Tensor, member_B_T: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from verl_credit.credit.checks import (
     first_row,
     output_dtype,
 )
-from verl_credit.credit.groups import EPS, group_stats
+from verl_credit.credit.groups import EPS, group_stats, over_std
 
 OUTCOME_OPERATORS = ("grpo", "rloo", "maxrl", "reinforce_pp")
 
@@ -46,7 +46,7 @@ def grpo(
     if singleton == "raw":
         alone_B = valid_B & (stats.count_N == 1)
         numerator_B = torch.where(alone_B, outcome_B.to(torch.float64), numerator_B)
-    advantage_B = numerator_B / (std_B + eps) if norm_by_std else numerator_B
+    advantage_B = over_std(numerator_B, std_B, eps) if norm_by_std else numerator_B
     return advantage_B.to(output_dtype(outcome_B))
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from verl_credit.credit.checks import check_shape, first_row, output_dtype
-from verl_credit.credit.groups import group_stats
+from verl_credit.credit.groups import group_stats, over_std
 from verl_credit.credit.outcome.outcome import finite_rows
 
 
@@ -44,5 +44,5 @@ def reinforce_pp(
     mean = (weight_B * centred_B).sum() / total if row_weight_B is not None else centred_B.new_zeros(())
     spread_B = torch.where(valid_B, centred_B - mean, 0.0)
     std = ((weight_B * spread_B**2).sum() / total).sqrt()
-    advantage_B = torch.where(std < eps, spread_B, spread_B / (std + eps))
+    advantage_B = torch.where(std < eps, spread_B, over_std(spread_B, std, eps))
     return advantage_B.to(output_dtype(outcome_B))
