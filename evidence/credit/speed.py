@@ -5,7 +5,8 @@ per prompt, up to 8 turns with observations between; beside two plain Python
 loops over the tokens of some of the rows (their time is per row, times the rows): one computes every token from the
 definition, the other computes every turn once and looks it up. Loss: forward and backward of `turn_policy_loss`
 with ratio_level=turn and a clip scale, beside verl's vanilla loss on the same tensors, alternating. Medians (of
-the loss: of the ratios of neighbouring runs).
+the loss: of the ratios of neighbouring runs). Tokens: `token_credit` and `gtpo_canonical`, processor seconds over those of
+the tables, alternating, each the best of its runs; one token in ten plans, in phrases of eight.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.credit import spread, turn_credit, turn_policy_loss, turn_table
+from verl_credit.credit import gtpo_canonical, spread, token_credit, turn_credit, turn_policy_loss, turn_table
 
-GROUP, TURNS, ORACLE_ROWS, REPEATS, LOSS_ROWS, LOSS_REPEATS = 16, 8, 64, 15, 64, 60
+GROUP, TURNS, ORACLE_ROWS, REPEATS, LOSS_ROWS, LOSS_REPEATS, TOKEN_REPEATS = 16, 8, 64, 15, 64, 60, 5
+TOKEN_MODES, PHRASE = ("none", "gtpo", "gtpo_sepa_hicra"), 8
 
 
 def batch(rows: int, tokens: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -135,18 +137,48 @@ def loss_pair(data: dict[str, torch.Tensor], rows: int) -> tuple[Callable[[], No
     return ours, theirs
 
 
+def token_ratios(data: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Time of the token level over that of `tables`."""
+    random = torch.Generator().manual_seed(2)
+    rows, tokens = data["mask"].shape
+    advantage, _ = tables(data)
+    entropy = 3 * torch.rand(rows, tokens, generator=random)
+    phrases = torch.rand(rows, -(-tokens // PHRASE), generator=random) < 0.1
+    planning = phrases.repeat_interleave(PHRASE, dim=1)[:, :tokens].contiguous()
+    given = {"uncertainty_B_T": entropy, "group_B": data["group"], "sepa_lambda": 0.5}
+    level = {
+        mode: {**given, "transform_mode": mode, "planning_B_T": planning if mode.endswith("hicra") else None}
+        for mode in TOKEN_MODES
+    }
+    timed = samples(
+        lambda: tables(data),
+        *(
+            lambda options=options: token_credit(advantage, data["mask"], **options)
+            for options in level.values()
+        ),
+        lambda: gtpo_canonical(data["outcome"], entropy, data["mask"], data["group"]),
+        repeats=TOKEN_REPEATS,
+        clock=time.process_time,
+    )
+    table_s, *token_s = map(min, timed)
+    names = (*TOKEN_MODES, "gtpo_canonical")
+    return {f"{name}_to_tables": round(s / table_s, 2) for name, s in zip(names, token_s, strict=True)}
+
+
 def seconds(*functions: Callable[[], object], repeats: int = REPEATS) -> list[float]:
     """Median wall-clock seconds of each; the runs alternate, so that disturbances affect all."""
     return [statistics.median(times) for times in samples(*functions, repeats=repeats)]
 
 
-def samples(*functions: Callable[[], object], repeats: int) -> list[list[float]]:
+def samples(
+    *functions: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
     taken: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, times in zip(functions, taken, strict=True):
-            start = time.perf_counter()
+            start = clock()
             function()
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     return [times[1:] for times in taken]
 
 
@@ -183,6 +215,7 @@ def main() -> None:
         "loss_ms": round(loss_s * 1e3, 2),
         "vanilla_ms": round(vanilla_s * 1e3, 2),
         "loss_to_vanilla": round(statistics.median(a / b for a, b in zip(*losses, strict=True)), 3),
+        **token_ratios(data),
     }
     for key, value in result.items():
         print(f"{key:20} {value}")

@@ -11,6 +11,7 @@ from kit.settings import algorithm
 from verl_credit.config.keys import CANONICAL
 from verl_credit.credit import turn_credit
 from verl_credit.credit.plugins import TransformSpec
+from verl_credit.credit.token import entropy_stats, token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 
@@ -279,6 +280,24 @@ def test_sepa_sees_the_share_of_correct_rows_and_the_uncertainty_of_execution_to
     cells = [c for c in inputs.mask_B_T.nonzero().tolist() if c[0] != 1 and tuple(c) not in planning]
     assert (step, correct) == (STEP, pytest.approx(4 / 7))
     assert values_N.tolist() == [-inputs.log_prob_B_T[row, t].item() for row, t in cells]
+
+
+@each_pipeline
+def test_uncertainties_are_counted_once_and_on_policy_tokens(monkeypatch, pipeline):
+    """Once before pooling and, where something is pooled, once after it."""
+    seen, moments = [], entropy_stats.row_moments
+
+    def counting(uncertainty_B_T, planning_B_T, mask_B_T):
+        assert not uncertainty_B_T[~mask_B_T].any()
+        seen.append(int(mask_B_T.sum()))
+        return moments(uncertainty_B_T, planning_B_T, mask_B_T)
+
+    for module in (entropy_stats, token_credit):
+        monkeypatch.setattr(module, "row_moments", counting)
+    inputs = batch()
+    apply(stage_of(**pipeline), inputs)
+    pooled = "sepa" in pipeline.get("transform_mode", "")
+    assert seen == [int(inputs.mask_B_T.sum())] * (1 + pooled)
 
 
 def test_what_is_not_needed_is_not_built():

@@ -5,7 +5,6 @@ import math
 import torch
 
 from verl_credit.credit.checks import as_bool, check_shape, output_dtype
-from verl_credit.credit.groups import row_mean
 from verl_credit.credit.token.uncertainty import MAX_SURPRISAL
 
 EPS = 1e-8
@@ -28,10 +27,11 @@ def gtpo_weights(uncertainty_B_T: torch.Tensor, mask_B_T: torch.Tensor, *, beta:
         raise ValueError(f"beta={beta}; expected a number of at least 0")
     check_shape("mask_B_T", mask_B_T, uncertainty_B_T.shape, "uncertainty_B_T")
     mask_B_T = as_bool("mask_B_T", mask_B_T)
-    value_B_T = torch.where(mask_B_T, uncertainty_B_T.detach().to(torch.float64), 0.0).clamp(
-        max=MAX_SURPRISAL
-    )
-    mean_B_1 = row_mean(value_B_T, mask_B_T)
-    weight_B_T = (1 + beta * (value_B_T / (mean_B_1 + EPS) - 1)).clamp(min=0)
-    weight_B_T = torch.where(mean_B_1 < SMALLEST_MEAN, 1.0, weight_B_T)
+    value_B_T = torch.where(mask_B_T, uncertainty_B_T.detach().to(torch.float64), 0.0)
+    value_B_T.clamp_(max=MAX_SURPRISAL)
+    mean_B_1 = value_B_T.sum(dim=1, keepdim=True) / mask_B_T.sum(dim=1, keepdim=True).clamp(min=1)
+    weight_B_T = value_B_T.div_(mean_B_1 + EPS).sub_(1).mul_(beta).add_(1).clamp_(min=0)
+    noise_B = mean_B_1.squeeze(1) < SMALLEST_MEAN
+    if noise_B.any():
+        weight_B_T[noise_B] = 1.0
     return torch.where(mask_B_T, weight_B_T, 0.0).to(output_dtype(uncertainty_B_T))

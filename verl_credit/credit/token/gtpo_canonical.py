@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from verl_credit.credit.checks import check_name, output_dtype
-from verl_credit.credit.groups import z_score
-from verl_credit.credit.token.polarity import EPS, Polarity, polarity, shares
+from verl_credit.credit.groups import z_score_of_one
+from verl_credit.credit.token.polarity import EPS, polarity, shares
 
 POPULATIONS = ("polarity", "all", "joint")
 
@@ -48,37 +48,50 @@ def gtpo_canonical(
     sides = polarity(
         outcome_B, entropy_B_T, mask_B_T, group_B, entropy_clip=entropy_clip, row_valid_B=row_valid_B
     )
-    shaped_B_T = _shaped(sides, alpha_1, alpha_2)
-    token_B_T = sides.mask_B_T & sides.in_use_B[:, None]
-    plus_B_T = token_B_T & sides.rewarded_B[:, None]
-    parts = {"joint": [(shaped_B_T, token_B_T)]}
-    parts["polarity"] = [(shaped_B_T, plus_B_T), (shaped_B_T, token_B_T & ~plus_B_T)]
-    parts["all"] = [
-        (torch.where(plus_B_T, shaped_B_T, 0.0), token_B_T),
-        (torch.where(token_B_T & ~plus_B_T, shaped_B_T, 0.0), token_B_T),
-    ]
-    advantage_B_T = torch.zeros_like(shaped_B_T)
-    for value_B_T, member_B_T in parts[population]:
-        group_B_T = sides.group_B[:, None].expand_as(value_B_T)
-        member_N = member_B_T.flatten()
-        z_N = z_score(
-            value_B_T.flatten(), group_B_T.flatten(), member_N=member_N, variance_floor=0.0, eps=eps
+    advantage_B_T = torch.zeros(
+        mask_B_T.shape, dtype=output_dtype(outcome_B, entropy_B_T), device=mask_B_T.device
+    )
+    row_N = sides.in_use_B.nonzero().flatten()
+    row_N = row_N[torch.argsort(sides.group_B[row_N], stable=True)]
+    sizes = sides.group_B[row_N].unique_consecutive(return_counts=True)[1].tolist()
+    for row_R in row_N.split(sizes):  # a prompt's tokens fit a CPU's caches
+        own_R_T, rewarded_R = sides.mask_B_T[row_R], sides.rewarded_B[row_R]
+        token_R_P = (
+            torch.arange(int(own_R_T.sum(dim=1).max()), device=row_R.device) < own_R_T.sum(dim=1)[:, None]
         )
-        advantage_B_T = advantage_B_T + torch.where(member_B_T, z_N.view_as(value_B_T), 0.0)
-    return advantage_B_T.to(output_dtype(outcome_B, entropy_B_T))
+        entropy_R_P = torch.zeros(token_R_P.shape, dtype=torch.float64, device=row_R.device)
+        entropy_R_P.masked_scatter_(token_R_P, sides.entropy_B_T[row_R][own_R_T])
+        shaped_R_P = _shaped(entropy_R_P, token_R_P, rewarded_R, alpha_1, alpha_2)
+        z_R_P = _standardised(shaped_R_P, token_R_P, rewarded_R[:, None], population, eps)
+        z_R_T = torch.zeros(own_R_T.shape, dtype=advantage_B_T.dtype, device=row_R.device)
+        advantage_B_T[row_R] = z_R_T.masked_scatter_(own_R_T, z_R_P[token_R_P].to(z_R_T.dtype))
+    return advantage_B_T
 
 
-def _shaped(sides: Polarity, alpha_1: float, alpha_2: float) -> torch.Tensor:
-    """The shaped rewards; 0 outside the mask."""
-    mask_B_T, width = sides.mask_B_T, sides.mask_B_T.shape[1]
-    place_B_T = (mask_B_T.cumsum(dim=1) - 1).clamp(min=0)
-    cell_B_T = sides.side_B[:, None] * width + place_B_T
-    share_B_T = shares(sides.entropy_B_T, sides.rewarded_B[:, None])
-    n_cells = 2 * len(sides.side_B) * width
-    cells_N = cell_B_T[mask_B_T]
-    zeros_C = torch.zeros(n_cells, dtype=torch.float64, device=mask_B_T.device)
-    total_C = zeros_C.index_add(0, cells_N, share_B_T[mask_B_T])
-    count_C = zeros_C.index_add(0, cells_N, torch.ones_like(share_B_T[mask_B_T]))
-    relative_B_T = share_B_T / torch.where(mask_B_T, total_C[cell_B_T], 1.0) * count_C[cell_B_T]
-    sign_B_T = torch.where(sides.rewarded_B[:, None], 1.0, -1.0).to(torch.float64)
-    return torch.where(mask_B_T, sign_B_T * (alpha_1 + alpha_2 * relative_B_T), 0.0)
+def _shaped(
+    entropy_R_P: torch.Tensor,
+    token_R_P: torch.Tensor,
+    rewarded_R: torch.Tensor,
+    alpha_1: float,
+    alpha_2: float,
+) -> torch.Tensor:
+    """The shaped rewards of one prompt's rows; column p is a row's own policy token p."""
+    share_R_P = torch.where(token_R_P, shares(entropy_R_P, rewarded_R[:, None]), 0.0)
+    relative_R_P = torch.zeros_like(share_R_P)
+    for side_R in (rewarded_R, ~rewarded_R):
+        total_P, count_P = share_R_P[side_R].sum(dim=0), token_R_P[side_R].sum(dim=0)
+        relative_R_P[side_R] = share_R_P[side_R] / torch.where(count_P > 0, total_P, 1.0) * count_P
+    sign_R_1 = torch.where(rewarded_R[:, None], 1.0, -1.0).to(torch.float64)
+    return torch.where(token_R_P, sign_R_1 * (alpha_1 + alpha_2 * relative_R_P), 0.0)
+
+
+def _standardised(
+    shaped_R_P: torch.Tensor, token_R_P: torch.Tensor, rewarded_R_1: torch.Tensor, population: str, eps: float
+) -> torch.Tensor:
+    sides = token_R_P & rewarded_R_1, token_R_P & ~rewarded_R_1
+    parts = {
+        "joint": [(shaped_R_P, token_R_P)],
+        "polarity": [(shaped_R_P, side_R_P) for side_R_P in sides],
+        "all": [(torch.where(side_R_P, shaped_R_P, 0.0), token_R_P) for side_R_P in sides],
+    }
+    return sum(z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population])

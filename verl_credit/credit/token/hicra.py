@@ -21,4 +21,4 @@ def hicra(advantage_B_T: torch.Tensor, planning_B_T: torch.Tensor, alpha: float 
     check_shape("planning_B_T", planning_B_T, advantage_B_T.shape, "advantage_B_T")
     planning_B_T = as_bool("planning_B_T", planning_B_T)
     advantage_B_T = advantage_B_T.to(output_dtype(advantage_B_T))
-    return torch.where(planning_B_T, advantage_B_T + alpha * advantage_B_T.abs(), advantage_B_T)
+    return torch.where(planning_B_T, advantage_B_T.abs().mul_(alpha).add_(advantage_B_T), advantage_B_T)

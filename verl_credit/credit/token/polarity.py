@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, first_row
+from verl_credit.credit.chunks import row_chunks
 from verl_credit.credit.outcome.outcome import valid_rows
 
 SOLVED_ABOVE = 0.5
@@ -46,15 +47,19 @@ def polarity(
     bad_B = valid_B & ~outcome_B.isfinite()
     if bad_B.any():
         raise ValueError(f"outcome_B row {first_row(bad_B)} is not finite; expected finite outcomes")
-    entropy_B_T = torch.where(mask_B_T, entropy_B_T.detach().to(torch.float64), 0.0)
-    bad_B_T = mask_B_T & ~(entropy_B_T.isfinite() & (entropy_B_T >= -1e-4))
-    if bad_B_T.any():
-        raise ValueError(
-            f"entropy_B_T row {first_row(bad_B_T)} holds a value that is not an entropy; expected finite numbers >= 0"
-        )
-    entropy_B_T = entropy_B_T.clamp(min=0)
-    if entropy_clip is not None:
-        entropy_B_T = torch.where(mask_B_T, entropy_B_T.clamp(*entropy_clip), 0.0)
+    value_B_T = torch.empty(mask_B_T.shape, dtype=torch.float64, device=entropy_B_T.device)
+    for rows in row_chunks(mask_B_T):
+        value_C_T = torch.where(mask_B_T[rows], entropy_B_T[rows].detach().to(torch.float64), 0.0)
+        bad_C_T = ~((value_C_T >= -1e-4) & (value_C_T < torch.inf))
+        if bad_C_T.any():
+            raise ValueError(
+                f"entropy_B_T row {rows.start + first_row(bad_C_T)} holds a value that is not an entropy; "
+                "expected finite numbers >= 0"
+            )
+        value_C_T.clamp_(min=0)
+        if entropy_clip is not None:
+            value_C_T = torch.where(mask_B_T[rows], value_C_T.clamp_(*entropy_clip), 0.0)
+        value_B_T[rows] = value_C_T
     group_B = as_group_ids("group_B", group_B)
     rewarded_B = (outcome_B > SOLVED_ABOVE) & valid_B
     n_groups = outcome_B.numel()
@@ -62,7 +67,7 @@ def polarity(
     members_G = zeros_G.index_add(0, group_B, valid_B.long())
     rewarded_G = zeros_G.index_add(0, group_B, rewarded_B.long())
     mixed_G = (rewarded_G > 0) & (rewarded_G < members_G)
-    return Polarity(entropy_B_T, mask_B_T, rewarded_B, group_B, valid_B & mixed_G[group_B])
+    return Polarity(value_B_T, mask_B_T, rewarded_B, group_B, valid_B & mixed_G[group_B])
 
 
 def shares(entropy_N: torch.Tensor, rewarded_N: torch.Tensor) -> torch.Tensor:

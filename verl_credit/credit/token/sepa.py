@@ -24,7 +24,8 @@ def sepa_pool(
     Returns the input's dtype, at least float32. Source: the SEPA paper and its code, retrain.
     """
     h_B_T, execution_B_T, mean_B_1, lam = _prepared(uncertainty_B_T, planning_B_T, mask_B_T, lam)
-    pooled_B_T = torch.where(execution_B_T, lam * mean_B_1 + (1 - lam) * h_B_T, h_B_T)
+    lam_B_T = execution_B_T.double().mul_(lam)
+    pooled_B_T = (1 - lam_B_T).mul_(h_B_T).add_(lam_B_T.mul_(mean_B_1))
     return pooled_B_T.to(output_dtype(uncertainty_B_T))
 
 
@@ -56,5 +57,5 @@ def _prepared(uncertainty_B_T, planning_B_T, mask_B_T, lam):
         check_shape(name, tensor, uncertainty_B_T.shape, "uncertainty_B_T")
     mask_B_T = as_bool("mask_B_T", mask_B_T)
     execution_B_T = mask_B_T & ~as_bool("planning_B_T", planning_B_T)
-    h_B_T = torch.where(mask_B_T, uncertainty_B_T.detach().to(torch.float64), 0.0).clamp(max=MAX_SURPRISAL)
+    h_B_T = torch.where(mask_B_T, uncertainty_B_T.detach().to(torch.float64), 0.0).clamp_(max=MAX_SURPRISAL)
     return h_B_T, execution_B_T, row_mean(h_B_T, execution_B_T), min(max(float(lam), 0.0), 1.0)

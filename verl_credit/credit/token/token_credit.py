@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from verl_credit.credit.checks import as_bool, check_name, check_shape, first_row, output_dtype
-from verl_credit.credit.token.entropy_stats import entropy_stats
+from verl_credit.credit.chunks import row_chunks
+from verl_credit.credit.token.entropy_stats import entropy_stats, row_moments, stats_of_rows
 from verl_credit.credit.token.hicra import hicra
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 
@@ -66,48 +67,68 @@ def token_credit(
     ):
         if tensor is not None:
             check_shape(name, tensor, turn_advantage_B_T.shape, "turn_advantage_B_T")
-            bad_B_T = mask_B_T & ~tensor.isfinite()
-            if bad_B_T.any():
-                raise ValueError(
-                    f"{name} row {first_row(bad_B_T)} is not finite on a policy token; expected finite numbers"
-                )
+            _refuse_nonfinite(name, tensor, mask_B_T)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
     with torch.no_grad():
-        advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
         if uncertainty_B_T is None:
-            return TokenCredit(advantage_B_T, mask_B_T.to(advantage_B_T.dtype))
-        weight_B_T, pooled_B_T = token_weights(
-            transform,
-            uncertainty_B_T,
-            mask_B_T,
-            planning_B_T=planning_B_T,
-            group_B=group_B,
-            sepa_lambda=sepa_lambda,
-            gtpo_beta=gtpo_beta,
-            entropy_mask_rho=entropy_mask_rho,
-        )
-        advantage_B_T = advantage_B_T * weight_B_T.to(dtype)
-        if transform.amplified:
-            advantage_B_T = hicra(advantage_B_T, planning_B_T, hicra_alpha)
-        stats = token_stats(uncertainty_B_T, pooled_B_T, planning_B_T, mask_B_T)
+            advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
+            return TokenCredit(advantage_B_T, mask_B_T.to(dtype))
+        if planning_B_T is not None:
+            planning_B_T = as_bool("planning_B_T", planning_B_T)
+        advantage_B_T = weight_B_T = None
+        raw, pooled = [], []
+        for rows in (
+            [slice(None)] if transform.masked else row_chunks(mask_B_T)
+        ):  # the mask ranks whole prompts
+            mask_C_T = mask_B_T[rows]
+            uncertainty_C_T = torch.where(mask_C_T, uncertainty_B_T[rows], 0.0)
+            planning_C_T = None if planning_B_T is None else planning_B_T[rows]
+            weight_C_T, pooled_C_T = token_weights(
+                transform,
+                uncertainty_C_T,
+                mask_C_T,
+                planning_B_T=planning_C_T,
+                group_B=group_B,
+                sepa_lambda=sepa_lambda,
+                gtpo_beta=gtpo_beta,
+                entropy_mask_rho=entropy_mask_rho,
+            )
+            advantage_C_T = torch.where(mask_C_T, turn_advantage_B_T[rows].to(dtype), 0.0)
+            advantage_C_T = advantage_C_T * weight_C_T.to(dtype)
+            if transform.amplified:
+                advantage_C_T = hicra(advantage_C_T, planning_C_T, hicra_alpha)
+            if advantage_B_T is None:
+                advantage_B_T, weight_B_T = (x.new_empty(mask_B_T.shape) for x in (advantage_C_T, weight_C_T))
+            advantage_B_T[rows], weight_B_T[rows] = advantage_C_T, weight_C_T
+            raw.append(row_moments(uncertainty_C_T, planning_C_T, mask_C_T))
+            if transform.pool is not None:
+                pooled.append(row_moments(pooled_C_T, planning_C_T, mask_C_T))
+    stats = _named("", stats_of_rows(raw)) | _named("post_", stats_of_rows(pooled or raw))
     return TokenCredit(advantage_B_T, weight_B_T, stats)
 
 
 def token_stats(
-    uncertainty_B_T: torch.Tensor,
-    pooled_B_T: torch.Tensor,
-    planning_B_T: torch.Tensor | None,
-    mask_B_T: torch.Tensor,
+    uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor | None, mask_B_T: torch.Tensor
 ) -> dict[str, float]:
-    """Statistics before and after pooling; the names avoid words for which verl uses another reduction."""
-    if planning_B_T is None:
-        planning_B_T = torch.zeros_like(mask_B_T)
-    stats = {}
-    for prefix, values_B_T in (("", uncertainty_B_T), ("post_", pooled_B_T)):
-        for name, value in entropy_stats(values_B_T, planning_B_T, mask_B_T).items():
-            kind, _, statistic = name.partition("_")
-            stats[f"{prefix}{kind}_entropy_{statistic}"] = float(value)
-    return stats
+    """`TokenCredit.stats` where nothing is pooled."""
+    stats = entropy_stats(uncertainty_B_T, planning_B_T, mask_B_T)
+    return _named("", stats) | _named("post_", stats)
+
+
+def _named(prefix: str, stats: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The names avoid words for which verl uses another reduction."""
+    return {f"{prefix}{name.replace('_', '_entropy_')}": float(value) for name, value in stats.items()}
+
+
+def _refuse_nonfinite(name: str, tensor: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+    if not tensor.dtype.is_floating_point:
+        return
+    for rows in row_chunks(mask_B_T):
+        bad_C_T = mask_B_T[rows] & (tensor[rows] - tensor[rows] != 0)  # NaN: half the time of isfinite
+        if bad_C_T.any():
+            raise ValueError(
+                f"{name} row {rows.start + first_row(bad_C_T)} is not finite on a policy token; expected finite numbers"
+            )
 
 
 def _needed(mode: str, name: str, value: torch.Tensor | None, needed: bool) -> None:

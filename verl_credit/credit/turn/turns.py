@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit.checks import as_bool, check_shape, first_row
-
-CACHED_TOKENS = 1 << 17
+from verl_credit.credit.chunks import row_chunks
 
 
 @dataclass(frozen=True)
@@ -91,21 +90,13 @@ def spread(
     if ids_B_T.numel() == 0:
         return values_B_K1.new_full(ids_B_T.shape, fill)
     out_B_T = values_B_K1.new_empty(ids_B_T.shape)
-    first = 0
-    for ids_C_T in ids_B_T.split(_rows_at_a_time(ids_B_T)):
-        rows = slice(first, first + len(ids_C_T))
-        ids_C_T = torch.where(mask_B_T[rows], ids_C_T, 0).long()
+    for rows in row_chunks(ids_B_T):
+        ids_C_T = torch.where(mask_B_T[rows], ids_B_T[rows], 0).long()
         lowest, highest = ids_C_T.aminmax()
         if lowest < 0 or highest >= values_B_K1.shape[1]:
-            _refuse_turn(ids_C_T, first, values_B_K1.shape[1])
+            _refuse_turn(ids_C_T, rows.start, values_B_K1.shape[1])
         out_B_T[rows] = values_B_K1[rows].gather(1, ids_C_T).where(mask_B_T[rows], fill)
-        first += len(ids_C_T)
     return out_B_T
-
-
-def _rows_at_a_time(ids_B_T: torch.Tensor) -> int:
-    """On a CPU as many as fit its caches, which is several times faster than whole tables; elsewhere all."""
-    return max(1, CACHED_TOKENS // ids_B_T.shape[1]) if ids_B_T.device.type == "cpu" else len(ids_B_T)
 
 
 def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,8 +104,7 @@ class TokenStage:
             "gtpo_beta": settings.gtpo.beta,
             "hicra_alpha": settings.hicra.alpha,
         }
-        extra: dict[str, float] = {}
-        stats = token_stats(uncertainty_B_T, uncertainty_B_T, planning_B_T, mask_B_T)
+        stats, extra = None, {}
         if self._algorithm is not None:
             advantage_B_T, extra = run_algorithm(
                 self._algorithm,
@@ -152,6 +151,8 @@ class TokenStage:
             )
             advantage_B_T, stats = credit.advantage_B_T, credit.stats
             extra = weight_metrics(credit.weight_B_T, mask_B_T)
+        if stats is None:
+            stats = token_stats(uncertainty_B_T, planning_B_T, mask_B_T)
         metrics = {f"credit/{name}": float(value) for name, value in (stats | extra).items()}
         if mask_B_T.any():
             metrics["credit/advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean().item()
