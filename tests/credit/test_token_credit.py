@@ -61,7 +61,7 @@ def loop(mode, tables, lam, beta, alpha, rho):
         mean = sum(pooled[b][t] for t in own[b]) / max(len(own[b]), 1)
         ranked = sorted((h[c][t] for c in rows for t in own[c] if group[c] == group[b]), reverse=True)
         for t in own[b]:
-            w = 1.0 if mode == "none" else max(0.0, 1 + beta * (pooled[b][t] / (mean + 1e-8) - 1))
+            w = 1.0 if mode in ("none", "hicra") else max(0.0, 1 + beta * (pooled[b][t] / (mean + 1e-8) - 1))
             if mode == "entropy_mask" and h[b][t] < ranked[max(1, int(len(ranked) * rho)) - 1]:
                 w = 0.0
             a = advantage[b][t] * w
@@ -93,9 +93,13 @@ def test_every_transform_is_its_definition(mode, seed):
 
 
 def test_the_published_modes_and_the_three_stage_one():
-    assert set(TRANSFORMS) == {"none", "gtpo", "gtpo_hicra", "entropy_mask", *POOLED}
+    assert set(TRANSFORMS) == {"none", "hicra", "gtpo", "gtpo_hicra", "entropy_mask", *POOLED}
     assert {name for name, each in TRANSFORMS.items() if each.uses_sepa_controller} == set(POOLED)
-    assert {name for name, each in TRANSFORMS.items() if each.needs_planning} == {"gtpo_hicra", *POOLED}
+    assert {name for name, each in TRANSFORMS.items() if each.needs_planning} == {
+        "hicra",
+        "gtpo_hicra",
+        *POOLED,
+    }
 
 
 def test_worked_example():
@@ -115,6 +119,17 @@ def test_worked_example():
         assert torch.equal(amplified.weight_B_T, credit.weight_B_T)
 
 
+def test_hicra_on_plain_advantages_by_hand():
+    """A solved and a failed row under GRPO without a std; planning the second token of each. Uncertainties do nothing."""
+    turn = torch.tensor([[0.5, 0.5], [-0.5, -0.5]])
+    planning = torch.tensor([[0, 1], [0, 1]])
+    given = dict(planning_B_T=planning, transform_mode="hicra", hicra_alpha=0.2)
+    for h in (None, torch.tensor([[0.1, 9.0], [3.0, 0.2]])):
+        credit = token_credit(turn, torch.ones(2, 2), uncertainty_B_T=h, **given)
+        assert credit.advantage_B_T.flatten().tolist() == pytest.approx([0.5, 0.6, -0.5, -0.4])
+        assert (credit.weight_B_T == 1).all()
+
+
 @each_seed
 def test_reductions(seed):
     tables = batch(seed)
@@ -125,6 +140,8 @@ def test_reductions(seed):
 
     assert torch.equal(of("none"), turn)
     assert torch.equal(of("gtpo", gtpo_beta=0.0), turn)
+    assert torch.equal(of("hicra", hicra_alpha=0.0), turn)
+    assert torch.equal(of("hicra"), of("gtpo_hicra", gtpo_beta=0.0))
     assert torch.equal(of("gtpo_hicra", hicra_alpha=0.0), of("gtpo"))
     assert torch.equal(of("gtpo_sepa_hicra", hicra_alpha=0.0), of("gtpo_sepa"))
     assert torch.equal(of("gtpo_sepa_hicra", sepa_lambda=0.0), of("gtpo_hicra"))
@@ -212,6 +229,7 @@ def test_no_gradient_flows(mode):
 def test_what_a_mode_needs():
     for mode, name in [
         ("gtpo", "uncertainty_B_T"),
+        ("hicra", "planning_B_T"),
         ("gtpo_hicra", "planning_B_T"),
         ("entropy_mask", "group_B"),
     ]:

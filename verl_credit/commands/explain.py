@@ -207,13 +207,14 @@ def _options(settings: CreditSettings) -> str:
 def _token(pipeline: Algorithm) -> Iterator[Stage]:
     transform = TRANSFORMS[pipeline.transform_mode]
     kind = canonical_kind(pipeline.uncertainty_kind)
-    yield Stage(
-        "uncertainty",
-        kind or pipeline.uncertainty_kind,
-        "h of every token the policy wrote",
-        "entropies that come with old_log_probs" if kind == "shannon_entropy" else "old_log_probs",
-        PYTHON_LISTS if kind is None else "",
-    )
+    if transform.weighted:
+        yield Stage(
+            "uncertainty",
+            kind or pipeline.uncertainty_kind,
+            "h of every token the policy wrote",
+            "entropies that come with old_log_probs" if kind == "shannon_entropy" else "old_log_probs",
+            PYTHON_LISTS if kind is None else "",
+        )
     if transform.needs_planning:
         encoder = pipeline.planning.detector == "anchors"
         yield Stage(
@@ -237,9 +238,13 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
     yield _registered(
         "token",
         pipeline.transform_mode,
-        note=f"beta={pipeline.gtpo.beta:g}"
-        + (f" hicra alpha={pipeline.hicra.alpha:g}" if transform.amplified else "")
-        + (f" rho={pipeline.entropy_mask.rho:g}" if transform.masked else ""),
+        note=" ".join(
+            [
+                *([f"beta={pipeline.gtpo.beta:g}"] if transform.weighted else []),
+                *([f"hicra alpha={pipeline.hicra.alpha:g}"] if transform.amplified else []),
+                *([f"rho={pipeline.entropy_mask.rho:g}"] if transform.masked else []),
+            ]
+        ),
     )
 
 

@@ -74,9 +74,11 @@ def _token(
     reads += ("planning mask",) if transform.needs_planning else ()
     reads += ("sepa lambda",) if transform.uses_sepa_controller else ()
     reads += ("groups",) if transform.masked else ()
-    bias = (
-        "weights move credit between the tokens of a trajectory; with surprisal they also push on the entropy"
-    )
+    bias = "that of the turns' advantages"
+    if transform.weighted:
+        bias = "weights move credit between the tokens of a trajectory; with surprisal they also push on the entropy"
+    elif transform.amplified:
+        bias = "planning tokens gain credit whatever the outcome: advantages no longer have the mean 0"
     # their turns' advantages come from grpo here, whence the first two
     properties = CENTRED | NORMALISED | WEIGHS | (CONSERVES if conserves else frozenset())
     return Operator(
@@ -99,6 +101,10 @@ SEPA = "execution tokens: h = lambda mean(h of execution) + (1 - lambda) h"
 HICRA = "then A + alpha |A| on planning tokens"
 TOKEN = (
     _token("none", "w_t = 1", "the turns' advantages", scope="row"),
+    _token(
+        "hicra", "w_t = 1, then A + alpha |A| on planning tokens", "none at alpha 0", source="2509.03646", scope="row",
+        conserves=False,
+    ),
     _token("gtpo", GTPO, "none at beta 0", "policy tokens of the row only", scope="row"),
     _token("gtpo_hicra", f"{GTPO}; {HICRA}", "gtpo at alpha 0", source="2509.03646", scope="row", conserves=False),
     _token("gtpo_sepa", f"{SEPA}; {GTPO}", "gtpo at lambda 0", scope="row"),

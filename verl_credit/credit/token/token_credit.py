@@ -38,9 +38,9 @@ def token_credit(
     """Weigh the tokens of every turn by their uncertainty, then amplify planning tokens.
 
         A[b, t] = A_turn[b, turn(t)] w[b, t]        w = mask(gtpo(pool(h)))
-        A'[b, t] = A[b, t] + hicra_alpha |A[b, t]| planning[b, t]      in the ..._hicra modes
+        A'[b, t] = A[b, t] + hicra_alpha |A[b, t]| planning[b, t]      in hicra and the ..._hicra modes
 
-    `transform_mode="none"` and `gtpo` with gtpo_beta=0 return the turns' advantages unchanged.
+    `transform_mode="none"`, `gtpo` with gtpo_beta=0 and `hicra` with hicra_alpha=0 return the turns' advantages unchanged.
     Uncertainties are compared among a row's own tokens of all turns: a weight says which tokens of a trajectory
     mattered, the turn's advantage how much the turn mattered.
     `stats`, over all policy tokens of the batch: mean, variance and number of the uncertainties of execution and
@@ -70,11 +70,13 @@ def token_credit(
             _refuse_nonfinite(name, tensor, mask_B_T)
     dtype = output_dtype(turn_advantage_B_T, *([] if uncertainty_B_T is None else [uncertainty_B_T]))
     with torch.no_grad():
-        if uncertainty_B_T is None:
-            advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
-            return TokenCredit(advantage_B_T, mask_B_T.to(dtype))
         if planning_B_T is not None:
             planning_B_T = as_bool("planning_B_T", planning_B_T)
+        if uncertainty_B_T is None:
+            advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
+            if transform.amplified:
+                advantage_B_T = hicra(advantage_B_T, planning_B_T, hicra_alpha)
+            return TokenCredit(advantage_B_T, mask_B_T.to(dtype))
         advantage_B_T = weight_B_T = None
         raw, pooled = [], []
         for rows in (

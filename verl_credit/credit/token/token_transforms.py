@@ -34,6 +34,7 @@ class TokenTransform:
 
 TRANSFORMS: dict[str, TokenTransform] = {
     "none": TokenTransform(),
+    "hicra": TokenTransform(amplified=True),
     "gtpo": TokenTransform(weighted=True),
     "gtpo_hicra": TokenTransform(weighted=True, amplified=True),
     "gtpo_sepa": TokenTransform(pool=sepa_pool, weighted=True),
