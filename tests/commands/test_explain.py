@@ -1,10 +1,12 @@
 """`verl-credit explain`, `check` and `modes`: what they print and how they end."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kit.recipes import OWN, load_config
 from verl_credit.cli import main
@@ -13,6 +15,7 @@ from verl_credit.commands.keys_page import keys_page
 from verl_credit.commands.modes_page import modes_page
 from verl_credit.config.keys import our_keys
 from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.turn.modes import MODES
 
 pytestmark = pytest.mark.usefixtures("cached_recipes")
 
@@ -86,6 +89,38 @@ def test_only_what_runs_is_told(capsys, overrides, told, untold):
     stages = said.split("\n\n", 1)[1]
     assert all(text in stages for text in told), said
     assert not any(text in stages for text in untold), said
+
+
+def by_hand(said, outcomes, row):
+    """The formula as it is printed, evaluated for one row."""
+    right = said.split("= ", 1)[1].split(";")[0].split(", n rows")[0]
+    others = [r for i, r in enumerate(outcomes) if i != row]
+    right = right.replace("mean of the others' r", str(sum(others) / len(others)))
+    mean = sum(outcomes) / len(outcomes)
+    right = right.replace("sum((r - mean(r))^2)", str(sum((r - mean) ** 2 for r in outcomes)))
+    right = right.replace("mean(r)", str(mean)).replace("r_i", str(outcomes[row]))
+    return eval(right, {"sqrt": math.sqrt, "n": len(outcomes)})
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES.values() if mode.any_outcome_operator], ids=lambda m: m.name
+)
+def test_the_outcome_formula_that_is_told_is_the_one_that_runs(capsys, mode, std):
+    """Two of sixteen solved: unbiased gives .933 and -.133, none 2.56 and -.366."""
+    outcomes = [1.0, 0.0, 0.0, 1.0] + [0.0] * 12
+    overrides = (
+        [f"algorithm.norm_adv_by_std_in_grpo={str(std).lower()}"] if "norm_by_std" in mode.options else []
+    )
+    _, said = run(capsys, "explain", f"algorithm.info_gain_norm_mode={mode.name}", *overrides)
+    told = next(line for line in said.splitlines() if line.strip().startswith("R_i = "))
+    no_turns = torch.zeros(16, 0, dtype=torch.float64)
+    options = {"norm_by_std": std} if overrides else {}
+    credit = mode(
+        torch.tensor(outcomes).double(), no_turns, no_turns.bool(), torch.zeros(16).long(), **options
+    )
+    for row in (0, 1):
+        assert by_hand(told, outcomes, row) == pytest.approx(credit.outcome_advantage_B[row].item(), rel=1e-9)
 
 
 def test_a_refused_configuration_is_told_with_the_reason(capsys):
