@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from verl_credit.credit import spread, turn_credit, turn_policy_loss
+from verl_credit.credit import MODES, spread, turn_credit, turn_policy_loss
 
 GAIN = torch.tensor([[0.4, 0.2], [-0.1, 0.1], [0.3, 0.0]])
 MASK = torch.tensor([[True, True], [True, True], [True, False]])
@@ -51,6 +51,36 @@ def test_a_tied_group_may_still_learn_from_gains():
     assert credit("joint", tied).outcome_advantage_B.tolist() == pytest.approx([1.2213] * 3, **NEAR)
     # turn-group: a batch without outcome spread silences the gains (to the floor of 1e-6).
     assert credit("turn-group", tied).advantage_B_K[0].tolist() == pytest.approx([0.0165, 0.0024], abs=1e-3)
+
+
+TIED_GAIN = [[0.28], [0.04], [0.28], [0.04]]  # mean .16, std .12
+
+
+@pytest.mark.parametrize("solved, answer", [(1.0, 0.98), (0.0, -0.69)])
+def test_joint_compares_tied_outcomes_with_the_gains_and_says_so(solved, answer):
+    """With one gain a row, z of d = |outcome - mean gain| is 1 / sqrt(1 + 2 (std / d)^2)."""
+    gain_B_K = torch.tensor(TIED_GAIN, dtype=torch.float64)
+    tied_B, group_B = torch.full((4,), solved, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+    ours = MODES["joint"](tied_B, gain_B_K, gain_B_K > 0, group_B)
+    exact = (1 + 2 * (0.12 / abs(solved - 0.16)) ** 2) ** -0.5 * (1 if solved else -1)
+    assert ours.outcome_advantage_B.tolist() == pytest.approx([exact] * 4, rel=1e-4)
+    assert exact == pytest.approx(answer, abs=0.005)
+    assert f"{answer:+.2f}".replace("0.", ".") in MODES["joint"].bias
+
+
+@pytest.mark.parametrize("mode", ["separate", "turn-group"])
+def test_where_a_prompt_ties_the_gains_act_alone_and_the_mode_says_so(mode):
+    """Prompt 0 ties, prompt 1 does not; then both do."""
+    gain_B_K = torch.tensor(TIED_GAIN * 2, dtype=torch.float64)
+    outcome_B = torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 1], dtype=torch.float64)
+    group_B = torch.arange(8) // 4
+    ours = MODES[mode](outcome_B, gain_B_K, gain_B_K > 0, group_B)
+    assert ours.outcome_advantage_B[:4].tolist() == [0.0] * 4
+    assert ours.advantage_B_K[:4, 0].tolist() == pytest.approx([1, -1, 1, -1], rel=1e-3)
+    assert "the gains' order acts alone, at full size" in MODES[mode].bias
+    all_tied = MODES[mode](torch.ones(8).double(), gain_B_K, gain_B_K > 0, group_B)
+    size = 0.01 if mode == "turn-group" else 1
+    assert all_tied.advantage_B_K[:4, 0].tolist() == pytest.approx([size, -size, size, -size], rel=0.02)
 
 
 def test_a_trajectory_alone():

@@ -257,16 +257,15 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
             f"{sepa.correct_rate_gate:g}; ramp_from={sepa.ramp_from}",
             "the step, outcomes, the variance of h over execution tokens",
         )
+    notes = {
+        f"beta={pipeline.gtpo.beta:g}": transform.weighted,
+        f"hicra alpha={pipeline.hicra.alpha:g}": transform.amplified,
+        f"rho={pipeline.entropy_mask.rho:g}": transform.masked,
+    }
     yield _registered(
         "token",
         pipeline.transform_mode,
-        note=" ".join(
-            [
-                *([f"beta={pipeline.gtpo.beta:g}"] if transform.weighted else []),
-                *([f"hicra alpha={pipeline.hicra.alpha:g}"] if transform.amplified else []),
-                *([f"rho={pipeline.entropy_mask.rho:g}"] if transform.masked else []),
-            ]
-        ),
+        note=" ".join(text for text, said in notes.items() if said),
     )
 
 

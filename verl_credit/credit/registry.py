@@ -126,7 +126,8 @@ TOKEN = (
 CANONICAL = (
     Operator(
         "gtpo_canonical", "canonical", gtpo_canonical, ("rewards", "groups", "entropy"),
-        "r+_(i,t) = alpha_1 + alpha_2 d_t H_(i,t) / sum of H at t over the rewarded; r- likewise with 1/H and a minus; "
+        "r+_(i,t) = alpha_1 + alpha_2 d_t H_(i,t) / sum of H at t over the rewarded, d_t of whom have a token t (t counts "
+        "a row's own policy tokens, so observations shift nothing); r- likewise with 1/H and a minus; "
         "z-scored over own polarity's tokens (population=polarity) or over all tokens with zeros (all)",
         "normalised +1 / -1 rewards at alpha_2 0",
         "population=polarity: the mean advantage of correct tokens is 0",

@@ -46,6 +46,10 @@ MODE = TurnMode(
         "z over outcomes and gains of a prompt together; A_k = z(gain_k) + gamma A_(k+1), A_answer = z(outcome)"
     ),
     reduces_to="none, when there are no gains",
-    bias="gains and outcomes share a mean: long trajectories shift it",
+    bias=(
+        "gains and outcomes share a mean: long trajectories shift it, and equal outcomes do not give answers 0 (beside one "
+        "gain a row, of mean .16 and std .12, a group that solves all gets +.98, one that fails all -.69)"
+    ),
+    departures="turns come from turn ids, not from rewards that differ from 0; a single value gives 0",
     source="2510.14967",
 )

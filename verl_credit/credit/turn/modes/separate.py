@@ -35,7 +35,8 @@ MODE = TurnMode(
     function=separate,
     equation="A_k = z(gain_k) + gamma A_(k+1) with z over all gains of the prompt; A_answer = R",
     reduces_to="none, when there are no gains",
-    bias="all turns share one mean",
+    bias="all turns share one mean; where outcomes tie, R is 0 and the gains' order acts alone, at full size",
+    departures="turns come from turn ids, not from rewards that differ from 0; equal values and groups of one give 0",
     source="2510.14967",
     properties=CENTRED | NORMALISED,
 )

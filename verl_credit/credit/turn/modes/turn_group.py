@@ -61,7 +61,12 @@ MODE = TurnMode(
         "A_k = z(acc_k per prompt and turn) + 1.5 R"
     ),
     reduces_to="none, when there are no gains",
-    bias="the members of a turn's group are those that came so far: biased when the policy decides how many turns to take",
+    bias=(
+        "the members of a turn's group are those that came so far: biased when the policy decides how many turns to take; "
+        "where a prompt's outcomes tie, R is 0 and the gains' order acts alone, at full size (at about a hundredth of it, "
+        "where the whole batch ties)"
+    ),
+    departures="turns come from turn ids, not from rewards that differ from 0; equal values and groups of one give 0",
     source="2605.06200, released code",
     scope="batch",
     properties=NORMALISED,
