@@ -95,5 +95,5 @@ def test_the_signals_of_the_page_run(tmp_path, monkeypatch):
     assert len(blocks) == 2
     (tmp_path / "page_signals.py").write_text("\n".join(blocks))
     monkeypatch.syspath_prepend(tmp_path)
-    check(f"{SIGNAL}=page_signals.short_queries", "+algorithm.turn_signal_params.limit=40")
+    check(f"{SIGNAL}=page_signals.short_queries", "+algorithm.turn_signal_params.scale=50")
     check(f"{SIGNAL}=page_signals.judge", "+algorithm.turn_signal_params.url=http://localhost:1")

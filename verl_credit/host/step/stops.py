@@ -46,7 +46,7 @@ def check_turns_have_rewards(step: TurnStep) -> None:
     if settings.dynamic_clip and not bool((step.credit.clip_scale_B_K[mask] != 1).any()):
         raise IntegrityError(
             "policy_loss.dynamic_clip=true, but every clip scale of the step is exactly 1: "
-            "no turn differs from its group (rollout.n too small?)"
+            "no turn's reward differs from those of its group (rollout.n too small? a signal that is the same everywhere?)"
         )
 
 
