@@ -39,7 +39,7 @@ def test_all_siblings_are_in_one_table_with_gain_z_and_advantage(run_dir):
 @pytest.mark.parametrize(
     "outcome, turns, said",
     [
-        (1.0, [(0.5, 1.0, 0.5), (None, None, 0.0)], "all 2 rollouts solved, so the outcomes cancel and only the gains act."),
+        (1.0, [(0.5, 1.0, 0.5), (None, None, 0.0)], "all 2 rollouts solved, so the outcomes cancel and only the turn rewards act."),
         (0.0, [(0.5, 1.0, 0.0), (None, None, 0.0)], "all 2 rollouts failed, so the update learns nothing from them."),
     ],
 )  # fmt: skip
@@ -76,3 +76,15 @@ def test_one_colour_scale_holds_for_the_group_too(run_dir):
     group = [sibling(1.0, (0.5, 1.0, 3.0), (None, None, 0.5)), *MIXED]
     page_of(run_dir, group=group, turns=[turn(), turn("<answer>x</answer>", "", None)])
     assert f"{MINUS}3.000" in Page(report(run_dir)).text  # the scale's end
+
+
+def test_another_signal_than_information_gain_is_called_a_turn_reward(run_dir):
+    for name, before, after in (
+        ("metrics.jsonl", "credit/gain/", "credit/turn_reward/"),
+        ("trajectories.jsonl", '"info_gain"', '"turn_reward"'),
+    ):
+        file = run_dir / name
+        file.write_text(file.read_text().replace(before, after))
+    shown = Page(report(run_dir)).text
+    assert "Turn reward, mean" in shown and "what algorithm.turn_signal gave the turn" in shown
+    assert "Information gain" not in shown and "gold answer likelier" not in shown

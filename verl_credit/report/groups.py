@@ -29,8 +29,8 @@ def sentences(row: dict) -> list[str]:
         all_did = "solved" if solved(group[0]) else "failed"
         if not any(turn["advantage"] for turn in turns):
             effect = "so the update learns nothing from them"
-        elif any(turn["info_gain"] is not None for turn in turns):
-            effect = "so the outcomes cancel and only the gains act"
+        elif any(turn["reward"] is not None for turn in turns):
+            effect = "so the outcomes cancel and only the turn rewards act"
         else:
             effect = "so the outcomes tell them not apart"
         said.append(f"This group tied: all {len(group)} rollouts {all_did}, {effect}.")

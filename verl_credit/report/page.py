@@ -34,6 +34,11 @@ GAIN_MEANS = {
     "observation": "after reading it than before",
     "call": "at the end of the turn's call than at the end of the call before (what it returned counts next turn)",
 }
+# Is the turn reward another one than information gain? Its name, its short name, and what its sign says.
+SIGNALS = {
+    False: ("Information gain", "gain", "gold answer likelier", "gold answer less likely", "no difference"),
+    True: ("Turn reward", "reward", "above 0", "below 0", "0"),
+}
 # Characters that HTML cannot carry: controls other than tab and newline get their visible picture.
 _CONTROL = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {0x7F: 0x2421}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -76,7 +81,8 @@ def page(run: Run, panels: list[Panel]) -> str:
         panels=panels,
         picture=panel_data_uri,
         chosen=chosen,
-        scales={name: limit(turn.get(name) for turn in turns) for name in ("advantage", "info_gain")},
+        scales={name: limit(turn.get(name) for turn in turns) for name in ("advantage", "reward")},
+        signal=SIGNALS[run.other_signal],
         compared=GAIN_MEANS.get(
             run.settings.get("algorithm.info_gain_context", "observation"), "than before"
         ),

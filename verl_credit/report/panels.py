@@ -103,18 +103,22 @@ def _gain(run: Run) -> Panel:
         "prob_diff": "information gain (probability)",
         "log_prob_diff": "information gain (nats per gold token)",
     }.get(run.settings.get("algorithm.info_gain_type", ""), "information gain (per turn)")
-    lines = [Line("mean of all turns", run.series("credit/gain/mean"), INK, width=2.2)]
-    for name in run.names(r"credit/gain/turn_(\d+)"):
+    told = (
+        "What the turn signal gave a turn."
+        if run.other_signal
+        else "How much more likely the gold answer became from one turn to the next."
+    )
+    lines = [Line("mean of all turns", run.series(f"{run.reward_metric}/mean"), INK, width=2.2)]
+    for name in run.names(rf"{run.reward_metric}/turn_(\d+)"):
         index = int(name.rsplit("_", 1)[1])
         color = _BY_TURN[min(index, len(_BY_TURN) - 1)]
         lines.append(Line(f"turn {index + 1}", run.series(name), color, width=1.2))
     return Panel(
-        "Information gain",
-        unit,
-        "How much more likely the gold answer became from one turn to the next. Later turns are means over the "
-        "fewer trajectories that have them.",
+        run.reward_title,
+        "turn reward" if run.other_signal else unit,
+        f"{told} Later turns are means over the fewer trajectories that have them.",
         _with_data(lines),
-        "credit/gain/mean in metrics.jsonl",
+        f"{run.reward_metric}/mean in metrics.jsonl",
         signed,
         zero=True,
     )

@@ -18,6 +18,8 @@ SHOWN = (
     "actor_rollout_ref.model.path",
     "algorithm.adv_estimator",
     "algorithm.info_gain_norm_mode",
+    "algorithm.turn_signal",
+    "algorithm.turn_signals",
     "algorithm.info_gain_type",
     "algorithm.info_gain_first_turn",
     "algorithm.info_gain_context",
@@ -83,6 +85,19 @@ class Run:
     config_problem: str
     versions: dict[str, str]
     versions_problem: str
+
+    @property
+    def other_signal(self) -> bool:
+        """The turn rewards are not information gain alone."""
+        return any("credit/turn_reward/mean" in row for row in self.metrics)
+
+    @property
+    def reward_metric(self) -> str:
+        return "credit/turn_reward" if self.other_signal else "credit/gain"
+
+    @property
+    def reward_title(self) -> str:
+        return "Turn reward" if self.other_signal else "Information gain"
 
     def series(self, name: str) -> Series:
         return series(self.metrics, name)
@@ -205,8 +220,13 @@ def _trajectory(row: dict) -> dict:
 
 
 def _turns(row: dict) -> list[dict]:
-    names = ("advantage", "info_gain", "z", "clip_scale")
-    return [turn | {name: number(turn.get(name)) for name in names} for turn in _objects(row.get("turns"))]
+    names = ("advantage", "z", "clip_scale")
+    return [
+        turn
+        | {name: number(turn.get(name)) for name in names}
+        | {"reward": number(turn.get("turn_reward", turn.get("info_gain")))}
+        for turn in _objects(row.get("turns"))
+    ]
 
 
 def _objects(value: object) -> list[dict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.groups import z_score_per_turn
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.reward.qa import gold_answers
@@ -53,12 +54,13 @@ def _normalised_gains(step: TurnStep) -> torch.Tensor | None:
 
 
 def _credit(turns: TurnBatch, step: TurnStep, z_B_K: torch.Tensor | None, row: int) -> list[dict]:
-    """The numbers of every turn of a row; the last turn is the answer, which has no gain."""
+    """The numbers of every turn of a row; the last turn is the answer, which has no turn reward."""
     answer = int(turns.n_turns_B[row]) - 1
+    reward = "info_gain" if list(step.settings.turn_signals) == [INFO_GAIN] else "turn_reward"
     has_gain = [turn < answer and bool(step.rewarded_B_K[row, turn]) for turn in range(answer + 1)]
     return [
         {
-            "info_gain": float(step.turn_reward_B_K[row, turn]) if has_gain[turn] else None,
+            reward: float(step.turn_reward_B_K[row, turn]) if has_gain[turn] else None,
             "z": float(z_B_K[row, turn]) if has_gain[turn] and z_B_K is not None else None,
             "advantage": float(step.credit.advantage_B_K1[row, turn]),
             "clip_scale": float(step.credit.clip_scale_B_K1[row, turn]),
