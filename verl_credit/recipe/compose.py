@@ -25,7 +25,7 @@ from verl_credit.config.keys import LOSS, defaults_tree, place_of
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
-from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.unreadable import circle, not_yaml
 from verl_credit.search.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
@@ -94,7 +94,8 @@ def _decide_auto(config: DictConfig) -> DictConfig:
         scaled = (
             _scales_clip(algorithm.get("info_gain_norm_mode")) and algorithm.get("algorithm_mode") is None
         )
-        loss.dynamic_clip = scaled and algorithm.get("adv_estimator") == ADV_ESTIMATOR
+        estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
+        loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
         row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]

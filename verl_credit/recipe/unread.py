@@ -6,7 +6,7 @@ import math
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.keys import Algorithm, PolicyLoss, Search, keys_of, read_section, reads
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, keys_of, read_section, reads
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import MOST
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
@@ -67,6 +67,13 @@ def without_effect(config: DictConfig) -> list[str]:
         found.append(f"algorithm.info_gain_curriculum.gain=[0, 0]: gains act on {where}")
     if credit.dynamic_clip and credit.clip_beta == 0:
         found.append("policy_loss.clip_beta=0: every turn has the same clip range")
+    if OmegaConf.select(config, f"{LOSS}.loss_mode") == "geo_mean" and (
+        a.turn_mode.name != "none" or a.token_level
+    ):
+        found.append(
+            "policy_loss.loss_mode=geo_mean: it averages the advantages of a trajectory's tokens; where in the trajectory "
+            "credit falls changes nothing"
+        )
     steps = config.trainer.total_training_steps
     if steps is not None:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")

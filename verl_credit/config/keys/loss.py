@@ -21,6 +21,6 @@ class PolicyLoss(Section):
     ratio_level: Annotated[Literal[tuple(RATIO_LEVELS)], When(reads.turn_loss)] = "turn"
     """Level of the importance ratio."""
     dynamic_clip: bool | Literal["auto"] = "auto"
-    """Scale each turn's clip range by its gain; auto: where the mode gives turns a scale."""
+    """Scale each turn's clip range by its gain; auto: where the mode gives turns a scale and the loss is ours."""
     clip_beta: Annotated[float, Field(ge=0, le=1), When(reads.scaled_clip)] = 0.3
     """Largest relative change of the clip range."""

@@ -34,8 +34,15 @@ def own_modules(config: DictConfig) -> list[str]:
 
 
 def validate_loss(config: DictConfig) -> None:
-    """Raise ConfigError for a loss that nobody can have registered."""
-    name = own_loss(config)
+    """Raise ConfigError for a loss that nobody can have registered, or that cannot do what another key asks for."""
+    loss, name = OmegaConf.select(config, LOSS), own_loss(config)
+    if loss.loss_mode != LOSS_MODE and OmegaConf.select(config, f"{LOSS}.dynamic_clip") is True:
+        use = f"only {LOSS_MODE} reads a turn's clip scale, {loss.loss_mode} would clip every turn alike; set it to false, "
+        use += f"or loss_mode to {LOSS_MODE}"
+        raise ConfigError.of(config, f"{LOSS}.dynamic_clip", f"{LOSS}.loss_mode", accepted=use)
+    if loss.loss_mode == "dro" and not loss.get("dro_beta"):
+        use = "that loss needs its quadratic penalty: a number above 0"
+        raise ConfigError.of(config, f"{LOSS}.dro_beta", f"{LOSS}.loss_mode", accepted=use)
     if name is not None and not own_modules(config):
         known = [LOSS_MODE, *VERLS_LOSSES]
         error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)

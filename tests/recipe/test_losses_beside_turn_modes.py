@@ -1,0 +1,61 @@
+"""verl's own losses beside the turn modes: taken where they read no clip scale, refused where one is asked of them."""
+
+import pytest
+
+from kit.recipes import check, load_config
+from verl_credit.config.keys import LOSS
+from verl_credit.config.keys.verl import VERLS_LOSSES
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.unread import without_effect
+
+MODES = ("none", "joint", "separate", "turn-group", "turn-group-v1d", "turn-group-unbiased", "leave_one_out")
+
+
+def chosen(loss, mode):
+    beta = [f"{LOSS}.dro_beta=0.1"] if loss == "dro" else []
+    return [f"{LOSS}.loss_mode={loss}", f"algorithm.info_gain_norm_mode={mode}", *beta]
+
+
+@pytest.mark.parametrize("loss", VERLS_LOSSES)
+def test_every_loss_of_verls_is_taken_with_every_turn_mode_and_no_clip_is_scaled(loss):
+    for mode in MODES:
+        settings = CreditSettings.from_config(config := check(*chosen(loss, mode)))
+        assert config.actor_rollout_ref.actor.policy_loss.dynamic_clip is False
+        assert not settings.dynamic_clip
+        if find_turn_mode(mode).scales_clip:
+            assert settings.turn_options["clip_beta"] == 0
+
+
+def test_auto_scales_the_clip_of_our_loss_only():
+    assert (
+        check(*chosen("turn_ppo", "turn-group-v1d")).actor_rollout_ref.actor.policy_loss.dynamic_clip is True
+    )
+    assert check(*chosen("turn_ppo", "joint")).actor_rollout_ref.actor.policy_loss.dynamic_clip is False
+
+
+@pytest.mark.parametrize("loss", VERLS_LOSSES)
+def test_a_clip_scale_is_refused_where_the_loss_reads_none(loss):
+    with pytest.raises(ConfigError) as caught:
+        check(*chosen(loss, "turn-group-v1d"), f"{LOSS}.dynamic_clip=true")
+    said = str(caught.value)
+    assert caught.value.key == f"{LOSS}.dynamic_clip" and f"{loss} would clip every turn alike" in said
+    assert "set it to false, or loss_mode to turn_ppo" in said
+
+
+def test_dro_without_its_penalty_is_refused_before_the_start():
+    for beta in ((), (f"{LOSS}.dro_beta=0",)):
+        with pytest.raises(ConfigError, match="that loss needs its quadratic penalty: a number above 0"):
+            check(f"{LOSS}.loss_mode=dro", *beta)
+
+
+def test_a_loss_that_averages_over_turns_is_said_to():
+    def said(loss, *more):
+        return [
+            line for line in without_effect(load_config("lab", [*chosen(loss, *more)])) if "geo_mean" in line
+        ]
+
+    (line,) = said("geo_mean", "turn-group-v1d")
+    assert "averages the advantages of a trajectory's tokens" in line
+    assert not said("geo_mean", "none") and not said("gspo", "turn-group-v1d")
