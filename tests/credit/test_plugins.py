@@ -276,3 +276,24 @@ def test_what_an_operator_returns_is_checked(message):
     for values in ([1.0], [NAN] * 3):
         with pytest.raises(ValueError, match="uncertainty 'u' returned .* for row 0"):
             run_uncertainty(UncertaintySpec("u", lambda ctx, values=values: values), LOG_PROB, COUNTED)
+
+
+def test_an_algorithm_reads_turns_where_the_caller_brings_them():
+    """Row 0 searched twice and lost the second reward; row 2 once, without a reward; rejected tokens are not listed."""
+    seen = []
+
+    def reading(context):
+        seen.append((context.turn_ids_G, context.turn_rewards_G, context.anchors_G, context.observations_G))
+        return [[0.0] * len(values) for values in context.logprobs_G]
+
+    algorithm(reading)
+    assert seen == [([], [], [], [])] * 2
+    seen.clear()
+    turns = plugins.TurnInputs(
+        torch.tensor([[0, 1, -1, 2], [0, -1, -1, -1], [-1, 0, 1, -1], [0, 1, 2, 2]]),
+        torch.tensor([[0.5, NAN], [9.0, 9.0], [0.25, 9.0], [1.0, 1.0]]),
+        torch.tensor([[True, True], [False, False], [False, False], [True, True]]),
+    )
+    algorithm(reading, turns=turns)
+    assert seen[0] == ([[0, 1, 2], [0, 1]], [[0.5, None], [None]], [], [])
+    assert seen[1] == ([[0]], [[]], [], [])

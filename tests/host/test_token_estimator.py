@@ -44,6 +44,14 @@ def ramp(context):
     ]
 
 
+def turn_rewards(context):
+    """An algorithm: a token's turn's reward, 100 where the turn has none and 200 on the answer turn."""
+    return [
+        [([100.0 if r is None else r for r in rewards] + [200.0])[turn] for turn in turns]
+        for turns, rewards in zip(context.turn_ids_G, context.turn_rewards_G, strict=True)
+    ]
+
+
 def of_turns(context):
     return [[3 * value for value in row] for row in context.turn_advantages_G]
 
@@ -160,6 +168,19 @@ def reject_by_verl(turns, tokens):
     left_B_T = compute_rollout_correction_and_add_to_batch(batch, config)[0].batch["response_mask"].bool()
     assert torch.equal(left_B_T, turns.response_mask_B_T.bool() & ~wrong_B_T) and wrong_B_T.any()
     return left_B_T
+
+
+def test_an_algorithm_knows_the_turn_of_every_token_and_what_each_turn_earned(tokenizer):
+    pipeline = {"algorithm_mode": f"{__name__}.turn_rewards"}
+    advantages_B_T, step, turns = run(tokenizer, pipeline, info_gain_norm_mode="none")
+    mask_B_T = turns.response_mask_B_T.bool() & turns.row_valid_B[:, None]
+    assert int(turns.turn_ids_B_T.max()) > 1
+    for row, t in mask_B_T.nonzero().tolist():
+        turn = int(turns.turn_ids_B_T[row, t])
+        known = turn < step.turn_mask_B_K.shape[1] and bool(step.turn_mask_B_K[row, turn])
+        last = turn == int(turns.turn_ids_B_T[row].max())
+        expected = 200.0 if last else float(step.turn_reward_B_K[row, turn]) if known else 100.0
+        assert advantages_B_T[row, t] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from verl_credit.credit.checks import as_bool, output_dtype
-from verl_credit.credit.plugins.lists import as_lists, groups_of, write_back
+from verl_credit.credit.plugins.lists import as_lists, groups_of, turn_lists, write_back
 from verl_credit.credit.plugins.types import AlgorithmContext
+
+
+@dataclass(frozen=True)
+class TurnInputs:
+    """What an algorithm may know of turns. Ids are -1 on tokens that the policy did not write."""
+
+    turn_ids_B_T: torch.Tensor
+    turn_reward_B_K: torch.Tensor
+    turn_mask_B_K: torch.Tensor
+
+    def lists(self, mask_B_T: torch.Tensor, rows: list[int]) -> dict[str, list[list]]:
+        rewards_G = turn_lists(self.turn_reward_B_K, self.turn_mask_B_K, self.turn_ids_B_T, rows)
+        return {"turn_ids_G": as_lists(self.turn_ids_B_T, mask_B_T, rows), "turn_rewards_G": rewards_G}
 
 
 def run_algorithm(
@@ -28,6 +42,7 @@ def run_algorithm(
     sepa_lambda: float = 0.0,
     gtpo_beta: float = 0.1,
     hicra_alpha: float = 0.2,
+    turns: TurnInputs | None = None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """(advantage_B_T, metrics averaged over groups); one call per prompt."""
     advantage_B_T = torch.zeros(
@@ -49,6 +64,7 @@ def run_algorithm(
                 precomputed_entropies_G=None
                 if entropy_B_T is None
                 else as_lists(entropy_B_T, mask_B_T, rows),
+                **({} if turns is None else turns.lists(mask_B_T, rows)),
             )
         )
         write_back(

@@ -24,6 +24,20 @@ def as_lists(values_B_T: torch.Tensor | None, mask_B_T: torch.Tensor, rows: list
     return [values_B_T[row][mask_B_T[row]].tolist() for row in rows]
 
 
+def turn_lists(
+    reward_B_K: torch.Tensor, mask_B_K: torch.Tensor, turn_ids_B_T: torch.Tensor, rows: list[int]
+) -> list[list[float | None]]:
+    """A reward or None per tool turn of the given rows; the ids are -1 on tokens that the policy did not write."""
+    known_B_K = mask_B_K & reward_B_K.isfinite()
+    lists = []
+    for row in rows:
+        n_tool_turns = max(0, int(turn_ids_B_T[row].max())) if turn_ids_B_T.shape[1] else 0
+        pairs = zip(reward_B_K[row].tolist(), known_B_K[row].tolist(), strict=True)
+        found = [reward if known else None for reward, known in pairs]
+        lists.append((found + [None] * n_tool_turns)[:n_tool_turns])
+    return lists
+
+
 def write_back(
     out_B_T: torch.Tensor, mask_B_T: torch.Tensor, rows: list[int], lists: object, name: str
 ) -> None:

@@ -105,6 +105,14 @@ class AlgorithmContext:
     hicra_alpha: float = 0.2
     token_distributions_G: Any = None
     precomputed_entropies_G: Lists | None = None
+    turn_ids_G: list[list[int]] = field(default_factory=list)
+    """Per own token, its turn: 0, 1, ..., the answer turn last. Empty where the caller brings no turns."""
+    turn_rewards_G: list[list[float | None]] = field(default_factory=list)
+    """Per tool turn, what it earned; None where it has no reward or lost it. Empty where the caller brings no turns."""
+    anchors_G: list[list[Any]] = field(default_factory=list)
+    """Per turn, the state before it; the trainer brings none yet: empty."""
+    observations_G: list[list[str]] = field(default_factory=list)
+    """Per tool turn, what the tool returned; the trainer brings none yet: empty."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import TurnCredit, spread, turn_table
+from verl_credit.credit.plugins import TurnInputs
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.names import ADV_ESTIMATOR, TRAINER_MODE
@@ -123,6 +124,7 @@ def info_gain_advantage(
             step.group_B,
             step.tokens,
             trained_B_T=response_mask,
+            turns=TurnInputs(step.turn_ids_B_T, step.turn_reward_B_K, step.turn_mask_B_K),
         )
         step.token_metrics |= token_metrics
         if settings.algorithm.replaces_turns:

@@ -11,6 +11,7 @@ from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.planning.planning import coverage
 from verl_credit.credit.plugins import (
+    TurnInputs,
     as_transform_spec,
     as_uncertainty_spec,
     load,
@@ -84,12 +85,13 @@ class TokenStage:
         group_B: torch.Tensor,
         inputs: TokenInputs,
         trained_B_T: torch.Tensor,
+        turns: TurnInputs | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """(advantage_B_T, metrics). lambda is what it was before this step; then the step is observed.
 
         ``trained_B_T``: the policy's tokens that the loss counts. Rollout correction (``rollout_rs``) has left out those
         that it rejects, so that no statistic of uncertainties has them; planning phrases are found in the text as it was
-        written.
+        written. ``turns``: handed to an algorithm of the user's.
         """
         settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]
         mask_B_T = written_B_T & trained_B_T.bool()
@@ -117,6 +119,7 @@ class TokenStage:
                 planning_B_T=planning_B_T,
                 entropy_B_T=inputs.entropy_B_T,
                 params=settings.algorithm_params,
+                turns=turns,
                 **shared,
             )
         elif settings.canonical_transform:
