@@ -10,10 +10,11 @@ from kit.byte_world import make_tokenizer
 from kit.modes import NO_TABLES
 from kit.settings import settings
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
-from verl_credit.credit import TurnCredit
+from verl_credit.credit import MODES, TurnCredit
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
+from verl_credit.run.small_groups import PER_TURN, small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
 from verl_credit.turns.book import STOP_REASONS, RowRecord
@@ -126,6 +127,55 @@ def test_cut_turns_are_noted_once_a_run(tmp_path):
         trainer._note_cuts({TURNS_CUT: share})
     (event,) = read_json_lines(tmp_path / EVENTS)
     assert event["kind"] == "turn_length" and "step 2 20%" in event["text"]
+
+
+def of_groups(groups, one, two):
+    return {"credit/turn_groups": groups, "credit/turn_groups_of_one": one, "credit/turn_groups_of_two": two}
+
+
+def test_small_groups_are_warned_of_where_turns_are_compared_and_they_are_many():
+    assert small_groups_note("turn-group-v1d", of_groups(20, 3, 2), 3, 16) is None
+    assert small_groups_note("turn-group-v1d", of_groups(0, 0, 0), 3, 16) is None
+    said = small_groups_note("turn-group-v1d", of_groups(20, 4, 2), 3, 16)
+    for words in (
+        "in step 3 30% of the groups",
+        "one member (4,",
+        "two (2,",
+        "rollout.n (now 16)",
+        "search.max_searches",
+    ):
+        assert words in said
+    for mode in set(MODES) - set(PER_TURN):
+        assert small_groups_note(mode, of_groups(20, 9, 9), 3, 16) is None
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+def test_a_mode_compares_per_turn_if_a_pair_of_near_equal_rewards_is_blown_up(mode):
+    """Two of four trajectories came to turn 1, with rewards of 0 and .001: their z is +-.98."""
+    if mode.needs:
+        return
+    reward_B_K = torch.tensor([[0.3, 0.0], [0.1, 0.001], [0.9, 0.0], [0.2, 0.0]], dtype=torch.float64)
+    had_B_K = torch.tensor([[True, True], [True, True], [True, False], [True, False]])
+    outcome_B, group_B = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64), torch.zeros(4).long()
+    options = {
+        name: value for name, value in {"alpha": 1.0, "turn_weight": 1.0}.items() if name in mode.options
+    }
+    credit = mode(outcome_B, reward_B_K, had_B_K, group_B, **options)
+    apart = float((credit.advantage_B_K[1, 1] - credit.advantage_B_K[0, 1]).abs())
+    assert (apart > 0.5) == (mode.name in PER_TURN)
+
+
+def test_small_groups_are_noted_once_a_run(tmp_path):
+    from verl_credit.host.step.trainer import CreditTrainer
+
+    trainer = object.__new__(CreditTrainer)
+    trainer.run_dir, trainer._groups_noted = tmp_path, False
+    trainer.settings = settings(info_gain_norm_mode="turn-group-v1d")
+    trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=4)))
+    for trainer.global_steps, one in enumerate((1, 3, 4), 1):
+        trainer._note_small_groups(of_groups(8, one, 0))
+    (event,) = read_json_lines(tmp_path / EVENTS)
+    assert event["kind"] == "small_groups" and "step 2 38%" in event["text"]
 
 
 def test_scores_are_means_over_the_rows_that_count(turns):

@@ -44,6 +44,7 @@ from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
+from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.batch import TurnBatch
@@ -58,7 +59,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
-        self._gain_checked = self._planning_checked = self._cut_noted = False
+        self._gain_checked = self._planning_checked = self._cut_noted = self._groups_noted = False
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
@@ -201,6 +202,14 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
             events.note(self.run_dir, "turn_length", said)
             self._cut_noted = True
 
+    def _note_small_groups(self, metrics) -> None:
+        """Once a run: the metrics have the rest."""
+        n, mode = self.config.actor_rollout_ref.rollout.n, self.settings.algorithm.info_gain_norm_mode
+        said = small_groups_note(mode, metrics, self.global_steps, n)
+        if said and not self._groups_noted:
+            events.note(self.run_dir, "small_groups", said)
+            self._groups_noted = True
+
     def _check_faults(self, turns: TurnBatch, metrics) -> None:
         metrics.update(row_metrics(turns))
         records = [record for record, pad in zip(turns.records, turns.is_padding, strict=True) if not pad]
@@ -222,6 +231,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, self._turns, n))
         metrics.update(step.token_metrics)
+        self._note_small_groups(metrics)
         if not self._gain_checked and step.scored:  # later than step 1 with info_gain_warmup_steps
             check_turns_have_rewards(step)
             check_states_are_shared(step)
