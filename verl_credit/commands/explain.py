@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.commands.outcome_formula import outcome_formula
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
-from verl_credit.credit.operator import leave_one_out_factor
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.doctor.checks import before_training
 from verl_credit.errors import ConfigError, ExitCode, printable, show_value
 from verl_credit.recipe.compose import load_config
@@ -208,22 +207,6 @@ def _options(settings: CreditSettings) -> str:
     if "anchor_B_K1" in mode.tables:
         shown += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
     return " ".join([*shown, f"tied_groups={a.tied_groups}"])
-
-
-def outcome_formula(mode: TurnMode, told: dict) -> str | None:
-    """What R is under a turn mode when ``advantage_mode`` is grpo; None where the mode does not say."""
-    if mode.without_gains.factor is leave_one_out_factor:
-        return "R_i = r_i - mean of the others' r; nothing is divided by a std"
-    options = {**mode.options, **told}
-    if not {"norm_by_std", "ddof", "variance_floor", "eps"} <= set(options):
-        return None
-    if not options["norm_by_std"]:
-        return "R_i = r_i - mean(r); nothing is divided by a std"
-    floor = f" + {options['variance_floor']:g}" if options["variance_floor"] else ""
-    over = f"n - {options['ddof']}" if options["ddof"] else "n"
-    return (
-        f"R_i = (r_i - mean(r)) / (sqrt(sum((r - mean(r))^2) / ({over}){floor}) + {options['eps']:g}), n rows"
-    )
 
 
 def _token(pipeline: Algorithm) -> Iterator[Stage]:
