@@ -14,7 +14,7 @@ from verl_credit.credit import MODES, TurnCredit
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
-from verl_credit.run.small_groups import PER_TURN, small_groups_note
+from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
 from verl_credit.turns.book import STOP_REASONS, RowRecord
@@ -134,9 +134,9 @@ def of_groups(groups, one, two):
 
 
 def test_small_groups_are_warned_of_where_turns_are_compared_and_they_are_many():
-    assert small_groups_note("turn-group-v1d", of_groups(20, 3, 2), 3, 16) is None
-    assert small_groups_note("turn-group-v1d", of_groups(0, 0, 0), 3, 16) is None
-    said = small_groups_note("turn-group-v1d", of_groups(20, 4, 2), 3, 16)
+    assert small_groups_note(MODES["turn-group-v1d"], of_groups(20, 3, 2), 3, 16) is None
+    assert small_groups_note(MODES["turn-group-v1d"], of_groups(0, 0, 0), 3, 16) is None
+    said = small_groups_note(MODES["turn-group-v1d"], of_groups(20, 4, 2), 3, 16)
     for words in (
         "in step 3 30% of the groups",
         "one member (4,",
@@ -145,8 +145,8 @@ def test_small_groups_are_warned_of_where_turns_are_compared_and_they_are_many()
         "search.max_searches",
     ):
         assert words in said
-    for mode in set(MODES) - set(PER_TURN):
-        assert small_groups_note(mode, of_groups(20, 9, 9), 3, 16) is None
+    for mode in MODES.values():
+        assert (small_groups_note(mode, of_groups(20, 9, 9), 3, 16) is not None) == mode.per_turn
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
@@ -162,7 +162,7 @@ def test_a_mode_compares_per_turn_if_a_pair_of_near_equal_rewards_is_blown_up(mo
     }
     credit = mode(outcome_B, reward_B_K, had_B_K, group_B, **options)
     apart = float((credit.advantage_B_K[1, 1] - credit.advantage_B_K[0, 1]).abs())
-    assert (apart > 0.5) == (mode.name in PER_TURN)
+    assert (apart > 0.5) == mode.per_turn
 
 
 def test_small_groups_are_noted_once_a_run(tmp_path):

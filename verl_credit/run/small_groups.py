@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_credit.credit.turn.mode import TurnMode
+
 NOTED_SHARE = 0.25
 """Share of a step's groups per prompt and tool turn."""
-PER_TURN = ("turn-group", "turn-group-v1d", "mt_grpo")
-"""Turn modes that compare a turn with the same turn of the prompt's other trajectories, those that came so far."""
 
 
-def small_groups_note(mode: str, metrics: Mapping[str, float], step: int, n: int) -> str | None:
+def small_groups_note(mode: TurnMode, metrics: Mapping[str, float], step: int, n: int) -> str | None:
     """A warning if more than ``NOTED_SHARE`` of the groups of the step have one member or two."""
     groups, one, two = (metrics.get(f"credit/turn_groups{kind}", 0) for kind in ("", "_of_one", "_of_two"))
-    if mode not in PER_TURN or one + two <= NOTED_SHARE * groups:
+    if not mode.per_turn or one + two <= NOTED_SHARE * groups:
         return None
     return (
         f"warning: in step {step} {(one + two) / groups:.0%} of the groups per prompt and turn have one member ({one:g}, "

@@ -77,6 +77,8 @@ class TurnMode(Operator):
     """Optional tables without which it cannot run (`OPTIONAL_TABLES`)."""
     default_signal: str = "info_gain"
     """What `algorithm.turn_signal=auto` stands for; "none" for a mode that works without turn rewards."""
+    per_turn: bool = False
+    """It compares a turn with the same turn of the prompt's other trajectories, those that came so far."""
     every_turn_needs_reward: bool = False
     """It refuses a turn without a reward before one with a reward."""
     without_gains: WithoutGains = field(default_factory=WithoutGains)

@@ -2,7 +2,7 @@
 
 import torch
 
-from verl_credit.credit.groups import group_stats
+from verl_credit.credit.groups import group_stats, over_std
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -31,7 +31,7 @@ def compared(
             value_n = value_N[in_group_N].float()
             deviation_N[in_group_N] = (value_n - value_n.mean()).double()
             std_N[in_group_N] = (value_n.var(correction=ddof) + variance_floor).sqrt().double()
-    z_N = deviation_N / (std_N + eps) if norm_by_std else deviation_N
+    z_N = over_std(deviation_N, std_N, eps) if norm_by_std else deviation_N
     return z_N.view_as(value_B_K1), several_N.view_as(member_B_K1)
 
 

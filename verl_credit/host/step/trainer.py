@@ -204,7 +204,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
 
     def _note_small_groups(self, metrics) -> None:
         """Once a run: the metrics have the rest."""
-        n, mode = self.config.actor_rollout_ref.rollout.n, self.settings.algorithm.info_gain_norm_mode
+        n, mode = self.config.actor_rollout_ref.rollout.n, self.settings.algorithm.turn_mode
         said = small_groups_note(mode, metrics, self.global_steps, n)
         if said and not self._groups_noted:
             events.note(self.run_dir, "small_groups", said)

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from verl_credit.credit.groups import EPS, group_stats
+from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.states import compared, episode_advantage, state_visits
 from verl_credit.credit.turn.tables import Tables
@@ -66,7 +66,7 @@ def _against_first_visits(
     )
     later_N = (visit_B_K1 & ~first_B_K1).flatten() & (stats.count_N > 1)
     value_N = torch.where(later_N, return_B_K1.flatten() - stats.mean_N, stats.deviation_N)
-    value_N = value_N / (stats.std_N + eps) if norm_by_std else value_N
+    value_N = over_std(value_N, stats.std_N, eps) if norm_by_std else value_N
     return value_N.view_as(return_B_K1)
 
 

@@ -69,4 +69,5 @@ MODE = TurnMode(
     source="2505.11821; SiliangZeng/Multi-Turn-RL-Agent",
     properties=CENTRED,
     exempt={"no_gains": "its eps is 1e-4 as released, that of none 1e-6"},
+    per_turn=True,
 )

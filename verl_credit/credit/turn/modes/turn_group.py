@@ -26,7 +26,7 @@ def turn_group(
 
     Released constants: outcome_weight 1.5, outcome_gamma_power 2 (the outcome enters the last gain with gamma^2),
     sigma_floor 1e-6. Where all outcomes of a batch tie, sigma_out is sigma_floor and the gains all but vanish from acc_k;
-    its z-score brings their order back at full size.
+    its z-score brings their order back, at about a hundredth of the usual size: the variance floor acts.
     """
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
     batch_B = torch.zeros_like(tables.group_B)
@@ -70,4 +70,5 @@ MODE = TurnMode(
     source="2605.06200, released code",
     scope="batch",
     properties=NORMALISED,
+    per_turn=True,
 )

@@ -53,4 +53,5 @@ MODE = TurnMode(
     departures="turns come from turn ids, not from rewards that differ from 0; groups of one give 0",
     source="2605.06200",
     properties=CENTRED | NORMALISED,
+    per_turn=True,
 )
