@@ -39,7 +39,7 @@ def test_all_siblings_are_in_one_table_with_gain_z_and_advantage(run_dir):
 @pytest.mark.parametrize(
     "outcome, turns, said",
     [
-        (1.0, [(0.5, 1.0, 0.5), (None, None, 0.0)], "all 2 rollouts solved, so the outcomes cancel and only the turn rewards"),
+        (1.0, [(0.5, 1.0, 0.5), (None, None, 0.0)], "all 2 rollouts solved, so the outcomes cancel and only the turn"),
         (0.0, [(0.5, 1.0, 0.0), (None, None, 0.0)], "all 2 rollouts failed, so the update learns nothing from them."),
     ],
 )  # fmt: skip

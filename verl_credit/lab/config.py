@@ -9,7 +9,7 @@ from verl_credit.lab.policy import WarmStart
 from verl_credit.lab.world import WorldSize
 
 # Increase this whenever a build would give another lab than before; cached labs are then rebuilt.
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 
 
 @dataclass(frozen=True)

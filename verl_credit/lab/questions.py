@@ -99,10 +99,9 @@ def to_rows(questions: Iterable[Question], split: str) -> list[dict]:
     return [
         {
             "data_source": "lab",
-            "agent_name": "search_agent",
             "prompt": [{"role": "user", "content": q.text}],
             "ability": "search",
-            "reward_model": {"style": "rule", "ground_truth": {"target": [q.gold]}},
+            "reward_model": {"style": "rule", "ground_truth": {"target": [q.gold], "form": "tag"}},
             "extra_info": {
                 "index": index,
                 "split": split,
