@@ -129,7 +129,7 @@ def test_of_an_installed_package_only_a_declared_operator_is_called(tmp_path, mo
         check(*chosen("outcome", "numpy.frombuffer"))
 
 
-CLOSED = ("norm_mode", "scorer", "type", "first_turn", "context", "aliases")
+CLOSED = ("scorer", "type", "first_turn", "context", "aliases")
 
 
 @pytest.mark.parametrize("key", [*(f"algorithm.info_gain_{name}" for name in CLOSED), f"{LOSS}.ratio_level"])
@@ -156,8 +156,9 @@ def test_the_examples_of_the_docs_keep_the_laws_with_the_params_that_the_docs_gi
         with pytest.raises(ConfigError, match="KeyError: 'gain'"):
             check(*examples[0])
         check(*examples[1])
+        check("algorithm.info_gain_norm_mode=my_module.reward_to_go", "+algorithm.turn_params.weight=1.0")
         (params,) = re.findall(r"my_module:best_of_group --params '(.*?)'", text)
-        for name, own in (("best_of_group", json.loads(params)), ("late_tokens", {})):
+        for name, own in (("best_of_group", json.loads(params)), ("late_tokens", {}), ("reward_to_go", {})):
             found = plugins.load(f"my_module.{name}", "operator")
             findings = check_laws(own_subject(found, name, params=own))
             assert [f for f in findings if f.wrong] == []
