@@ -81,6 +81,17 @@ def test_what_cannot_be_meant_is_refused(overrides, key, message):
     assert error.key == key and message in str(error)
 
 
+def test_a_secret_among_the_params_is_never_shown():
+    params = "+algorithm.turn_signal_params"
+    config = check(f"{SIGNAL}={HERE}.asks", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")
+    assert "hush" not in explanation("lab", config).partition("not the defaults")[0]
+    assert "hush" not in str(refused(f"{SIGNAL}={HERE}.judge", f"{params}.api_key=hush"))
+
+
+async def asks(trajectory, *, api_key, url):
+    raise AssertionError("a judge is not called before the start")
+
+
 def test_explain_names_every_signal_and_their_sum():
     config = check(f"{SEVERAL}={{info_gain:1,{HERE}.lengths:0.5}}")
     shown = explanation("lab", config)

@@ -188,11 +188,11 @@ def test_a_judge_is_asked_again_and_then_its_rewards_are_lost_never_0():
 
     async def down(trajectory):
         tries.append(trajectory)
-        raise ConnectionError("refused")
+        raise ConnectionError("http://me:secret@judge refused")
 
     record = asked(down, retries=2)
     assert len(tries) == 3 and math.isnan(record.signals["my.judge"][0])
-    assert record.signal_errors["my.judge"] == "ConnectionError: refused"
+    assert record.signal_errors["my.judge"] == "ConnectionError: http://***@judge refused"
 
     async def second_time(trajectory):
         tries.append(trajectory)

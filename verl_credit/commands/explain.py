@@ -23,6 +23,7 @@ from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
+from verl_credit.search.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import find_signal
 
@@ -133,7 +134,7 @@ def _signals(settings: CreditSettings) -> Iterator[Stage]:
     for name in settings.turn_signals:
         if name != INFO_GAIN:
             signal = find_signal(name, params)
-            says = signal.says or f"yours; turn_signal_params={params}"
+            says = signal.says or f"yours; turn_signal_params={redact_value('params', params)}"
             yield Stage("turn signal", name, says, signal.reads, signal.cost)
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())

@@ -14,4 +14,6 @@ def redact_value(key: str, value):
     """``value`` as a message may show it; hidden where the name of ``key`` says that it is a secret."""
     if SECRET.search(key) and value is not None:
         return "***"
+    if isinstance(value, dict):
+        return {name: redact_value(str(name), one) for name, one in value.items()}
     return redact(value) if isinstance(value, str) else value

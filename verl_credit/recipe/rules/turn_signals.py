@@ -11,6 +11,7 @@ from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
+from verl_credit.search.redact import redact_value
 from verl_credit.turns.signals import (
     COLUMN,
     SIGNALS,
@@ -80,7 +81,10 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
             else "a call with two small trajectories raised"
         )
         raise ConfigError(
-            key=key, value=name, beside={PARAMS: signal.params}, accepted=f"{kind}: {said}"
+            key=key,
+            value=name,
+            beside={PARAMS: redact_value(PARAMS, signal.params)},
+            accepted=f"{kind}: {said}",
         ) from error
 
 

@@ -13,6 +13,7 @@ import torch
 
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
+from verl_credit.search.redact import redact
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.signals.signal import Signal, StepRows
 from verl_credit.turns.signals.trajectory import Group, Trajectory
@@ -89,7 +90,7 @@ class TrajectorySignal(Signal):
             except TimeoutError:
                 reason = f"no answer within {judge.deadline_s:g} s"
             except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
         return [math.nan] * turns, reason
 
 
