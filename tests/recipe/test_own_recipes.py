@@ -31,7 +31,7 @@ def write(folder, **files):
 def started(cached_recipes, monkeypatch):
     """What `train` would start: the configurations, and the commands of a sweep."""
     found = []
-    monkeypatch.setattr(train, "_train", lambda config: found.append(config) or 0)
+    monkeypatch.setattr(train, "_train", lambda config, *rest: found.append(config) or 0)
     monkeypatch.setattr(sweep, "_run", lambda command: found.append(command) or 0)
     monkeypatch.setattr(doctor, "examine", lambda context, first: found.append(context.config) or first)
     return found

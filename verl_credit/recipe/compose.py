@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from verl_credit.config.keys import LOSS, defaults_tree, place_of
+from verl_credit.config.keys.section import no_value
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
@@ -56,8 +57,11 @@ def preset_of(
     config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
 ) -> DictConfig | None:
     """What the chosen preset says of the same recipe, hardware and model; also where the recipe says otherwise."""
-    if not config.get("credit_preset"):
-        return None
+    try:
+        if not config.get("credit_preset"):
+            return None
+    except OmegaConfBaseException as error:  # it refers to nothing
+        raise no_value("credit_preset", error) from error
     files = [file for folder in folders(config_dir) for file in sorted((folder / "credit").glob("*.yaml"))]
     if config.credit_preset not in (names := [file.stem for file in files]):
         raise ConfigError(key="credit_preset", value=config.credit_preset, accepted=dict.fromkeys(names))

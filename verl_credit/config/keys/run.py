@@ -83,7 +83,7 @@ class Lab(Section):
     """Of the encyclopedia."""
     size: Literal["full", "tiny"]
     """tiny: for tests."""
-    template: str
+    template: Annotated[str, Field(pattern=r"\{answer\}"), Expected("a text that contains {answer}")]
     """What a policy of the lab answers."""
     index: Folder | None
     """Folder of the search index that is served; null: the lab's own."""
