@@ -10,7 +10,9 @@ from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_se
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
-INFO_GAIN = "info_gain"
+INFO_GAIN, INFOPO = "info_gain", "infopo"
+FORWARD_SIGNALS = {INFO_GAIN, INFOPO}
+"""Turn signals that are scored with the policy's forward, in the steps that `scores_at` names."""
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 
@@ -57,6 +59,16 @@ class CreditSettings:
         return INFO_GAIN in self.turn_signals
 
     @property
+    def masks_observations(self) -> bool:
+        """The turn signal infopo: next responses are scored behind masked observations."""
+        return INFOPO in self.turn_signals
+
+    @property
+    def uses_scorer(self) -> bool:
+        """A turn signal needs `info_gain_scorer`."""
+        return self.scores_gain or self.masks_observations
+
+    @property
     def ratio_level(self) -> str:
         return "token" if self.loss is None else self.loss.ratio_level
 
@@ -81,14 +93,14 @@ class CreditSettings:
         return {name: value for name, value in known.items() if name in a.turn_mode.options} | a.turn_params
 
     def scores_at(self, step: int) -> bool:
-        """Gains are measured at this step (counted from 1); other steps are plain GRPO."""
+        """Gains and infopo are measured at this step (counted from 1); other steps are plain GRPO."""
         after = step - self.algorithm.info_gain_warmup_steps
-        return self.scores_gain and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
+        return self.uses_scorer and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
 
     def curriculum_at(self, step: int, steps: int) -> tuple[float, float]:
         """(weight of gains, weight of outcomes) at a step that measures gains: linear from the first such step to the last
         of ``steps``. Other steps are plain GRPO: both are 1."""
-        if not self.scores_at(step):
+        if not self.scores_gain or not self.scores_at(step):
             return 1.0, 1.0
         first = self.algorithm.info_gain_warmup_steps + 1
         share = 0.0 if steps <= first else min(1.0, (step - first) / (steps - first))
@@ -111,8 +123,11 @@ class CreditSettings:
                 f"gain={a.info_gain_type}/{a.info_gain_context}/first_turn={a.info_gain_first_turn} "
                 f"scorer={a.info_gain_scorer} gold={a.info_gain_aliases}"
             )
-            if a.info_gain_every > 1 or a.info_gain_warmup_steps:
-                parts.append(f"gain every {a.info_gain_every} steps after {a.info_gain_warmup_steps}")
+        if self.masks_observations:
+            parts.append(f"signal=infopo scorer={a.info_gain_scorer}")
+        if self.uses_scorer and (a.info_gain_every > 1 or a.info_gain_warmup_steps):
+            parts.append(f"gain every {a.info_gain_every} steps after {a.info_gain_warmup_steps}")
+        if self.scores_gain:
             gain, outcome = a.info_gain_curriculum.gain, a.info_gain_curriculum.outcome
             if gain != (1, 1) or outcome != (1, 1):
                 parts.append(f"curriculum gain={gain} outcome={outcome}")

@@ -92,9 +92,9 @@ def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str
     For runs whose length follows from their data the trainer asks, once it knows it.
     """
     found, warm_up, every = [], credit.algorithm.info_gain_warmup_steps, credit.algorithm.info_gain_every
-    if credit.scores_gain and warm_up >= steps:
+    if credit.uses_scorer and warm_up >= steps:
         found.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {said}")
-    elif credit.scores_gain and every > 1 and warm_up + every >= steps:
+    elif credit.uses_scorer and every > 1 and warm_up + every >= steps:
         found.append(
             f"algorithm.info_gain_every={every}: gains are measured in step {warm_up + 1} alone of {said}"
         )

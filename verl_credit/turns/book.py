@@ -45,6 +45,9 @@ class RowRecord:
     """Turn signals of the user's that ran in the agent loop: name -> a reward per tool turn, None or NaN (lost)."""
     signal_errors: dict[str, str] = field(default_factory=dict)
     """Why a turn signal's rewards were lost."""
+    masked_observations: list[list[int]] = field(default_factory=list)
+    """Per tool turn, for the turn signal infopo: the token ids of its tool messages with a placeholder for their contents,
+    from the end of the turn's own tokens to the next turn."""
     score_error: str = ""
     """Why the last NaN among the scores has no value."""
 

@@ -1,4 +1,4 @@
-"""From a batch of trajectories to one information gain per tool turn."""
+"""From a batch of trajectories to what the policy's forward says of each tool turn: information gain, and infopo."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from verl_credit.credit import info_gain
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.branches import plan_branches
+from verl_credit.turns.infopo import infopo_rewards, masked_requests
 from verl_credit.turns.requests import gain_requests, score_table
 from verl_credit.turns.scorers import SCORERS, Forward, GainPlan
 
 
 def plan_gains(turns: TurnBatch, settings: CreditSettings, tokenizer, *, scored: bool = True) -> GainPlan:
     """``scored`` False: a step of plain GRPO (`info_gain_every`, `info_gain_warmup_steps`)."""
-    scored = scored and settings.scores_gain
-    requests = gain_requests(turns, settings, tokenizer) if scored else []
+    scored = scored and settings.uses_scorer
+    gains = gain_requests(turns, settings, tokenizer) if scored and settings.scores_gain else []
+    masked = masked_requests(turns) if scored and settings.masks_observations else []
+    requests = gains + masked
     scorer = SCORERS[settings.algorithm.info_gain_scorer]
-    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns))
+    return GainPlan(turns, settings, scorer, scored, requests, plan_branches(requests, turns), len(gains))
+
+
+def score_infopo(plan: GainPlan, forward: Forward) -> list[list[float]] | None:
+    """Rewards of every row's tool turns; None in a step, or a run, without infopo."""
+    if not plan.scored or not plan.settings.masks_observations:
+        return None
+    plan = plan.masked
+    scores = plan.scorer.score(plan, forward) if plan.requests else torch.zeros(0)
+    return infopo_rewards(plan.turns, plan.requests, scores, forward.written())
 
 
 def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,12 +42,14 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
     turns, settings = plan.turns, plan.settings
     rows = len(turns.records)
     width = max(int(turns.n_turns_B.max()) - 1, 0)
-    metrics["credit/gain/scored"] = float(plan.scored)
-    if not plan.scored:
+    scored = plan.scored and settings.scores_gain
+    metrics["credit/gain/scored"] = float(scored)
+    if not scored:
         return torch.zeros(rows, width), torch.zeros(rows, width, dtype=torch.bool)
-    scores = plan.scorer.score(plan, forward) if plan.requests else torch.zeros(0)
+    gains = plan.gains
+    scores = plan.scorer.score(gains, forward) if gains.requests else torch.zeros(0)
     score_B_K1, asked_B_K1 = score_table(
-        plan.requests, scores, rows, width + 1, settings.algorithm.info_gain_aliases
+        gains.requests, scores, rows, width + 1, settings.algorithm.info_gain_aliases
     )
     gain = info_gain(
         score_B_K1,
@@ -44,8 +58,8 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
         first_turn=settings.algorithm.info_gain_first_turn,
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
-    metrics["credit/gain/contexts"] = len(plan.requests)
-    metrics["credit/gain/contexts_scored"] = plan.scorer.n_scored(plan)
+    metrics["credit/gain/contexts"] = len(gains.requests)
+    metrics["credit/gain/contexts_scored"] = plan.scorer.n_scored(gains)
     prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()

@@ -90,16 +90,21 @@ def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
     ``call``: up to the end of the turn's own tokens, before its observation (the released convention, which never
     measures the last retrieved result).
     """
+    spans = turn_spans(turn_ids)
+    if where == "observation":
+        return [first for first, _ in spans[1:]]
+    return [end for _, end in spans[:-1]]
+
+
+def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """[first, end) of each turn's own tokens, in response tokens."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for position, turn in enumerate(turn_ids):
         if turn >= 0:
             first.setdefault(turn, position)
             last[turn] = position
-    n_tool_turns = max(first, default=0)
-    if where == "observation":
-        return [first[turn + 1] for turn in range(n_tool_turns)]
-    return [last[turn] + 1 for turn in range(n_tool_turns)]
+    return [(first[turn], last[turn] + 1) for turn in range(len(first))]
 
 
 def score_table(

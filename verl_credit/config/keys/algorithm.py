@@ -150,11 +150,11 @@ class Algorithm(Section):
     turn_signal: Annotated[
         str,
         Expected(
-            "auto, none, info_gain, tool_reward, column:NAME, or a dotted path to your own (my_module.my_signal)"
+            "auto, none, info_gain, infopo, tool_reward, column:NAME, or a dotted path to your own (my_module.my_signal)"
         ),
         When(reads.turn_level),
     ] = AUTO
-    """Turn reward: info_gain, tool_reward, column:NAME, none, my_module.my_signal; auto: what the turn mode is made for."""
+    """Turn reward: info_gain, infopo, tool_reward, column:NAME, none, my_module.my_signal; auto: what the mode needs."""
     turn_signals: Annotated[
         dict[str, float] | None,
         Expected("null, or a mapping of turn signals to weights"),
@@ -214,14 +214,14 @@ class Algorithm(Section):
     """Written before the template. Qwen3 thinks first, so model=qwen3_* write an empty thought here."""
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """Several gold answers: the best one counts, the mean of their probabilities, or the first alone."""
-    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.gains)] = "branch"
+    info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = "branch"
     """branch: answers ride on the old_log_probs forward; rows: a row for every context; server: the rollout server."""
-    info_gain_every: Annotated[int, Field(ge=1), When(reads.gains)] = 1
+    info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
-    info_gain_warmup_steps: Annotated[Count, When(reads.gains)] = 0
+    info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0
     """Steps at the start without a turn level."""
     info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
-    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.gains)] = "raise"
+    info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.scorer)] = "raise"
     """A gain that cannot be scored stops the run, is missing (drop), or counts as 0; counted in credit/gain/failed_rows."""
     gamma: Annotated[Share, When(reads.discounts)] = 1.0
     """Discount of later turns' rewards."""

@@ -36,6 +36,10 @@ def gains(s) -> bool:
     return s.scores_gain
 
 
+def scorer(s) -> bool:
+    return s.uses_scorer
+
+
 def discounts(s) -> bool:
     return not s.turn_estimator or "gamma" in s.algorithm.turn_mode.options
 

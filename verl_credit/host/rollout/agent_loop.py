@@ -26,6 +26,7 @@ from verl_credit.recipe.rules.other_tools import FAILED
 from verl_credit.reward.qa import final_answer
 from verl_credit.search.protocol import control_tokens, without_markup
 from verl_credit.turns.book import RowRecord, TurnBook, rewards_of_turns
+from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.scorers import SCORERS, Scorer
 from verl_credit.turns.signals import (
@@ -79,6 +80,7 @@ class TurnAgentLoop(ToolAgentLoop):
             ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["raw_prompt"])
         )
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
+        self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         output = await super().run(
             params, **kwargs | {"tools_kwargs": given_tools(kwargs.get("tools_kwargs"))}
@@ -169,6 +171,7 @@ class TurnAgentLoop(ToolAgentLoop):
         return "no_answer"
 
     async def _handle_processing_tools_state(self, agent_data):
+        told, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
         try:
             state = await super()._handle_processing_tools_state(agent_data)
         except RowFault as fault:
@@ -176,7 +179,19 @@ class TurnAgentLoop(ToolAgentLoop):
             self.record.stop_reason = "tool_fault"
             return AgentState.TERMINATED
         self.book.observed(agent_data.response_mask)
+        if self._masks and state == AgentState.GENERATING:
+            self.record.masked_observations.append(await self._masked_messages(agent_data, told, ids, mask))
         return state
+
+    async def _masked_messages(self, agent_data, told: int, ids: list[int], mask: list[int]) -> list[int]:
+        """The tool messages behind the first ``told`` as verl renders them, with the placeholder for each content; from the
+        end of the turn's own tokens on. ``ids``, ``mask``: prompt_ids and response_mask before them."""
+        before, tools = agent_data.messages[:told], agent_data.messages[told:]
+        masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
+        schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
+        merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
+        behind = next(n for n, own in enumerate(reversed(merged_mask)) if own)
+        return merged.token_ids[len(merged.token_ids) - behind :]
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
         # Fewer where the row says extra_info.tool_selection.

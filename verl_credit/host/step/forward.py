@@ -13,6 +13,8 @@ from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.recipe.rules.budget import tokens_per_micro_batch
 from verl_credit.turns.scorers import ScoreRow
 
+OLD_LOG_PROBS = "old_log_probs"
+
 
 class TrainerForward:
     """``batch``: the handle of the step's rows, with the fields that a scorer has added."""
@@ -32,6 +34,9 @@ class TrainerForward:
 
     def carried(self) -> list[torch.Tensor]:
         return list(store.read(self.batch, BRANCH_LOG_PROBS)[BRANCH_LOG_PROBS].unbind())
+
+    def written(self) -> list[torch.Tensor]:
+        return list(store.read(self.batch, OLD_LOG_PROBS)[OLD_LOG_PROBS].unbind())
 
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         return score_rows(

@@ -21,7 +21,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
@@ -48,7 +48,7 @@ from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.gains import plan_gains, score_gains
+from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
 from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
 
 
@@ -178,6 +178,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         forward_s = time.perf_counter() - start
         with marked_timer("info_gain", self.timing_raw):
             gain_B_K, mask_B_K = score_gains(plan, forward, metrics)
+            infopo_B, named = score_infopo(plan, forward), set(self.settings.turn_signals)
             gain_scale, outcome_scale = self.settings.curriculum_at(self.global_steps, self.planned_steps)
             self._step = TurnStep(
                 self.settings,
@@ -185,8 +186,8 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
                 gain_B_K,
                 mask_B_K,
                 self._turns.row_valid_B,
-                tables=partial(self._tables, gain_B_K, mask_B_K, plan.scored),
-                scored=plan.scored or set(self.settings.turn_signals) != {INFO_GAIN},
+                tables=partial(self._tables, gain_B_K, mask_B_K, infopo_B, plan.scored),
+                scored=plan.scored or not named or not named <= FORWARD_SIGNALS,
                 gain_scale=gain_scale,
                 outcome_scale=outcome_scale,
                 stage=self._stage,
@@ -243,9 +244,11 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
         return batch
 
-    def _tables(self, gain_B_K, has_gain_B_K, scored, outcome_B, group_B):
+    def _tables(self, gain_B_K, has_gain_B_K, infopo_B, scored, outcome_B, group_B):
         """What the turn mode reads, once verl has outcomes and groups."""
-        rows = StepRows(self._turns, self.tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
+        rows = StepRows(
+            self._turns, self.tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K, infopo_B
+        )
         tolerated = self.config.faults.max_lost_rewards
         reward_B_K, mask_B_K, metrics = step_rewards(
             self._signals, self.settings, rows, scored=scored, tolerated_share=tolerated

@@ -29,7 +29,7 @@ def validate_scorer(config: DictConfig, settings: CreditSettings) -> None:
         if model.get("use_fused_kernels", False):
             use = "verl's fused head does not hand the rows' places on to the model; set it to false"
             raise ConfigError.of(config, "actor_rollout_ref.model.use_fused_kernels", ATTENTION, accepted=use)
-    if settings.scores_gain:
+    if settings.uses_scorer:
         SCORERS[settings.algorithm.info_gain_scorer].needs(config)
 
 

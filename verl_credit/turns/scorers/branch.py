@@ -80,8 +80,11 @@ def fit_branches(plan: GainPlan, budget: int | None) -> GainPlan:
     if needed <= budget:
         return plan
     if plan.settings.algorithm.info_gain_on_error == "raise":
+        masked = len(plan.requests) > plan.n_gains
+        what = "what is scored behind it" if masked else "its answers"
+        other = "drop leaves out turns" if masked else "zero counts gains"
         raise IntegrityError(
-            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and its answers: {needed} "
-            "tokens. algorithm.info_gain_on_error=zero counts gains that do not fit as 0 instead"
+            f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget} cannot hold a row and {what}: {needed} "
+            f"tokens. algorithm.info_gain_on_error={other} that do not fit{'' if masked else ' as 0'} instead"
         )
     return replace(plan, branches=plan.branches.fitted(length_B, budget))

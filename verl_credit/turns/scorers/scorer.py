@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -45,6 +45,9 @@ class Forward(Protocol):
     def carried(self) -> list[torch.Tensor]:
         """After the forward: the log-probs of each row's answer tokens."""
 
+    def written(self) -> list[torch.Tensor]:
+        """After the forward: the log-probs of each row's response."""
+
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of ordinary rows, by a forward of their own."""
 
@@ -61,6 +64,22 @@ class GainPlan:
     requests: list[Request]
     branches: BranchPlan
     """One per distinct context and answer."""
+    n_gains: int = 0
+    """The first requests are those of information gain, the others those of infopo."""
+
+    @property
+    def gains(self) -> GainPlan:
+        """The requests of information gain alone."""
+        return self._part(slice(self.n_gains))
+
+    @property
+    def masked(self) -> GainPlan:
+        """The requests of infopo alone."""
+        return self._part(slice(self.n_gains, None))
+
+    def _part(self, part: slice) -> GainPlan:
+        branches = replace(self.branches, place_N=self.branches.place_N[part])
+        return replace(self, requests=self.requests[part], branches=branches)
 
 
 class Scorer(ABC):

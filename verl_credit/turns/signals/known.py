@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from verl_credit.config.settings import INFO_GAIN, INFOPO
 from verl_credit.errors import IntegrityError
+from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.signals.signal import Signal, StepRows
 
 
@@ -16,6 +18,23 @@ class InfoGainSignal(Signal):
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
+
+
+class InfoPOSignal(Signal):
+    """How much a turn's observation changes the policy's next response (`turns/infopo.py`)."""
+
+    says = (
+        "mean over the next response's tokens of log pi(token | the observation) - log pi(token | "
+        f"{PLACEHOLDER!r} in its place); one value per turn"
+    )
+    reads = "old_log_probs, and the scorer's log-probs of the next response behind the masked tool messages; no gold answer"
+    cost = (
+        "per tool turn its masked tool messages and its next response: behind the row in the old_log_probs forward "
+        "(info_gain_scorer=branch), or a row of its own (rows)"
+    )
+
+    def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.table(rows, lambda row: rows.infopo_B[row])
 
 
 class ToolRewardSignal(Signal):
@@ -50,5 +69,5 @@ class ColumnSignal(Signal):
         return self.table(rows, values_of)
 
 
-SIGNALS = {"info_gain": InfoGainSignal, "tool_reward": ToolRewardSignal}
+SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, "tool_reward": ToolRewardSignal}
 COLUMN = "column:"

@@ -31,6 +31,8 @@ class StepRows:
     gain_B_K: torch.Tensor
     """Information gain (0 where none was measured); NaN: lost."""
     has_gain_B_K: torch.Tensor
+    infopo_B: Sequence[Sequence[float]] | None = None
+    """Per row and tool turn (`turns/infopo.py`); None: not measured."""
     row_names: Sequence[str] = field(default=())
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.config.settings import FORWARD_SIGNALS, INFO_GAIN, CreditSettings
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.signals.combine import combined
 from verl_credit.turns.signals.signal import Signal, StepRows
@@ -18,12 +18,15 @@ def step_rewards(
     scored: bool,
     tolerated_share: float,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains, which are then no signal of it.
+    """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains and infopo, which are then no
+    signals of it.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost. Information gain has a rule of
     its own for lost ones (`info_gain_on_error`).
     """
-    active = {signal: weight for signal, weight in signals.items() if scored or signal.name != INFO_GAIN}
+    active = {
+        signal: weight for signal, weight in signals.items() if scored or signal.name not in FORWARD_SIGNALS
+    }
     if not active:
         return torch.zeros_like(rows.gain_B_K), torch.zeros_like(rows.has_gain_B_K), {}
     tables = {signal: signal.rewards(rows) for signal in active}
