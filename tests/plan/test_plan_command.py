@@ -161,6 +161,20 @@ def test_searching_depends_on_the_index_and_on_the_cores():
     assert seconds({**indexed(), "plan": {"search_core_seconds": 0.85}}) == pytest.approx(flat * 2)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"turn_signal": "infopo"}, True),
+        ({"turn_signals": {"info_gain": 1.0, "infopo": 1.0}}, True),
+        ({"turn_signal": "infopo", "info_gain_norm_mode": "none"}, False),
+        ({"turn_signal": "tool_reward"}, False),
+    ],
+)
+def test_what_infopo_scores_is_said_not_to_be_counted(algorithm, said):
+    plan = make_plan(changed("algorithm", {"info_gain_norm_mode": "joint"} | algorithm))
+    assert said == any("turn signal infopo scores is not counted" in note for note in plan.notes)
+
+
 @pytest.mark.parametrize("place", ["elsewhere", "device"])
 def test_searching_that_is_not_counted_is_said(place):
     plan = make_plan(indexed(place=place))

@@ -8,12 +8,16 @@ import pytest
 from kit.recipes import check
 from verl_credit.commands.explain import explanation
 from verl_credit.config.settings import CreditSettings
+from verl_credit.doctor.inputs.answer_budget import answer_room
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.unread import unused
 
 SIGNAL, SEVERAL, MODE = (
     f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")
 )
 HERE = __name__
+INFOPO, SCORER, ROLLOUT = [f"{SIGNAL}=infopo"], "algorithm.info_gain_scorer", "actor_rollout_ref.rollout"
+BYPASS, BUDGET = "algorithm.rollout_correction.bypass_mode", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 
 
 def lengths(group, *, scale=1.0):
@@ -74,6 +78,10 @@ def test_a_judge_is_bound_but_not_called():
             "unexpected keyword",
         ),
         ([f"{SIGNAL}=os.abort"], SIGNAL, "Python's own"),
+        ([*INFOPO, f"{SCORER}=server"], SCORER, "use branch or rows"),
+        ([f"{SEVERAL}={{info_gain:1,infopo:1}}", f"{SCORER}=server"], SCORER, "algorithm.turn_signals={"),
+        ([*INFOPO, f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature", "set it to 1"),
+        ([*INFOPO, f"{SCORER}=rows", f"{BYPASS}=true"], BYPASS, "which are then not computed"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(overrides, key, message):
@@ -97,6 +105,45 @@ def test_explain_names_every_signal_and_their_sum():
     shown = explanation("lab", config)
     assert f"turn signal: {HERE}.lengths" in shown and "a call of your function per question" in shown
     assert f"1 info_gain + 0.5 {HERE}.lengths, each z-scored over its question's turns" in shown
+
+
+def test_infopo_measures_no_gain_and_reads_the_scorers_keys():
+    config = check(
+        *INFOPO, f"{SCORER}=rows", "algorithm.info_gain_every=2", "algorithm.info_gain_type=log_prob_diff"
+    )
+    chosen, shown = CreditSettings.from_config(config), explanation("lab", config)
+    assert (chosen.scores_gain, chosen.uses_scorer) == (False, True)
+    assert "turn signal: infopo" in shown and "'No information found.' in its place" in shown
+    assert "no gold answer" in shown and "information gain:" not in shown
+    assert unused(config) == ["algorithm.info_gain_type=log_prob_diff"]
+    assert "signal=infopo scorer=rows | gain every 2 steps after 0" in chosen.banner()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        (
+            INFOPO,
+            464 + 4 * 40 + 4 * 24,
+        ),  # 5 turns of 40 tokens; 4 of them once more, each behind a placeholder
+        ([*INFOPO, "search.max_new_tokens=83"], 464 + 4 * 83 + 4 * 24),
+        ([f"{SEVERAL}={{info_gain:1,infopo:1}}"], 464 + 4 * 40 + 4 * 24 + 5 * 8),
+        ([*INFOPO, f"{SCORER}=rows"], 464 + 24),
+    ],
+)
+def test_what_infopo_scores_behind_a_row_needs_room(overrides, tokens):
+    check(*overrides, f"{BUDGET}={tokens}")
+    error = refused(*overrides, f"{BUDGET}={tokens - 1}")
+    assert (
+        error.key == BUDGET
+        and "for the turn signal infopo" in str(error)
+        and f": {tokens} tokens" in str(error)
+    )
+
+
+def test_the_room_that_infopo_takes_is_no_room_for_answers():
+    both = check(f"{SEVERAL}={{info_gain:1,infopo:1}}")
+    assert answer_room(check()).tokens - answer_room(both).tokens == 4 * 40 + 4 * 24
 
 
 def test_the_signals_of_the_page_run(tmp_path, monkeypatch):

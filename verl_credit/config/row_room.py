@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SHORT_ANSWER = 8  # of the answer tag and a short answer, behind every context
 
+MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
+
 
 def least_log_prob_tokens(row: int, contexts: int) -> int:
     """``row``: data.max_prompt_length + data.max_response_length. Answers ride behind it, one for each context."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verl_credit.config.settings import INFOPO
 from verl_credit.errors import ConfigError
 from verl_credit.plan.compute import Step, disk_bytes, run_steps, step
 from verl_credit.plan.hardware import (
@@ -96,6 +97,7 @@ def make_plan(
             "hardware.index_bytes"
         )
     notes += _notes(job, hw)
+    notes += _uncounted(config.get("algorithm") or {})
 
     def measure(changed: Job, bytes_of_index: float) -> list[Phase]:
         return phases(shape, changed, hw, assumed, index=bytes_of_index, place=place)
@@ -131,6 +133,16 @@ def _notes(job: Job, hw: Hardware) -> list[str]:
             "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
         )
     return found
+
+
+def _uncounted(algorithm: Mapping) -> list[str]:
+    named = algorithm.get("turn_signals") or [algorithm.get("turn_signal")]
+    if INFOPO not in named or algorithm.get("info_gain_norm_mode") == "none":
+        return []
+    return [
+        "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, behind the "
+        "rows of log-probs (info_gain_scorer=branch) or as rows of their own (rows)"
+    ]
 
 
 def _model(config: Mapping) -> str:

@@ -20,7 +20,7 @@ from verl_credit.config.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.doctor.inputs.data import Row
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.rules.budget import LOG_PROB, _contexts, _row, sequence_parallel
+from verl_credit.recipe.rules.budget import LOG_PROB, _contexts, _row, masked_tokens, sequence_parallel
 from verl_credit.reward.qa import stated_form
 from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of
@@ -48,7 +48,8 @@ def answer_room(config: DictConfig) -> Room | None:
     if not contexts or not actor.use_dynamic_bsz:
         return None
     budget = rollout.log_prob_max_token_len_per_gpu
-    return Room(LOG_PROB, budget, budget * sequence_parallel(actor) - row, contexts)
+    room = budget * sequence_parallel(actor) - row - masked_tokens(config, settings)
+    return Room(LOG_PROB, budget, room, contexts)
 
 
 def answers_fit(config: DictConfig, place: Room, tokenizer, rows: Iterable[Row]) -> str:

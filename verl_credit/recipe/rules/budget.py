@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.row_room import SHORT_ANSWER, least_log_prob_tokens
+from verl_credit.config.row_room import MASKED_OBSERVATION, SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.config.settings import CreditSettings
+from verl_credit.config.turn_limit import DEFAULT, turns_at_most
 from verl_credit.errors import ConfigError
+from verl_credit.names import AGENTS
 from verl_credit.turns.scorers import SCORERS
 
 ULYSSES = "ulysses_sequence_parallel_size"
@@ -39,11 +41,13 @@ def validate_budgets(config: DictConfig) -> None:
         return
     ranks = sequence_parallel(actor)
     _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
-    answers = _contexts(config, CreditSettings.from_config(config))
+    settings = CreditSettings.from_config(config)
+    answers = _contexts(config, settings)
     said = f" and {answers} short answer{'s' * (answers > 1)} of {SHORT_ANSWER} tokens" if answers else ""
-    _must_hold(
-        LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, least_log_prob_tokens(row, answers), said
-    )
+    if masked := masked_tokens(config, settings):
+        said += f" and, for the turn signal infopo, {masked} tokens of masked observations and the responses behind them"
+    needed = least_log_prob_tokens(row, answers) + masked
+    _must_hold(LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, said)
 
 
 def tokens_per_micro_batch(config: DictConfig) -> int | None:
@@ -60,6 +64,19 @@ def _contexts(config: DictConfig, settings: CreditSettings) -> int:
     """How many answers the longest row of a log-prob micro-batch carries."""
     scorer = SCORERS[settings.algorithm.info_gain_scorer]
     return scorer.answers_behind_row(config) if settings.scores_gain else 0
+
+
+def masked_tokens(config: DictConfig, settings: CreditSettings) -> int:
+    """What infopo puts behind the longest row of a log-prob micro-batch: every response but the first once more, as long as
+    the limits allow, and a masked observation before each. In rows of their own: a masked observation in place of none."""
+    if not settings.masks_observations:
+        return 0
+    if not SCORERS[settings.algorithm.info_gain_scorer].rides:
+        return MASKED_OBSERVATION
+    turns, most = turns_at_most(config)[1], config.data.max_response_length
+    if turns is None or OmegaConf.select(config, DEFAULT) not in (None, *AGENTS):  # no budget of ours
+        return most + MASKED_OBSERVATION * max((turns or 2) - 1, 1)
+    return min(most, (turns - 1) * config.search.max_new_tokens) + (turns - 1) * MASKED_OBSERVATION
 
 
 def _must_hold(key: str, budget: int | None, ranks: int, needed: int, said: str = "") -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.settings import CreditSettings
+from verl_credit.config.settings import INFOPO, CreditSettings
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
 from verl_credit.search.redact import redact_value
+from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import (
     COLUMN,
     SIGNALS,
@@ -25,6 +26,8 @@ from verl_credit.turns.signals import (
 SIGNAL, SEVERAL, MODE = (
     f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")
 )
+SCORER, BYPASS = "algorithm.info_gain_scorer", "algorithm.rollout_correction.bypass_mode"
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 PARAMS = "algorithm.turn_signal_params"
 ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
 
@@ -61,6 +64,8 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
     if name == "tool_reward" and config_has_no_tool(config):
         use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path)"
         raise ConfigError(key=key, value=name, accepted=use)
+    if name == INFOPO:
+        _infopo(config, settings, key)
     if not own:
         return
     try:
@@ -86,6 +91,21 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
             beside={PARAMS: redact_value(PARAMS, signal.params)},
             accepted=f"{kind}: {said}",
         ) from error
+
+
+def _infopo(config: DictConfig, settings: CreditSettings, key: str) -> None:
+    """Its two terms have to come from the same policy, at the same temperature."""
+    if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
+        use = "infopo scores next responses behind masked observations, which that scorer does not; use branch or rows"
+        raise ConfigError.of(config, SCORER, key, accepted=use)
+    if OmegaConf.select(config, BYPASS):
+        use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
+        raise ConfigError.of(config, BYPASS, key, accepted=use)
+    if OmegaConf.select(config, TEMPERATURE) != 1:
+        use = (
+            "infopo compares old_log_probs, which are taken at it, with scores at temperature 1; set it to 1"
+        )
+        raise ConfigError.of(config, TEMPERATURE, key, accepted=use)
 
 
 def config_has_no_tool(config: DictConfig) -> bool:
