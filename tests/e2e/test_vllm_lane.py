@@ -42,6 +42,7 @@ def test_the_lane_adds_packages_and_changes_none():
     assert not {"torch", "torchvision", "torchaudio", "torchcodec", "vllm"} & set(added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("expression", "collected"), [("not e2e", 0), ("e2e", 0), ("", 0), ("vllm", 2)])
 def test_only_a_run_that_names_them_collects_the_slow_tests(expression, collected):
     class Collected:

@@ -95,7 +95,10 @@ def test_rows_have_verl_fields(questions):
     row = to_rows(questions["dev"], "dev")[0]
     question = questions["dev"][0]
     assert row["prompt"] == [{"role": "user", "content": question.text}]
-    assert row["reward_model"] == {"style": "rule", "ground_truth": {"target": [question.gold]}}
+    assert row["reward_model"] == {
+        "style": "rule",
+        "ground_truth": {"target": [question.gold], "form": "tag"},
+    }
     assert row["extra_info"]["gold_ids"] == question.gold_ids
     assert row["extra_info"]["hops"] == question.hops
 

@@ -52,6 +52,7 @@ def composed(name, overrides):
     return config, make_plan(_values(config, ours))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, overrides", CASES, ids=lambda value: value if isinstance(value, str) else "+".join(value)
 )

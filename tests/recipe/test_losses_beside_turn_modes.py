@@ -18,6 +18,7 @@ def chosen(loss, mode):
     return [f"{LOSS}.loss_mode={loss}", f"algorithm.info_gain_norm_mode={mode}", *beta]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", VERLS_LOSSES)
 def test_every_loss_of_verls_is_taken_with_every_turn_mode_and_no_clip_is_scaled(loss):
     for mode in MODES:

@@ -40,6 +40,7 @@ def test_these_are_all_presets():
     assert shipped == {f"{name}.yaml" for name in PRESETS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid_and_all_of_it_is_read(name):
     config, settings, _ = preset(name)
