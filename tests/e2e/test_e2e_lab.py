@@ -123,8 +123,8 @@ def test_resume(one_rank):
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
     events, start = read_json_lines(one_rank.run_dir / EVENTS), ["banner", "attention", "log_probs"]
     assert [row["kind"] for row in events] == [
-        *("start", "idle", *start, "end"),
-        *("start", "idle", "resume", *start, "end"),
+        *("start", "idle", *start, "small_groups", "end"),
+        *("start", "idle", "resume", *start, "small_groups", "end"),
     ]
     assert "the clip can never act" in events[1]["text"]
     assert [row["reason"] for row in events if row["kind"] == "end"] == ["interrupted", "done"]
