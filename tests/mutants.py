@@ -50,7 +50,7 @@ MUTANTS = [
     ("turns/branches.py", "- 1].token_ids) <=", "- 1].token_ids) <", "gain_step turn_batch gain_rows"),
     ("turns/branches.py", "i, g=grown: -g[i].base", "i, g=grown: g[i].base", "gain_step turn_batch gain_rows"),
     ("turns/gains.py", "torch.where(gain.failed_B_K, lost,", "torch.where(gain.failed_B_K, 0.0,", "gain_step"),
-    ("credit/turn/inputs.py", "& ~lost_B_K,", ",", "turn_credit credit_unbiased"),
+    ("credit/turn/inputs.py", "~turn_reward_B_K.isfinite()", "turn_reward_B_K.isnan()", "turn_credit laws"),
     ("credit/turn/mode.py", "counts_B = counts_B & ~tied_B", "counts_B = counts_B", "turn_credit outcome_operators"),
     ("credit/turn/states.py", "tables.known_B[:, None] & (tables.anchor", "(tables.anchor", "turn_methods_worked"),
     ("credit/turn/anchors.py", "autojunk = released_order is not None", "autojunk = True", "anchors turn_methods"),

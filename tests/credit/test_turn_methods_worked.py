@@ -313,3 +313,17 @@ def test_other_options_keep_the_laws_too(name, options):
     subject = replace(registered_subject("turn", name), run=run, properties=None)
     wrong = [finding for finding in check(subject) if finding.wrong]
     assert not wrong, "\n".join(f"{finding.name}: {finding.detail}" for finding in wrong)
+
+
+@pytest.mark.parametrize("mode", ["gigpo", "hgpo"])
+def test_a_row_that_lost_a_reward_is_no_visit_of_any_state(mode):
+    """The others get what they would get without it."""
+    outcome_B, group_B = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(4).long()
+    reward_B_K = torch.tensor([[0.2], [0.1], [0.4], [float("nan")]], dtype=torch.float64)
+    mask_B_K, anchor_B_K1 = torch.ones(4, 1).bool(), torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])
+    tables = {"anchor_B_K1": anchor_B_K1, "n_tool_turns_B": torch.ones(4).long()}
+    lost = MODES[mode](outcome_B, reward_B_K, mask_B_K, group_B, **tables)
+    valid_B = torch.tensor([True, True, True, False])
+    without = MODES[mode](outcome_B, reward_B_K, mask_B_K, group_B, row_valid_B=valid_B, **tables)
+    assert torch.equal(lost.advantage_B_K1[:3], without.advantage_B_K1[:3])
+    assert lost.advantage_B_K1[:3].abs().max() > 0
