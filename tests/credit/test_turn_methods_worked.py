@@ -307,6 +307,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", VARIANTS)
 def test_other_options_keep_the_laws_too(name, options):
     run = partial(run_turn_mode, mode=MODES[name], **options)

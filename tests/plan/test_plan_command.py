@@ -284,6 +284,7 @@ def test_a_refusal_is_one_line_and_exit_code_4(capsys):
     assert out.startswith("search_cpu: cannot be planned") and out.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_all_recipes_as_a_table(capsys):
     from verl_credit.recipe.compose import shipped_recipes
 

@@ -48,6 +48,7 @@ def test_every_preset_is_valid_and_all_of_it_is_read(name):
     assert settings.banner().startswith(f"verl_credit: preset={name} | ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in TURN_PRESETS])
 def test_presets_of_the_token_level_have_no_turns_in_them(name):
     config, settings, _ = preset(name)
@@ -60,6 +61,7 @@ def test_presets_of_the_token_level_have_no_turns_in_them(name):
     assert (actor.clip_ratio_low, actor.clip_ratio_high, settings.dynamic_clip) == (0.2, 0.28, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, promised", FACTORIAL.items())
 def test_conditions_of_the_factorial_differ_in_their_two_factors_only(name, promised):
     """Beside those the preset's name, and for MaxRL the std switch that it does not read (test_token_estimator)."""
