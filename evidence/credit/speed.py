@@ -6,7 +6,7 @@ loops over the tokens of some of the rows (their time is per row, times the rows
 definition, the other computes every turn once and looks it up. Loss: forward and backward of `turn_policy_loss`
 with ratio_level=turn and a clip scale, beside verl's vanilla loss on the same tensors, alternating. Medians (of
 the loss: of the ratios of neighbouring runs). Tokens: `token_credit` and `gtpo_canonical`, processor seconds over those of
-the tables, alternating, each the best of its runs; one token in ten plans, in phrases of eight.
+the tables, alternating, each the best of its runs; one token in ten plans, at random.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from verl_credit.credit import gtpo_canonical, spread, token_credit, turn_credit, turn_policy_loss, turn_table
 
 GROUP, TURNS, ORACLE_ROWS, REPEATS, LOSS_ROWS, LOSS_REPEATS, TOKEN_REPEATS = 16, 8, 64, 15, 64, 60, 5
-TOKEN_MODES, PHRASE = ("none", "gtpo", "gtpo_sepa_hicra"), 8
+TOKEN_MODES = ("none", "gtpo", "gtpo_sepa_hicra")
 
 
 def batch(rows: int, tokens: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -143,8 +143,7 @@ def token_ratios(data: dict[str, torch.Tensor]) -> dict[str, float]:
     rows, tokens = data["mask"].shape
     advantage, _ = tables(data)
     entropy = 3 * torch.rand(rows, tokens, generator=random)
-    phrases = torch.rand(rows, -(-tokens // PHRASE), generator=random) < 0.1
-    planning = phrases.repeat_interleave(PHRASE, dim=1)[:, :tokens].contiguous()
+    planning = torch.rand(rows, tokens, generator=random) < 0.1
     given = {"uncertainty_B_T": entropy, "group_B": data["group"], "sepa_lambda": 0.5}
     level = {
         mode: {**given, "transform_mode": mode, "planning_B_T": planning if mode.endswith("hicra") else None}
