@@ -1,4 +1,5 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
+# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 500.
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
@@ -8,12 +9,13 @@ BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 DOCS_VENV ?= .venv-docs
 RUN_DIR ?= runs/demo
+CASES ?= 2000
 # A Linux user without a GPU avoids the CUDA download with
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-slow test-e2e test-vllm docs gpu-evidence lint install clean
+.PHONY: demo test test-fast test-slow test-e2e test-vllm fuzz docs gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -37,6 +39,9 @@ test-slow: install
 
 test-e2e: install
 	$(BIN)/python -m pytest -m e2e -n 2 --dist loadfile
+
+fuzz: install
+	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
 
 test-vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py

@@ -1,5 +1,6 @@
 """One thread for torch, here and in what the tests start: the models are tiny, and machines are shared."""
 
+import gc
 import os
 import re
 import shutil
@@ -23,12 +24,20 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.fixture
-def cached_recipes(monkeypatch):
-    """Commands compose each recipe once in a process (kit/recipes.py)."""
+def pytest_collection_finish():
+    """The garbage collector no longer walks through what is imported by now: tests of recipes take a third less time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def recipes_composed_once():
+    """The project composes each recipe once in a process (kit/recipes.py). ``tests/config`` compares it with Hydra."""
     from kit.recipes import composed_once
 
-    monkeypatch.setattr("verl_credit.recipe.compose.compose_recipe", composed_once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("verl_credit.recipe.compose.compose_recipe", composed_once)
+        yield
 
 
 @pytest.fixture

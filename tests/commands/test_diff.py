@@ -13,8 +13,6 @@ from verl_credit.recipe.defaults import ABSENT, Default, changed_values, default
 from verl_credit.run.files import METRICS, VALIDATION, append_json
 from verl_credit.run.versions import VERSIONS, installed_versions, read_versions, write_versions
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
-
 VALUES = {
     "seed": 1,
     "run_dir": "a",

@@ -17,8 +17,6 @@ from verl_credit.config.keys import our_keys
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.modes import MODES
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
-
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
 

@@ -15,8 +15,6 @@ from verl_credit.doctor.hardware import disk
 from verl_credit.errors import ConfigError
 from verl_credit.machine.facts import GIB
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
-
 MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
 LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
 

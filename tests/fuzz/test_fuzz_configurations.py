@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from kit.fuzz import FUZZ_CASES
 from kit.recipes import OWN, load_config
 from verl_credit.commands.explain import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
@@ -146,8 +147,8 @@ def law(case: Case, explained: bool = True) -> None:
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(CUT), pytest.param(range(CUT, CUT + 2000), marks=pytest.mark.slow)],
-    ids=["a cut", "all"],
+    [range(CUT), pytest.param(range(CUT, CUT + FUZZ_CASES), marks=pytest.mark.slow)],
+    ids=["a cut", "more"],
 )
 def test_a_mutated_recipe_is_explained_or_refused_in_one_line(seeds):
     for seed in seeds:

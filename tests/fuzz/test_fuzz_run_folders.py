@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from kit.fuzz import FUZZ_CASES
 from kit.report_page import Page, write_run
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
@@ -106,8 +107,8 @@ def law(folder: Path, whole: Path, capsys) -> None:
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(20), pytest.param(range(20, 320), marks=pytest.mark.slow)],
-    ids=["a cut", "all"],
+    [range(20), pytest.param(range(20, 20 + FUZZ_CASES // 5), marks=pytest.mark.slow)],
+    ids=["a cut", "more"],
 )
 def test_a_damaged_run_is_told_in_a_report_or_in_one_line(seeds, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("verl_credit.report.page.panel_data_uri", lambda panel: "data:,")  # a second each

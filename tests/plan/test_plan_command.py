@@ -24,8 +24,6 @@ from verl_credit.plan.memory import engine
 from verl_credit.plan.plan import make_plan
 from verl_credit.plan.read_job import read_job
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
-
 SHAPE, H100 = shape_of("Qwen/Qwen3-4B"), find_hardware("h100")
 CONFIG = {
     "trainer": {

@@ -28,7 +28,7 @@ def write(folder, **files):
 
 
 @pytest.fixture
-def started(cached_recipes, monkeypatch):
+def started(monkeypatch):
     """What `train` would start: the configurations, and the commands of a sweep."""
     found = []
     monkeypatch.setattr(train, "_train", lambda config, *rest: found.append(config) or 0)

@@ -12,8 +12,6 @@ from verl_credit.doctor.inputs.data import read_rows
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.required import without_value
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
-
 
 def write(path, rows):
     parquet.write_table(pa.Table.from_pylist(rows), path)

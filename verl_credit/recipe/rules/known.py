@@ -88,7 +88,16 @@ def _unlisted(config: DictConfig) -> Iterator[str]:
 
 def _referred_to(config: DictConfig, key: str) -> bool:
     """Does a value somewhere read the key, or one below it, as ``${key}``?"""
-    others = re.findall(r"\$\{([\w.]+)", OmegaConf.to_yaml(config))
+
+    def strings(value: object) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            for one in value.values() if isinstance(value, dict) else value:
+                yield from strings(one)
+
+    written = OmegaConf.to_container(config, resolve=False)
+    others = (name for text in strings(written) for name in re.findall(r"\$\{([\w.]+)", text))
     return any(f"{other}.".startswith(f"{key}.") for other in others)
 
 
