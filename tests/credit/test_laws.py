@@ -208,6 +208,17 @@ def test_a_counterexample_says_where():
     assert "all outcomes 0.35 in torch.float32: advantages up to 0.35" in finding.detail
 
 
+def test_the_counterexample_of_an_algorithm_shows_its_turns_and_their_rewards():
+    def worse_the_more_it_earned(context: AlgorithmContext):
+        earned_G = [sum(r or 0.0 for r in rewards) for rewards in context.turn_rewards_G]
+        rows = zip(context.rewards_G, earned_G, context.turn_ids_G, strict=True)
+        return [[r if earned <= 0 else -r] * len(ids) for r, earned, ids in rows]
+
+    (better,) = (f for f in check(own_subject(worse_the_more_it_earned, "worse")) if f.name == "better")
+    assert better.wrong
+    assert "turn_ids = [[0" in better.example[0] and "turn_rewards = [[0." in better.example[0]
+
+
 def test_the_kind_is_told_or_asked_for():
     assert own_subject(TransformSpec("x"), "x").level == "token"
     assert own_subject(lambda: TransformSpec("x"), "x").level == "token"

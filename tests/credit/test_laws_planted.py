@@ -371,9 +371,15 @@ def reinforce(context: AlgorithmContext):
     return [[a] * len(row) for a, row in zip(centred(context.rewards_G), context.logprobs_G, strict=True)]
 
 
+def turn_by_turn(context: AlgorithmContext):
+    rows = zip(centred(context.rewards_G), context.turn_ids_G, context.turn_rewards_G, strict=True)
+    return [[a + ((*earned, None)[turn] or 0.0) for turn in ids] for a, ids, earned in rows]
+
+
 LAWFUL = [
     centred, hipa_like, grpo, only_normalised, leave_one_out, hard_prompts, by_rank, scaled, late_tokens, weighted_turns,
     half_smeared, return_to_go, mean_uncertainty, most_uncertain, pooled, entropy_declared, margin, reinforce,
+    turn_by_turn,
     TransformSpec("parts", apply_hicra=True, needs_planning=True),
 ]  # fmt: skip
 

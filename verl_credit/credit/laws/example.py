@@ -11,6 +11,7 @@ import torch
 from verl_credit.credit.laws.broken import Broken
 from verl_credit.credit.laws.subjects import Subject
 from verl_credit.credit.laws.world import World
+from verl_credit.credit.plugins.lists import turn_lists
 
 TRIES = 200
 BY_TOKEN = ("turn_ids_B_T", "mask_B_T", "log_prob_B_T", "entropy_B_T", "planning_B_T")
@@ -153,6 +154,11 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
         if subject.level == "token":
             given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
             shown["advantages"] = _rows(given_B_T, world.mask_B_T)
+        if subject.level == "whole" and "gains" in subject.reads:
+            ids_B_T = world.turn_ids_B_T
+            shown["turn_ids"] = _rows(ids_B_T, world.mask_B_T)
+            rows = list(range(len(ids_B_T)))
+            shown["turn_rewards"] = turn_lists(world.gain_B_K, world.has_gain_B_K, ids_B_T, rows)
         if subject.level in ("token", "whole"):
             shown["logprobs"] = _rows(world.log_prob_B_T, world.mask_B_T)
             if world.planning_B_T is not None and "planning mask" in subject.reads:

@@ -94,5 +94,5 @@ def reads(subject: Subject, world: World) -> None:
         given_B_T = subject.run(world).advantage_B_T.sign()
         other = world.but(outcome_B=1 - world.outcome_B).without_gains()
         same([subject.apply(other, given_B_T)], [subject.apply(world, given_B_T)], what="outcomes or gains")
-    else:
+    elif "gains" not in subject.reads:
         same(run(subject, world.without_gains()), run(subject, world), what="gains")

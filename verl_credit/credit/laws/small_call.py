@@ -16,6 +16,7 @@ from verl_credit.credit.plugins import (
 
 REWARDS, TOKENS, PLANNING = [1.0, 0.0], [[0.5, 1.0], [2.0, 0.25, 1.0]], [[0, 1], [1, 0, 0]]
 LOG_PROBS = [[-h for h in row] for row in TOKENS]
+TURNS = {"turn_ids_G": [[0, 0], [0, 1, 1]], "turn_rewards_G": [[], [0.5]]}
 
 
 def small_call(found: Any, name: str, kind: str, params: dict | None) -> Callable[[], Any]:
@@ -24,7 +25,9 @@ def small_call(found: Any, name: str, kind: str, params: dict | None) -> Callabl
         call = on_lists(found, name, params)
         return lambda: call(list(REWARDS))
     if kind == "algorithm":
-        context = AlgorithmContext(REWARDS, LOG_PROBS, PLANNING, params, precomputed_entropies_G=TOKENS)
+        context = AlgorithmContext(
+            REWARDS, LOG_PROBS, PLANNING, params, precomputed_entropies_G=TOKENS, **TURNS
+        )
         return lambda: found(context)
     if kind == "uncertainty":
         spec = as_uncertainty_spec(found, name)

@@ -18,6 +18,7 @@ from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
     TransformSpec,
+    TurnInputs,
     UncertaintyContext,
     UncertaintySpec,
     as_transform_spec,
@@ -70,7 +71,7 @@ class Subject:
     reads_turns: bool = False
     """Token level: it can stand beside a turn mode."""
     reads: frozenset[str] = frozenset()
-    """Of the inputs that may be absent: "planning mask", "entropy"."""
+    """Of the inputs that may be absent: "planning mask", "entropy", "gains"."""
     uncertainty: Callable[[World], torch.Tensor] | None = None
     call: Callable[[], Callable[[], Any]] | None = None
     """Makes the bare function, ready to be called on a small input, many times."""
@@ -144,7 +145,7 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
         more["reads"] |= set(getattr(spec.compute, "reads", ()))
     else:
         more["run"] = partial(_run_algorithm, function=found, name=name, params=params)
-        more["reads"] |= {"planning mask"}  # an algorithm always gets one
+        more["reads"] |= {"planning mask", "gains"}  # an algorithm always gets them
     if "given" in more:
         more["run"] = partial(_run_token, apply=more["apply"], given=more["given"])
     return Subject(name=name, function=found, **more)
@@ -274,5 +275,6 @@ def _run_algorithm(world: World, *, function, name, params) -> Result:
         params=params,
         sepa_lambda=SEPA_LAMBDA,
         gtpo_beta=GTPO_BETA,
+        turns=TurnInputs(world.turn_ids_B_T, world.gain_B_K, world.has_gain_B_K),
     )
     return Result(advantage_B_T, torch.ones_like(advantage_B_T))
