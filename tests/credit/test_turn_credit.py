@@ -137,6 +137,26 @@ def test_a_value_that_is_not_finite_touches_its_own_row_only(mode):
             turn_credit(*arguments, mask, group, info_gain_norm_mode=mode, on_nonfinite="raise")
 
 
+def own_mode(scale):
+    """A mode of one's own that says nothing sensible of columns past a row's tool turns."""
+
+    def mine(tables):
+        missing_B_K = torch.where(tables.has_reward_B_K, 0.0, torch.nan)
+        return tables.reward_B_K + missing_B_K, tables.outcome_B, scale * tables.ones() + missing_B_K
+
+    return mine
+
+
+def test_the_answer_turn_reads_the_outcome_whatever_a_mode_of_ones_own_returns_past_the_tool_turns():
+    outcome, reward = torch.tensor([1.0, 0.5]), torch.tensor([[0.1, 0.2], [0.3, 9.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    credit = turn_credit(outcome, reward, mask, torch.zeros(2).long(), info_gain_norm_mode=own_mode(2.0))
+    assert torch.equal(credit.advantage_B_K1, torch.tensor([[0.1, 0.2, 1.0], [0.3, 0.5, 0.5]]))
+    assert torch.equal(credit.clip_scale_B_K1, torch.tensor([[2.0, 2.0, 1.0], [2.0, 1.0, 1.0]]))
+    with pytest.raises(ValueError, match="'mine' returned clip_scale_B_K row 0 below 0; expected at least 0"):
+        turn_credit(outcome, reward, mask, torch.zeros(2).long(), info_gain_norm_mode=own_mode(-1.0))
+
+
 @each_mode
 @pytest.mark.parametrize("turns", [0, 1, 20])
 def test_rows_without_turns_and_with_many(mode, turns):

@@ -61,7 +61,7 @@ def test_a_mode_of_ones_own_takes_its_options():
     "name, message",
     [
         ("short", r"returned 2 values; expected \(advantage_B_K, outcome_advantage_B, clip_scale_B_K\)"),
-        ("undefined", "returned advantage_B_K row 0 that is not finite"),
+        ("undefined", "returned advantage_B_K row 1 that is not finite"),
         ("transposed", r"returned advantage_B_K \("),
         ("absent", "has no 'absent'"),
     ],

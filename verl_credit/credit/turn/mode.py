@@ -198,7 +198,10 @@ class TurnMode(Operator):
             check_name("outcome_operator", operator, OUTCOME_OPERATORS)
 
     def _checked(self, outputs: Any, tables: Tables) -> list[torch.Tensor]:
-        """What the function returned, float64, or ValueError that names what is wrong with it."""
+        """What the function returned, float64, or ValueError that names what is wrong with it.
+
+        Columns past a row's tool turns, where it may return anything, read the outcome's advantage and 1.
+        """
         names = ("advantage_B_K", "outcome_advantage_B", "clip_scale_B_K")
         shapes = (tables.reward_B_K.shape, tables.outcome_B.shape, tables.reward_B_K.shape)
         if not isinstance(outputs, tuple | list) or len(outputs) != 3:
@@ -206,19 +209,28 @@ class TurnMode(Operator):
             raise ValueError(
                 f"info_gain_norm_mode={self.name!r} returned {got}; expected ({', '.join(names)})"
             )
-        for name, shape, tensor in zip(names, shapes, outputs, strict=True):
+        tool_B_K = tables.turn_B_K1[:, 1:]
+        members = (tool_B_K, tables.valid_B, tool_B_K)
+        for name, shape, member, tensor in zip(names, shapes, members, outputs, strict=True):
             if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
                 got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
                 raise ValueError(
                     f"info_gain_norm_mode={self.name!r} returned {name} {got}; expected {tuple(shape)}"
                 )
-            bad = ~tensor.isfinite() & tables.valid_B.view(-1, *[1] * (tensor.dim() - 1))
+            bad = member & ~tensor.isfinite()
             if bad.any():
                 raise ValueError(
                     f"info_gain_norm_mode={self.name!r} returned {name} row {first_row(bad)} that is not finite; "
                     "expected finite numbers"
                 )
-        return [tensor.to(torch.float64) for tensor in outputs]
+        advantage_B_K, outcome_B, scale_B_K = (tensor.to(torch.float64) for tensor in outputs)
+        if (bad := tool_B_K & (scale_B_K < 0)).any():
+            raise ValueError(
+                f"info_gain_norm_mode={self.name!r} returned clip_scale_B_K row {first_row(bad)} below 0; expected at "
+                "least 0"
+            )
+        advantage_B_K = torch.where(tool_B_K, advantage_B_K, outcome_B[:, None])
+        return [advantage_B_K, outcome_B, torch.where(tool_B_K, scale_B_K, 1.0)]
 
 
 def as_turn_mode(found: Callable, name: str) -> TurnMode:
