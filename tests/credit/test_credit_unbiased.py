@@ -131,3 +131,13 @@ def test_a_row_that_lost_a_gain_reads_its_outcome_and_leaves_the_others_baseline
     # rows 0 and 2 are each other's baseline: returns .6, .2 | .1, 0 and outcomes 1 and -.5
     assert credit.advantage_B_K1[0].tolist() == pytest.approx([1 + 0.5, 1 + 0.2, 1.0])
     assert credit.advantage_B_K1[2, :2].tolist() == pytest.approx([-0.5 - 0.5, -0.5 - 0.2])
+
+
+def test_a_row_without_an_outcome_may_have_lost_gains_too():
+    outcomes = torch.tensor([1.0, 0.0, float("nan")])
+    gain = torch.tensor([[0.4, 0.2], [0.1, 0.3], [0.1, float("nan")]])
+    mask, group = torch.ones(3, 2).bool(), torch.zeros(3).long()
+    credit = turn_credit(outcomes, gain, mask, group, info_gain_norm_mode="turn-group-unbiased", alpha=1.0)
+    assert (credit.counts["nonfinite_outcomes"], credit.counts["nonfinite_rewards"]) == (1, 1)
+    assert credit.advantage_B_K1[0].tolist() == pytest.approx([1.2, 0.9, 1.0])
+    assert not credit.advantage_B_K1[2].any()

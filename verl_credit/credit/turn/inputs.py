@@ -33,7 +33,7 @@ def make_tables(
             has_reward_B_K & usable_B[:, None] & ~lost_B_K, turn_reward_B_K.to(torch.float64), 0.0
         ),
         has_reward_B_K=has_reward_B_K & usable_B[:, None] & ~lost_B_K,
-        lost_reward_B_K=lost_B_K,
+        lost_reward_B_K=lost_B_K & usable_B[:, None],
         group_B=as_group_ids("group_B", group_B),
         valid_B=usable_B,
         n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
@@ -59,6 +59,7 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
     last_B = (number_K * has_reward_B_K).amax(dim=1) if turns else torch.zeros_like(valid_B, dtype=torch.long)
     if n_tool_turns_B is not None:
         check_shape("n_tool_turns_B", n_tool_turns_B, valid_B.shape, "outcome_B")
+        n_tool_turns_B = _integers("n_tool_turns_B", n_tool_turns_B, "integers")
         bad_B = valid_B & ((n_tool_turns_B < last_B) | (n_tool_turns_B > turns))
         if bad_B.any():
             row = first_row(bad_B)
@@ -66,7 +67,7 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
                 f"n_tool_turns_B row {row} is {int(n_tool_turns_B[row])}; turn_reward_B_K has {turns} columns and the "
                 f"row's last reward stands in turn {int(last_B[row]) - 1}"
             )
-        last_B = n_tool_turns_B.long()
+        last_B = n_tool_turns_B
     return torch.where(valid_B, last_B, 0)
 
 
@@ -75,8 +76,12 @@ def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Te
     check_shape(name, table, shape, "outcome_B has rows and turn_reward_B_K turns, plus the answer turn")
     if name not in ("anchor_B_K1", "result_turn_B"):
         return table.to(torch.float64)
+    return _integers(name, table, "integers, -1 for none")
+
+
+def _integers(name: str, table: torch.Tensor, expected: str) -> torch.Tensor:
     if table.dtype.is_floating_point or table.dtype == torch.bool:
-        raise TypeError(f"{name} has dtype {table.dtype}; expected integers, -1 for none")
+        raise TypeError(f"{name} has dtype {table.dtype}; expected {expected}")
     return table.long()
 
 
@@ -93,7 +98,7 @@ def _refuse_unusable(tables: Tables) -> None:
         table = getattr(tables, name)
         if table is None:
             continue
-        table = table.view(len(table), -1)
+        table = table if table.dim() == 2 else table[:, None]
         bad = member & ~good(table)
         if bad.any():
             row, turn = bad.nonzero()[0].tolist()
