@@ -284,6 +284,8 @@ REFUSED = [
     (turn_gae, {"bootstrap_B": torch.full((13,), NAN)}, "bootstrap_B row 0 is nan; expected finite values"),
     (progress, {"turn_tokens_B_K1": -torch.ones(13, 4)}, "turn_tokens_B_K1 row 0, turn 0 is -1; expected 0 or"),
     (progress, {"initial_score_B": torch.full((13,), -torch.inf)}, "initial_score_B row 0 is -inf; expected finite"),
+    (progress, {"state_score_B_K1": None}, "initial_score_B without state_score_B_K1"),
+    (gigpo, {"n_tool_turns_B": torch.ones(13)}, "n_tool_turns_B has dtype torch.float32; expected integers"),
     (progress, {"beta": NAN}, "beta=nan: expected a number at least 0"),
 ]  # fmt: skip
 
@@ -294,6 +296,13 @@ def test_what_they_refuse(mode, options, message):
     options = of(mode, optional) | options
     with pytest.raises((ValueError, TypeError), match=message):
         mode(*given, **options)
+
+
+@pytest.mark.parametrize("mode", [gigpo, hgpo, mt_grpo, progress, turn_gae], ids=lambda mode: mode.name)
+def test_an_empty_batch(mode):
+    given, optional = world()
+    optional = {name: table[:0] for name, table in of(mode, optional).items()}
+    assert mode(*(table[:0] for table in given), **optional).advantage_B_K1.shape == (0, 4)
 
 
 VARIANTS = [

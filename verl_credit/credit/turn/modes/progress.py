@@ -61,6 +61,8 @@ def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
         initial_B = tables.initial_score_B
         initial_B = torch.full_like(tables.outcome_B, torch.nan) if initial_B is None else initial_B
         return torch.where(tables.turn_B_K1, tables.state_score_B_K1, torch.nan), initial_B
+    if tables.initial_score_B is not None:
+        raise ValueError("initial_score_B without state_score_B_K1: turn rewards start from 0")
     nothing_B = torch.zeros_like(tables.outcome_B)
     measured_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1)) | tables.is_answer_B_K1
     running_B_K1 = tables.reward_B_K1(nothing_B).cumsum(dim=1)
