@@ -192,3 +192,8 @@ def test_arguments():
         entropy_stats(h, planning[1:], mask)
     with pytest.raises(ValueError, match="planning_B_T is not a mask: row 0 holds values other than 0 and 1"):
         entropy_stats(h, planning + 0.5, mask)
+
+
+def test_statistics_stay_on_the_device_of_their_tokens():
+    h, mask = torch.zeros(2, 3, device="meta"), torch.ones(2, 3, dtype=torch.bool, device="meta")
+    assert {value.device.type for value in entropy_stats(h, mask, mask).values()} == {"meta"}

@@ -53,11 +53,9 @@ def row_moments(
 
 
 def stats_of_rows(moments: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`entropy_stats` of the rows whose `row_moments` these are."""
+    """`entropy_stats` of the rows whose `row_moments` these are, at least one table."""
     stats = {}
-    count_B_2, sum_B_2, square_B_2 = torch.cat([torch.zeros(0, 2, 3, dtype=torch.float64), *moments]).unbind(
-        dim=2
-    )
+    count_B_2, sum_B_2, square_B_2 = torch.cat(moments).unbind(dim=2)
     for kind, name in enumerate(("exec", "plan")):
         count_B, sum_B = count_B_2[:, kind], sum_B_2[:, kind]
         count = count_B.sum()
