@@ -157,6 +157,26 @@ def test_the_answer_turn_reads_the_outcome_whatever_a_mode_of_ones_own_returns_p
         turn_credit(outcome, reward, mask, torch.zeros(2).long(), info_gain_norm_mode=own_mode(-1.0))
 
 
+def test_what_a_mode_declares_to_read_and_to_need_exists():
+    for reads, needs, message in (
+        (("anchor",), (), "turn mode 'mine': reads='anchor' is not known .did you mean 'anchors'"),
+        (
+            ("anchors",),
+            ("anchors",),
+            "'mine': needs='anchors' is not known.*accepted: anchor_B_K1",
+        ),
+        (
+            ("gains",),
+            ("anchor_B_K1",),
+            "needs='anchor_B_K1' is not known; accepted: none: it reads no tables",
+        ),
+    ):
+        mode = own_mode(1.0)
+        mode.reads, mode.needs = reads, needs
+        with pytest.raises(ValueError, match=message):
+            turn_credit(*batch(), info_gain_norm_mode=mode)
+
+
 @each_mode
 @pytest.mark.parametrize("turns", [0, 1, 20])
 def test_rows_without_turns_and_with_many(mode, turns):

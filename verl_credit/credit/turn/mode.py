@@ -39,6 +39,7 @@ OPTIONAL_TABLES = {
     "turn tokens": ("turn_tokens_B_K1",),
     "first results": ("result_turn_B",),
 }
+READS = ("rewards", "groups", "gains", *OPTIONAL_TABLES)
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class TurnMode(Operator):
     every_turn_needs_reward: bool = False
     """It refuses a turn without a reward before one with a reward."""
     without_gains: WithoutGains = field(default_factory=WithoutGains)
+
+    def __post_init__(self) -> None:
+        for name in self.reads:
+            check_name(f"turn mode {self.name!r}: reads", name, READS)
+        for name in self.needs:
+            check_name(f"turn mode {self.name!r}: needs", name, self.tables or ("none: it reads no tables",))
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
