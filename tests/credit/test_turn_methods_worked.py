@@ -275,6 +275,8 @@ REFUSED = [
     (gigpo, {"anchor_B_K1": torch.zeros(13, 4)}, "anchor_B_K1 has dtype torch.float32; expected integers"),
     (gigpo, {"alpha": 0.3}, "alpha=0.3 with info_gain_norm_mode='gigpo': that mode does not read it"),
     (hgpo, {"history_length": 1.5}, "history_length=1.5: expected a whole number at least 0"),
+    (hgpo, {"base_group": "no"}, "base_group='no': expected True or False"),
+    (none, {"norm_by_std": 0}, "norm_by_std=0: expected True or False"),
     (hgpo, {"weight_offset": 0}, "weight_offset=0: expected a whole number at least 1"),
     (leave_one_out, {"outcome": "last"}, "outcome='last' is not known.*separate, last_turn"),
     (leave_one_out, {"baseline": "none"}, "baseline='none' is not known.*absent_zero, present_only"),

@@ -198,6 +198,8 @@ class TurnMode(Operator):
                     f"it reads {', '.join([*self.options, *self.tables])}"
                 )
             check_range(name, value)
+            if isinstance(self.options.get(name), bool) and not isinstance(value, bool):
+                raise ValueError(f"{name}={value!r}: expected True or False")
             if name in self.choices:
                 check_name(name, value, self.choices[name])
         operator = options.get("outcome_operator", "grpo")
