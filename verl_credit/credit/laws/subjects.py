@@ -186,6 +186,7 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
         world.has_gain_B_K,
         world.group_B,
         row_valid_B=world.valid_B,
+        n_tool_turns_B=world.n_tool_turns_B,
         **{name: getattr(world, name) for name in mode.tables},
         **options,
     )

@@ -39,6 +39,13 @@ class World:
     def counted_B_T(self) -> torch.Tensor:
         return self.mask_B_T & self.valid_B[:, None]
 
+    @property
+    def n_tool_turns_B(self) -> torch.Tensor:
+        """A row's turns but its answer; its own ids tell, not its rewards."""
+        if not self.mask_B_T.numel():
+            return torch.zeros_like(self.group_B)
+        return torch.where(self.mask_B_T, self.turn_ids_B_T, 0).amax(dim=1)
+
     def but(self, **fields: torch.Tensor) -> World:
         return dataclasses.replace(self, **fields)
 

@@ -71,6 +71,9 @@ def _against_first_visits(
 
 
 BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
+BY_DISTANCE = (
+    "with gamma below 1, visits of a state at different distances from the end differ where outcomes tie"
+)
 
 MODE = TurnMode(
     name="gigpo",
@@ -89,5 +92,5 @@ MODE = TurnMode(
         "released"
     ),
     source="2505.10978; langfengQ/verl-agent",
-    exempt={"no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": BY_DISTANCE, "no_gains": BEYOND_OUTCOMES},
 )

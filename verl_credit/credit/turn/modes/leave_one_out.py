@@ -68,7 +68,7 @@ MODE = TurnMode(
         "G_k = sum over j >= k of gamma^(j-k) r_j, absent turns 0; A_k = alpha (G_k - mean of the others' G_k) + R - mean "
         "of the others' R"
     ),
-    reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward",
+    reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
     bias="none with baseline=absent_zero: own sample excluded, no std, every trajectory is a member of every turn",
     departures="no release",
     source="2402.14740 for the outcome; the return to go per turn is textbook REINFORCE",
