@@ -7,6 +7,7 @@ import pytest
 
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws.check import counterexample
+from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
@@ -217,6 +218,12 @@ def test_the_counterexample_of_an_algorithm_shows_its_turns_and_their_rewards():
     (better,) = (f for f in check(own_subject(worse_the_more_it_earned, "worse")) if f.name == "better")
     assert better.wrong
     assert "turn_ids = [[0" in better.example[0] and "turn_rewards = [[0." in better.example[0]
+
+
+def test_the_counterexample_of_a_turn_mode_shows_its_tables():
+    subject = registered_subject("turn", "gigpo")
+    first, *_ = lines(smallest(counterexample(LAWS["ties"], subject), subject), subject)
+    assert first == "rewards = [0.3499999940395355], turn_rewards = [[None]], anchor_B_K1 = [[1, 1]]"
 
 
 def test_the_kind_is_told_or_asked_for():

@@ -273,6 +273,7 @@ REFUSED = [
     (gigpo, {"step_weight": -1.0}, "step_weight=-1.0: expected a number at least 0"),
     (gigpo, {"anchor_B_K1": None}, "info_gain_norm_mode='gigpo' needs anchor_B_K1, which is not given"),
     (gigpo, {"anchor_B_K1": torch.zeros(13, 4)}, "anchor_B_K1 has dtype torch.float32; expected integers"),
+    (gigpo, {"value_B_K1": torch.zeros(13, 4)}, "^value_B_K1 with info_gain_norm_mode='gigpo': that mode does not read"),
     (gigpo, {"alpha": 0.3}, "alpha=0.3 with info_gain_norm_mode='gigpo': that mode does not read it"),
     (hgpo, {"history_length": 1.5}, "history_length=1.5: expected a whole number at least 0"),
     (hgpo, {"base_group": "no"}, "base_group='no': expected True or False"),

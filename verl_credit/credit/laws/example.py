@@ -150,15 +150,17 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
         if not world.valid_B.all():
             shown["valid"] = world.valid_B.tolist()
         if subject.level == "turn":
-            shown["turn_rewards"] = _rows(world.gain_B_K, world.has_gain_B_K)
+            shown["turn_rewards"] = _turn_rewards(world)
+        for name in subject.tables:
+            table = getattr(world, name)
+            turn_B_K1 = torch.arange(table.shape[-1]) <= world.n_tool_turns_B[:, None]
+            shown[name] = _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
         if subject.level == "token":
             given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
             shown["advantages"] = _rows(given_B_T, world.mask_B_T)
         if subject.level == "whole" and "gains" in subject.reads:
-            ids_B_T = world.turn_ids_B_T
-            shown["turn_ids"] = _rows(ids_B_T, world.mask_B_T)
-            rows = list(range(len(ids_B_T)))
-            shown["turn_rewards"] = turn_lists(world.gain_B_K, world.has_gain_B_K, ids_B_T, rows)
+            shown["turn_ids"] = _rows(world.turn_ids_B_T, world.mask_B_T)
+            shown["turn_rewards"] = _turn_rewards(world)
         if subject.level in ("token", "whole"):
             shown["logprobs"] = _rows(world.log_prob_B_T, world.mask_B_T)
             if world.planning_B_T is not None and "planning mask" in subject.reads:
@@ -173,6 +175,12 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
             if subject.level == "outcome":
                 out = [row[0] if row else None for row in out]
             yield f"  -> {out}"
+
+
+def _turn_rewards(world: World) -> list[list]:
+    """None is a tool turn without a reward."""
+    rows = list(range(len(world.outcome_B)))
+    return turn_lists(world.gain_B_K, world.has_gain_B_K, world.turn_ids_B_T, rows)
 
 
 def _rows(values_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> list[list]:

@@ -75,6 +75,8 @@ class Subject:
     uncertainty: Callable[[World], torch.Tensor] | None = None
     call: Callable[[], Callable[[], Any]] | None = None
     """Makes the bare function, ready to be called on a small input, many times."""
+    tables: tuple[str, ...] = ()
+    """Turn level: the optional tables that it reads."""
     scope: str = "group"
     properties: frozenset[str] | None = None
     """The declared properties; None: it declares nothing, so that every finding is accepted."""
@@ -105,6 +107,7 @@ def registered_subject(level: str, name: str) -> Subject:
         given,
         reads_turns=level == "token",
         reads=frozenset(operator.reads),
+        tables=MODES[name].tables if level == "turn" else (),
         scope=operator.scope,
         properties=operator.properties,
         exempt=operator.exempt,
@@ -127,7 +130,9 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
     if kind == "outcome":
         more["run"] = partial(_run_outcome, operator=outcome_operator(found, name, params))
     elif kind == "turn":
-        more["run"] = partial(run_turn_mode, mode=as_turn_mode(found, name), **(params or {}))
+        mode = as_turn_mode(found, name)
+        more["run"] = partial(run_turn_mode, mode=mode, **(params or {}))
+        more["tables"] = mode.tables
         more["call"] = None
     elif kind == "transform":
         spec = as_transform_spec(found, name)

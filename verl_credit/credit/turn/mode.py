@@ -193,8 +193,9 @@ class TurnMode(Operator):
         for name, value in options.items():
             if name not in self.options and not self.takes_any_option:
                 hint = did_you_mean(name, self.options, repr)
+                shown = name if isinstance(value, torch.Tensor) else f"{name}={value!r}"
                 raise ValueError(
-                    f"{name}={value!r} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
+                    f"{shown} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
                     f"it reads {', '.join([*self.options, *self.tables])}"
                 )
             check_range(name, value)
