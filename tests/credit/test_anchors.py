@@ -110,6 +110,9 @@ def test_long_texts_are_compared_whole_and_released_ones_without_frequent_charac
     assert similar_anchors(pair, [0, 0], threshold=0.2).tolist() == [[0], [0]]
     released = similar_anchors(pair, [0, 0], threshold=0.2, released_order=[(0, 0), (1, 0)])
     assert released.tolist() == [[0], [1]]
+    for order in ([(0, 0)], [(0, 0), (1, 1)], [(0, 0), (1, 0), (1, 0)]):
+        with pytest.raises(ValueError, match="released_order: expected every .row, turn. of states once"):
+            similar_anchors(pair, [0, 0], released_order=order)
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.7, 0.8])

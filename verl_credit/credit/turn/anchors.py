@@ -67,6 +67,10 @@ def similar_anchors(
                 )
             by_key = sorted(by_key, key=lambda row: row_key_B[row])
         order = [(row, k) for row in by_key for k in range(len(checked[row][0]))]
+    elif sorted(map(tuple, order)) != sorted(
+        (row, k) for row, (turns, _) in enumerate(checked) for k in range(len(turns))
+    ):
+        raise ValueError("released_order: expected every (row, turn) of states once")
     autojunk = released_order is not None
     clusters: dict[Hashable, list[_Cluster]] = {}
     seen: dict[tuple[Hashable, str], int] = {}

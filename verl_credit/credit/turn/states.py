@@ -26,11 +26,13 @@ def compared(
     several_N = member_N & (stats.count_N > 1)
     deviation_N, std_N = stats.deviation_N, stats.std_N
     if released:
-        for group in group_N[several_N].unique():
-            in_group_N = several_N & (group_N == group)
-            value_n = value_N[in_group_N].float()
-            deviation_N[in_group_N] = (value_n - value_n.mean()).double()
-            std_N[in_group_N] = (value_n.var(correction=ddof) + variance_floor).sqrt().double()
+        place_n = several_N.nonzero().flatten()
+        place_n = place_n[torch.argsort(group_N[place_n], stable=True)]
+        sizes = group_N[place_n].unique_consecutive(return_counts=True)[1].tolist()
+        for place_m in place_n.split(sizes):  # one group
+            value_m = value_N[place_m].float()
+            deviation_N[place_m] = (value_m - value_m.mean()).double()
+            std_N[place_m] = (value_m.var(correction=ddof) + variance_floor).sqrt().double()
     z_N = over_std(deviation_N, std_N, eps) if norm_by_std else deviation_N
     return z_N.view_as(value_B_K1), several_N.view_as(member_B_K1)
 

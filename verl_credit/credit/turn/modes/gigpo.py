@@ -21,11 +21,11 @@ def gigpo(
     eps: float = EPS,
     parity: Literal["none", "released"] = "none",
 ) -> ModeOutput:
-    """R = sum of a row's rewards, the outcome included;   G_k = sum_{j >= k} gamma^(j-k) r_j, where the answer's r is it
+    """R = sum of a row's rewards,   G_k = sum_{j >= k} gamma^(j-k) r_j;   the answer turn's r is the outcome
 
     A_k = z(R among the prompt's trajectories) + step_weight z(G_k among the visits of the same state)
 
-    norm="mean_norm" divides neither by a std, "mean_std_norm" both by theirs (ddof 1, plus eps).
+    z is the difference to the mean with norm="mean_norm", over std + eps (ddof 1) with "mean_std_norm".
     A state is an anchor id of a prompt; every visit is a member, several of one trajectory, too, at any turn. Later
     visits of a loop then look better than earlier ones. visits="first": only a trajectory's first visit is a member; its
     later visits are measured against the same mean. A turn without an anchor, or alone in its state, has no second term.
