@@ -107,6 +107,11 @@ def test_reinforce_pp_counts_tokens_by_weight_and_leaves_no_zero_out():
     assert got[1] != 0  # the centred outcome of 0 is re-centred with the others
 
 
+def test_reinforce_pp_only_centres_a_batch_without_spread():
+    outcome_B = torch.tensor([1e-9, 0.0], dtype=torch.float64)
+    assert reinforce_pp(outcome_B, torch.zeros(2).long()).tolist() == pytest.approx([5e-10, -5e-10])
+
+
 @each_operator
 @pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -2.0])
 def test_tied_prompts_and_groups_of_one_give_exactly_zero(operator, value):

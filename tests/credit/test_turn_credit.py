@@ -293,3 +293,13 @@ def test_turn_group_has_no_curriculum():
         ValueError, match="gain_scale=0.5 with info_gain_norm_mode='turn-group': that mode does not read it"
     ):
         turn_credit(*batch(3), info_gain_norm_mode="turn-group", gain_scale=0.5)
+
+
+def test_groups_per_prompt_and_turn_are_counted_by_size():
+    """Prompt 0: three rows with turn 0, two with turn 1, one with turn 2. Prompt 1: a lost reward leaves one in turn 0."""
+    reward = torch.zeros(5, 3)
+    reward[4, 0] = torch.nan
+    mask = torch.arange(3) < torch.tensor([3, 2, 1, 1, 1])[:, None]
+    counts = turn_credit(torch.zeros(5), reward, mask, torch.tensor([0, 0, 0, 1, 1])).counts
+    names = "turn_groups", "turn_groups_of_one", "turn_groups_of_two"
+    assert [counts[name] for name in names] == [4, 2, 1]

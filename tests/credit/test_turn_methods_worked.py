@@ -177,6 +177,8 @@ def test_what_a_lost_reward_leaves_in_the_other_branches():
     released = mt_grpo(*given, **more, result_turn_B=torch.zeros(3).long(), parity="released")
     expected = (1.28402, 0.57725), (-1.1545, -1.1545), (-0.12952, 0.57725)
     assert turns(released, 2, 2, 2) == close(*expected, tolerance=1e-4)
+    unanswered = mt_grpo(*given, **more, result_turn_B=torch.tensor([0, -1, 0]), parity="released")
+    assert torch.equal(unanswered.advantage_B_K1, released.advantage_B_K1)  # not z of a sum that is not known
     given, more = batch([[0.5, NAN, 0.25]], [1.0])
     assert turns(turn_gae(*given, **more, value_B_K1=torch.zeros(1, 4)), 4) == close((0, 0, 1.25, 1))
 
