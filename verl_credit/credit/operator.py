@@ -16,7 +16,8 @@ class Operator:
     level: str
     function: Callable
     reads: tuple[str, ...]
-    """Inputs by name: rewards, groups, gains, uncertainty, planning mask, sepa lambda, entropy."""
+    """Inputs by name: rewards, groups, gains (turn rewards), uncertainty, planning mask, sepa lambda, entropy, and a turn
+    mode's optional tables (`turn.mode.OPTIONAL_TABLES`)."""
     equation: str
     reduces_to: str
     bias: str

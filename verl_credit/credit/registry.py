@@ -15,9 +15,6 @@ from verl_credit.credit.token.gtpo_canonical import gtpo_canonical
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.modes import MODES
 
-LEVELS = ("outcome", "turn", "token", "canonical")
-
-
 OUTCOME = (
     Operator(
         "grpo", "outcome", grpo, ("rewards", "groups"),

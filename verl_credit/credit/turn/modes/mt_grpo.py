@@ -23,9 +23,9 @@ def mt_grpo(
     z(x) = (x - mean) / (std + eps) with ddof 1 over the prompt; z_k over the trajectories that have a reward in turn k. A
     turn without a reward and the answer turn have the outcome's term alone. Ties and groups of one give 0.
 
-    parity="released": one turn reward u = sum of r_k per trajectory and one split, c = result_turn_B (the first turn with a
-    reward, if that is not given; -1: none):  A_k = z(R) + turn_weight z(u) up to turn c and z(R) after it; where c is -1
-    A_k = z(R + u), whatever turn_weight is.
+    parity="released": one turn reward u = sum of r_k per trajectory and one split, c = result_turn_B (-1: none; the first
+    turn with a reward, if it is not given; read here only):  A_k = z(R) + turn_weight z(u) up to turn c and z(R) after it;
+    where c is -1 A_k = z(R + u), whatever turn_weight is.
     Released defects that are not in the default: that change of scale; one split for several results; a first failing call
     that shares the credit of a later success; reward weights that are dropped; message numbers used as mask segments.
     A trajectory that lost a turn reward is no member of that turn's group (released: of u's) and reads z(R) there.
