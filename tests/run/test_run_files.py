@@ -111,6 +111,25 @@ def test_metrics_of_an_evaluation_are_named_after_its_mode():
     }
 
 
+def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
+    """verl takes means of whatever a reward function returns, and refuses lists of different length."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        found = process_validation_metrics(sources, uids, infos)
+        return {f"{name}/mean": infos["reward"] for name in found[sources[0]]}
+
+    infos = {
+        "reward": [1.0, 0.0, None],
+        "pred": ["a", "b", "c"],
+        "steps": [[0.5, None], [0.1], []],
+        "shown": [np.zeros(2), None, np.zeros(1)],
+        "said": [{"a": 1}, {}, None],
+    }
+    named = label_mode(update, "greedy")(["lab"] * 3, ["u"] * 3, infos, [], None)
+    assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}
+
+
 class Buffer:
     """verl's replay buffer as the watch sees it."""
 

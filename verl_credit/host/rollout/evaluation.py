@@ -29,9 +29,16 @@ class EvaluationLoader:
 
 def label_mode(update: Callable, mode: str) -> Callable:
     """verl's ``_val_metrics_update`` with the mode appended to data sources ("lab" becomes "lab-greedy"), and the number of
-    questions."""
+    questions. Of the reward function's values it gets numbers and texts alone: verl averages all others, and a list per turn
+    (`column:NAME`) has no mean."""
 
     def labelled(data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts):
+        several = (list, tuple, dict, set, np.ndarray)
+        extra_infos = {
+            name: values
+            for name, values in extra_infos.items()
+            if not any(isinstance(value, several) for value in values)
+        }
         expected = {(f"{source}-{mode}", uid): n for (source, uid), n in (expected_acc_counts or {}).items()}
         metrics = update(
             [f"{source}-{mode}" for source in data_sources],
