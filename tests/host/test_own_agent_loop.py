@@ -104,6 +104,18 @@ def test_a_row_of_the_page_s_loop_that_ends_in_a_call_has_an_entry_more(monkeypa
     assert read(monkeypatch, output).turn_rewards == [[]]
 
 
+def test_ids_of_tokens_that_are_not_the_policys_are_not_read(monkeypatch, my_agent):
+    """As the page says: where ``response_mask`` is 0, a loop may write what it likes."""
+    tokenizer, given = make_tokenizer(), {"tools": [Tool(good=1)], "max_tokens": 400}
+    output, _ = run(tokenizer, [turn("good"), answer_turn("c")], agent=my_agent, **given)
+    expected = read(monkeypatch, output)
+    ids, own = output.extra_fields["turn_ids"], output.response_mask
+    for other in (0, 1, 7):
+        output.extra_fields["turn_ids"] = [turn if m else other for turn, m in zip(ids, own, strict=True)]
+        found = read(monkeypatch, output)
+        assert torch.equal(found.turn_ids_B_T, expected.turn_ids_B_T) and found.n_turns_B.tolist() == [2]
+
+
 def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):
     commands = re.findall(r"```\nverl-credit train (.*?)```", PAGE, re.DOTALL)
     assert len(commands) == 2

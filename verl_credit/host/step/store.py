@@ -57,6 +57,7 @@ def fetch_turn_batch(batch) -> TurnBatch:
     turn_ids_B_T = torch.full(mask_B_T.shape, -1, dtype=torch.int64)
     for row, ids in _turn_ids(batch, data, extra_fields, response_ids, rows):
         turn_ids_B_T[row, : len(ids)] = ids
+    turn_ids_B_T = torch.where(mask_B_T.bool(), turn_ids_B_T, -1)
     n_turns_B = turn_table(turn_ids_B_T, mask_B_T).n_turns_B
     records = [_record(fields) for fields in extra_fields]
     faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
