@@ -112,6 +112,19 @@ def test_several_are_normalised_over_their_question_and_added(rows):
     }
 
 
+def test_a_step_without_gains_leaves_the_other_signals_their_scale(rows):
+    """`info_gain_every`: what is normalised in one step is so in the next."""
+    signals = {find_signal("info_gain", {}): 1.0, find_signal("column:steps", {}): 0.5}
+    alone, _ = rewards(rows, signals, scored=False)
+    # question 0 has 0.5 and 0.1 in its first two rows: z = +-1; question 1 has one reward: z = 0
+    assert [row[0] for row in alone[:4]] == [
+        pytest.approx(0.5, rel=1e-4),
+        pytest.approx(-0.5, rel=1e-4),
+        "-",
+        0.0,
+    ]
+
+
 def words(group: Group, *, scale: float = 1.0):
     return [[scale * len(turn.text) for turn in one.tool_turns] for one in group.trajectories]
 

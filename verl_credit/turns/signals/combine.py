@@ -18,22 +18,20 @@ def combined(
     """(reward_B_K, has_reward_B_K): sum over signals of weight times reward, for turns that have any.
 
     normalise="group": each signal is z-scored over the prompt's turns that have it, before it is weighed; a signal that is
-    equal everywhere then adds 0. "none": it is added as it is. A single signal is never normalised here: turn modes do that.
+    equal everywhere then adds 0. "none": it is added as it is.
     A turn whose reward was lost in one signal is lost in the sum.
     """
-    if len(tables) == 1:
-        ((signal, (reward_B_K, has_B_K)),) = tables.items()
-        return weights[signal] * reward_B_K, has_B_K
     total_B_K = torch.zeros_like(rows.gain_B_K, dtype=torch.float64)
     any_B_K = torch.zeros_like(rows.has_gain_B_K)
     for signal, (reward_B_K, has_B_K) in tables.items():
-        known_B_K = has_B_K & reward_B_K.isfinite() & rows.turns.row_valid_B[:, None]
+        known_B_K = has_B_K & reward_B_K.isfinite()
         part_B_K = torch.where(known_B_K, reward_B_K.to(torch.float64), 0.0)
         if normalise == "group":
             group_B_K = rows.group_B[:, None].expand_as(part_B_K)
-            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=known_B_K.flatten())
+            member_B_K = known_B_K & rows.turns.row_valid_B[:, None]
+            z_N = z_score(part_B_K.flatten(), group_B_K.flatten(), member_N=member_B_K.flatten())
             part_B_K = z_N.view_as(part_B_K)
-        lost_B_K = has_B_K & reward_B_K.isnan()
+        lost_B_K = has_B_K & ~known_B_K
         total_B_K = total_B_K + weights[signal] * torch.where(lost_B_K, torch.nan, part_B_K)
         any_B_K = any_B_K | has_B_K
     return total_B_K, any_B_K

@@ -19,7 +19,7 @@ def step_rewards(
     tolerated_share: float,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains and infopo, which are then no
-    signals of it.
+    signals of it. A single signal of a run is never normalised here: turn modes do that.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost. Information gain has a rule of
     its own for lost ones (`info_gain_on_error`).
@@ -37,7 +37,8 @@ def step_rewards(
             _refuse_many_lost(signal, reward_B_K, has_B_K, rows, tolerated_share)
         if list(settings.turn_signals) != [INFO_GAIN]:  # alone it has its own metrics
             metrics |= _metrics(signal, reward_B_K, has_B_K, rows)
-    return *combined(tables, active, rows, settings.algorithm.turn_signal_normalise), metrics
+    normalise = settings.algorithm.turn_signal_normalise if len(signals) > 1 else "none"
+    return *combined(tables, active, rows, normalise), metrics
 
 
 def _refuse_many_lost(
