@@ -97,6 +97,10 @@ class CreditSettings:
         after = step - self.algorithm.info_gain_warmup_steps
         return self.uses_scorer and after >= 1 and (after - 1) % self.algorithm.info_gain_every == 0
 
+    def signals_at(self, step: int) -> set[str]:
+        """Names of the turn signals that are measured at this step."""
+        return {name for name in self.turn_signals if name not in FORWARD_SIGNALS or self.scores_at(step)}
+
     def curriculum_at(self, step: int, steps: int) -> tuple[float, float]:
         """(weight of gains, weight of outcomes) at a step that measures gains: linear from the first such step to the last
         of ``steps``. Other steps are plain GRPO: both are 1."""

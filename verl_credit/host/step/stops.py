@@ -7,6 +7,7 @@ from collections import Counter
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.search.redact import redact
+from verl_credit.turns.signals import turns_with
 
 
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
@@ -29,20 +30,25 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
             )
 
 
-def check_turns_have_rewards(step: TurnStep) -> None:
-    """Called for the first step that has turn rewards: those that reach no turn are switched on and do nothing."""
+def check_turns_have_rewards(step: TurnStep, names: set[str]) -> None:
+    """Called for the first step that measures these turn signals: one that reaches no turn would do nothing."""
     settings = step.settings
-    if not settings.turn_signals:
-        return
     mask = step.rewarded_B_K
+    mode = f"algorithm.info_gain_norm_mode={settings.algorithm.info_gain_norm_mode}"
     if not bool(mask.any()):
+        first = settings.algorithm.info_gain_first_turn
         raise IntegrityError(
-            f"algorithm.info_gain_norm_mode={settings.algorithm.info_gain_norm_mode}, but none of the "
-            f"{int(step.row_valid_B.sum())} trajectories of the step has a turn with a reward "
-            f"({', '.join(settings.turn_signals)}): "
-            "the policy calls no tool (chat template? tool format?), or "
-            f"info_gain_first_turn={settings.algorithm.info_gain_first_turn} leaves single-search rows without one"
+            f"{mode}, but none of the {int(step.row_valid_B.sum())} trajectories of the step has a turn with a reward "
+            f"({', '.join(settings.turn_signals)}): the policy calls no tool (chat template? tool format?), its tools give "
+            f"none, or info_gain_first_turn={first} leaves single-search rows without a gain"
         )
+    for name in sorted(names):
+        if step.token_metrics.get(turns_with(name)) == 0:
+            raise IntegrityError(
+                f"turn signal {name!r} gave no reward in the first step that measures it: every turn's reward comes from "
+                f"{', '.join(each for each in settings.turn_signals if each != name)} alone; leave it out of "
+                "algorithm.turn_signals, or see that it gives some"
+            )
     if settings.dynamic_clip and not bool((step.credit.clip_scale_B_K[mask] != 1).any()):
         raise IntegrityError(
             "policy_loss.dynamic_clip=true, but every clip scale of the step is exactly 1: "

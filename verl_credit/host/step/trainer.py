@@ -59,7 +59,8 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
-        self._gain_checked = self._planning_checked = self._cut_noted = self._groups_noted = False
+        self._states_checked = self._planning_checked = self._cut_noted = self._groups_noted = False
+        self._signals_checked: set[str] = set()
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
@@ -233,10 +234,12 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         metrics.update(credit_metrics(step, self._turns, n))
         metrics.update(step.token_metrics)
         self._note_small_groups(metrics)
-        if not self._gain_checked and step.scored:  # later than step 1 with info_gain_warmup_steps
-            check_turns_have_rewards(step)
+        if new := self.settings.signals_at(self.global_steps) - self._signals_checked:
+            check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
+            self._signals_checked |= new
+        if not self._states_checked and step.scored:
             check_states_are_shared(step)
-            self._gain_checked = True
+            self._states_checked = True
         if not self._planning_checked:
             check_planning_has_signal(step)
             self._planning_checked = True

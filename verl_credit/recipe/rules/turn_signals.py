@@ -45,10 +45,9 @@ def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
     if several is not None and name != "auto":
         use = "set one of the two; the other has every signal with its weight"
         raise ConfigError.of(config, SIGNAL, SEVERAL, accepted=use)
-    if several is not None and not any(several.values()):
-        raise ConfigError(
-            key=SEVERAL, value=several, accepted="a mapping of turn signals to weights that are not all 0"
-        )
+    if several is not None and not all(several.values() or [0]):
+        use = "a mapping of turn signals to weights other than 0; leave out a signal that is to count for nothing"
+        raise ConfigError(key=SEVERAL, value=several, accepted=use)
     if mode.reads_turn_rewards and not algorithm.signal_weights and mode.default_signal != "none":
         use = "that mode compares turn rewards and has none to compare; set info_gain_norm_mode=none, or a signal"
         raise ConfigError.of(config, SIGNAL, MODE, accepted=use)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -33,7 +33,6 @@ class StepRows:
     has_gain_B_K: torch.Tensor
     infopo_B: Sequence[Sequence[float]] | None = None
     """Per row and tool turn (`turns/infopo.py`); None: not measured."""
-    row_names: Sequence[str] = field(default=())
 
     @cached_property
     def n_tool_turns(self) -> list[int]:

@@ -61,8 +61,13 @@ def _metrics(
     lost, asked = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
     name = f"credit/signal/{signal.name}"
     tool_turns = sum(rows.n_tool_turns[row] for row in rows.valid_rows)
-    metrics = {f"{name}/turns": asked, f"{name}/without": tool_turns - asked, f"{name}/lost": lost}
+    metrics = {turns_with(signal.name): asked, f"{name}/without": tool_turns - asked, f"{name}/lost": lost}
     known = reward_B_K[has_B_K & reward_B_K.isfinite()]
     if len(known):
         metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
     return metrics
+
+
+def turns_with(name: str) -> str:
+    """The metric that counts the turns which a signal gave a reward, lost ones included."""
+    return f"credit/signal/{name}/turns"
