@@ -187,7 +187,7 @@ def test_lost_rewards_are_missing_counted_and_stop_the_run_when_many(rows):
 
 # --- coroutines, in the agent loop ---------------------------------------------------------------
 
-ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer")
+ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer", extra_info={"index": 7})
 
 
 def asked(function, **judge) -> RowRecord:
@@ -229,8 +229,75 @@ def test_a_judges_wrong_answer_is_no_fault_of_the_network():
     async def wrong(trajectory):
         return [1.0, 2.0]
 
-    with pytest.raises(IntegrityError, match="gave 2 values for a trajectory, which has 1 tool turns"):
+    with pytest.raises(
+        IntegrityError, match="gave 2 values for a trajectory of the row with index 7, which has 1 tool turns"
+    ):
         asked(wrong)
+
+
+def test_a_judge_whose_neighbour_answers_wrongly_is_not_left_running():
+    ended = []
+
+    async def wrong(trajectory):
+        return "high"
+
+    async def slow(trajectory):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        ended.append(True)
+        return [1.0]
+
+    async def both():
+        signals = [own_signal(f"my.{function.__name__}", function, {}) for function in (wrong, slow)]
+        with pytest.raises(IntegrityError, match="'my.wrong' gave str for a trajectory"):
+            await ask_signals(signals, ONE, TurnJudge(), RowRecord())
+        assert ended and asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(both())
+
+
+def test_a_judge_that_cancels_itself_has_lost_its_rewards_and_a_cancelled_rollout_ends():
+    async def cancels(trajectory):
+        raise asyncio.CancelledError("its own pool closed")
+
+    record = asked(cancels, retries=0)
+    assert record.signal_errors["my.judge"] == "CancelledError: its own pool closed"
+
+    async def given_up():
+        started = asyncio.Event()
+
+        async def hangs(trajectory):
+            started.set()
+            await asyncio.Event().wait()
+
+        asks = ask_signals([own_signal("my.judge", hangs, {})], ONE, TurnJudge(), RowRecord())
+        rollout = asyncio.create_task(asks)
+        await started.wait()
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+    asyncio.run(given_up())
+
+
+def test_a_judges_own_timeout_is_not_taken_for_the_deadline():
+    async def times_out(trajectory):
+        raise TimeoutError("the pool has no connection")
+
+    record = asked(times_out, retries=0)
+    assert record.signal_errors["my.judge"] == "TimeoutError: the pool has no connection"
+
+
+def test_a_secret_among_the_params_is_in_no_reason():
+    async def refused(trajectory, *, api_key, url):
+        raise ConnectionError(f"401 for url '{url}?key={api_key}' with Bearer {api_key}")
+
+    signal = own_signal("my.judge", refused, {"api_key": "hush", "url": "https://judge/score"})
+    record = RowRecord()
+    asyncio.run(ask_signals([signal], ONE, TurnJudge(retries=0), record))
+    assert (
+        "hush" not in record.signal_errors["my.judge"] and "https://judge" in record.signal_errors["my.judge"]
+    )
 
 
 def test_no_more_judges_at_a_time_than_asked_for():
@@ -248,8 +315,9 @@ def test_no_more_judges_at_a_time_than_asked_for():
         limit = TurnJudge(concurrency=3)
         await asyncio.gather(*(ask_signals([signal], ONE, limit, record) for _ in range(10)))
 
-    asyncio.run(many())
-    assert max(most) == 3
+    for _ in range(2):  # event loops
+        asyncio.run(many())
+    assert max(most) == 3 and len(most) == 20
 
 
 def test_a_coroutine_that_left_no_value_is_named(rows):

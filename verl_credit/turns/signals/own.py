@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
@@ -13,10 +14,13 @@ import torch
 
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
-from verl_credit.search.redact import redact
+from verl_credit.search.faults import backoff
+from verl_credit.search.redact import redact, redact_value
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.signals.signal import Signal, StepRows
 from verl_credit.turns.signals.trajectory import Group, Trajectory
+
+_JITTER = random.Random()
 
 
 class GroupSignal(Signal):
@@ -52,8 +56,8 @@ class GroupSignal(Signal):
 class TrajectorySignal(Signal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
-    A call that raises or takes too long is tried again; after the last try the trajectory's rewards are lost (NaN), and the
-    reason is in its record.
+    A call that raises or takes too long is tried again after a pause. After the last try the trajectory's rewards are lost
+    (NaN), and the reason is in its record.
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
@@ -78,38 +82,57 @@ class TrajectorySignal(Signal):
     async def ask(
         self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore
     ) -> tuple[list[float | None], str]:
-        """(rewards, why they were lost or "")."""
+        """(rewards, why they were lost or ""). Raises IntegrityError for an answer of the wrong form."""
         turns, reason = len(trajectory.tool_turns), ""
-        for _ in range(judge.retries + 1):
+        for attempt in range(judge.retries + 1):
+            if attempt:
+                await asyncio.sleep(backoff(attempt - 1, _JITTER))
+            limit = asyncio.timeout(judge.deadline_s)
             try:
-                async with gate, asyncio.timeout(judge.deadline_s):
+                async with gate, limit:
                     values = await self.function(trajectory, **self.params)
-                return self.checked(values, turns, "a trajectory"), ""
-            except IntegrityError:
-                raise  # a wrong answer is not a fault of the network
-            except TimeoutError:
-                reason = f"no answer within {judge.deadline_s:g} s"
+            except asyncio.CancelledError as error:
+                if asyncio.current_task().cancelling():
+                    raise  # the rollout itself is given up
+                reason = self._said(error)  # of something inside the coroutine
             except Exception as error:
-                reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+                late = isinstance(error, TimeoutError) and limit.expired()
+                reason = f"no answer within {judge.deadline_s:g} s" if late else self._said(error)
+            else:
+                index = trajectory.extra_info.get("index")
+                where = "a trajectory" if index is None else f"a trajectory of the row with index {index}"
+                return self.checked(values, turns, where), ""
         return [math.nan] * turns, reason
+
+    def _said(self, error: BaseException) -> str:
+        """The error in one line, without addresses' passwords and the values of params that are secrets."""
+        text = redact(" ".join(f"{type(error).__name__}: {error}".split()))
+        for name, value in self.params.items():
+            if value not in (None, "") and redact_value(name, value) == "***":
+                text = text.replace(str(value), "***")
+        return text[:300]
 
 
 async def ask_signals(
-    signals: Iterable[Signal], trajectory: Trajectory, judge: TurnJudge, record: RowRecord
+    signals: Iterable[TrajectorySignal], trajectory: Trajectory, judge: TurnJudge, record: RowRecord
 ) -> None:
-    """Ask every coroutine among the signals at once, and write what they say into the record."""
-    asked = [signal for signal in signals if isinstance(signal, TrajectorySignal)]
-    gate = _gate(judge.concurrency)
-    answers = await asyncio.gather(*(signal.ask(trajectory, judge, gate) for signal in asked))
-    for signal, (values, reason) in zip(asked, answers, strict=True):
-        record.signals[signal.name] = values
+    """Ask all of them at once, and write what they say into the record. None is still running when this ends or raises."""
+    asked = list(signals)
+    gate = _gate(asyncio.get_running_loop(), judge.concurrency)
+    answers = await asyncio.gather(
+        *(signal.ask(trajectory, judge, gate) for signal in asked), return_exceptions=True
+    )
+    for signal, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        record.signals[signal.name], reason = answer
         if reason:
             record.signal_errors[signal.name] = reason
 
 
 @lru_cache(maxsize=4)
-def _gate(concurrency: int) -> asyncio.Semaphore:
-    """One for all trajectories of a process."""
+def _gate(loop: asyncio.AbstractEventLoop, concurrency: int) -> asyncio.Semaphore:
+    """One for all trajectories of a worker, whose event loop is one."""
     return asyncio.Semaphore(concurrency)
 
 
