@@ -119,6 +119,20 @@ def first_words(trajectory):
     return [turn.text.split(" ")[0] for turn in trajectory.turns]
 
 
+def words_so_far(trajectory):
+    return [turn.text.split() for turn in trajectory.turns]
+
+
+def test_similarity_compares_texts_which_is_known_before_the_start():
+    similarity = "algorithm.turn_anchor_similarity"
+    error = refused(f"{MODE}=gigpo", "algorithm.turn_anchor=prefix", f"{similarity}=0.9")
+    assert error.key == similarity and "a prefix is a list of tokens" in str(error)
+    own = f"algorithm.turn_anchor={HERE}.words_so_far"
+    check(f"{MODE}=gigpo", own)
+    assert "holds a list; similarity needs texts" in str(refused(f"{MODE}=gigpo", own, f"{similarity}=0.9"))
+    check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"{similarity}=0.9")
+
+
 def one_short(trajectory):
     return [turn.text for turn in trajectory.tool_turns]
 

@@ -69,6 +69,10 @@ def unhashable(trajectory):
     return [object.__new__(Unhashable) for _ in trajectory.turns]
 
 
+def not_a_number(trajectory):
+    return [float("nan") for _ in trajectory.turns]
+
+
 class Unhashable:
     __hash__ = None
 
@@ -84,6 +88,7 @@ def test_a_state_of_ones_own(rows):
             "too_few",
             r"too_few returned 2 states for row 0; expected a list with a state for each of its 3 turns",
         ),
+        ("not_a_number", r"turn_anchor=.*not_a_number: states row 0, turn 0 holds NaN"),
         ("unhashable", "row 0, turn 0 holds a Unhashable, which cannot be hashed"),
     ],
 )

@@ -42,7 +42,7 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
         order = [tuple(ids) for ids in turns.response_ids]  # the same whatever the order of the batch
         threshold = algorithm.turn_anchor_similarity
         return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise IntegrityError(f"{KEY}={algorithm.turn_anchor}: {error}") from error
 
 

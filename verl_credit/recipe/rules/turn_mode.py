@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
+from verl_credit.config.keys import Algorithm
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
-from verl_credit.credit.turn.anchors import exact_anchors
+from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator, try_operator
@@ -15,6 +16,7 @@ from verl_credit.turns.anchors import ANCHORS
 from verl_credit.turns.anchors import KEY as ANCHOR
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
+SIMILARITY = "algorithm.turn_anchor_similarity"
 # Options that have a key of their own.
 KEYS = {
     "gamma": "algorithm.gamma",
@@ -25,8 +27,6 @@ KEYS = {
     "gain_scale": "algorithm.info_gain_curriculum.gain",
     "outcome_scale": "algorithm.info_gain_curriculum.outcome",
 }
-
-
 BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 """The optional tables that the host makes."""
 
@@ -52,9 +52,8 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
         )
         use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
         raise ConfigError(key=MODE, value=name, accepted=use)
-    anchor = settings.algorithm.turn_anchor
-    if settings.turn_estimator and "anchor_B_K1" in mode.tables and anchor not in ANCHORS:
-        _try_anchor(anchor)
+    if settings.turn_estimator and "anchor_B_K1" in mode.tables:
+        _anchor(config, settings.algorithm)
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
         if option in KEYS:
@@ -71,16 +70,27 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
 
-def _try_anchor(name: str) -> None:
-    """It is called once for each of two small trajectories."""
+def _anchor(config: DictConfig, algorithm: Algorithm) -> None:
+    """One of the user's is called once for each of two small trajectories."""
+    name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
+    if name == "prefix" and similarity is not None:
+        use = (
+            "a prefix is a list of tokens, and similarity compares texts; set it to null, or use observation"
+        )
+        raise ConfigError.of(config, SIMILARITY, ANCHOR, accepted=use)
+    if name in ANCHORS:
+        return
     if not {".", ":"} & set(name):
         own = "or a dotted path to your own (my_module.my_anchor)"
         raise ConfigError(key=ANCHOR, value=name, accepted=[*ANCHORS, own], shown=repr(name))
     try:
         own = load(name, ANCHOR)
         refuse_what_is_no_operator(own, ANCHOR, name)
-        states = [own(trajectory) for trajectory in TRIAL]
-        exact_anchors(states, [0] * len(TRIAL))
+        states, groups = [own(trajectory) for trajectory in TRIAL], [0] * len(TRIAL)
+        if similarity is None:
+            exact_anchors(states, groups)
+        else:
+            similar_anchors(states, groups, threshold=similarity)
         if [len(each) for each in states] != [len(trajectory.turns) for trajectory in TRIAL]:
             raise ValueError(f"{[len(each) for each in states]} states for trajectories of 2 and 1 turns")
     except ConfigError:
