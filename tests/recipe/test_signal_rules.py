@@ -102,6 +102,35 @@ async def asks(trajectory, *, api_key, url):
     raise AssertionError("a judge is not called before the start")
 
 
+def shaped(context):
+    return [[reward] * len(row) for reward, row in zip(context.rewards_G, context.logprobs_G, strict=True)]
+
+
+def test_an_algorithm_of_ones_own_is_brought_the_signal_that_the_run_names():
+    own = f"algorithm.algorithm_mode={HERE}.shaped", f"{MODE}=none"
+    assert signals(*own) == {}
+    config = check(*own, f"{SIGNAL}=column:steps")
+    assert CreditSettings.from_config(config).turn_signals == {"column:steps": 1.0}
+    assert not [key for key in unused(config) if "turn" in key]
+    assert "turn signal: column:steps" in explanation("lab", config)
+
+
+@pytest.mark.parametrize(
+    "signal, read",
+    [(f"{HERE}.lengths", 1), (f"{HERE}:lengths", 1), (f"{HERE}.asks_nobody", 2), ("column:a.b", 0)],
+)
+def test_keys_of_a_judge_are_unread_beside_a_signal_that_is_none(signal, read):
+    keys = ("+algorithm.turn_signal_params.scale=2", "algorithm.turn_judge.retries=5")
+    assert [key.split("=")[0] for key in unused(check(f"{SIGNAL}={signal}", *keys))] == [
+        "algorithm.turn_signal_params",
+        "algorithm.turn_judge.retries",
+    ][read:]
+
+
+async def asks_nobody(trajectory, *, scale):
+    raise AssertionError("a judge is not called before the start")
+
+
 def test_explain_names_every_signal_and_their_sum():
     config = check(f"{SEVERAL}={{info_gain:1,{HERE}.lengths:0.5}}")
     shown = explanation("lab", config)

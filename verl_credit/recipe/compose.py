@@ -103,9 +103,8 @@ def _decide_auto(config: DictConfig) -> DictConfig:
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
         row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
-        gains = (
-            algorithm.get("adv_estimator") == ADV_ESTIMATOR and algorithm.get("info_gain_norm_mode") != "none"
-        )
+        taken = algorithm.get("info_gain_norm_mode") != "none" or algorithm.get("algorithm_mode") is not None
+        gains = algorithm.get("adv_estimator") == ADV_ESTIMATOR and taken
         if all(isinstance(length, int) for length in row):  # else those keys are refused
             scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
             served = gains and scorer is not None and scorer.in_rollout

@@ -117,11 +117,11 @@ class Planning(Section):
 class TurnJudge(Section):
     """A turn signal of yours that is a coroutine (a judge over HTTP), awaited in the agent loops."""
 
-    concurrency: Annotated[int, Field(ge=1), When(reads.own_signal)] = 8
+    concurrency: Annotated[int, Field(ge=1), When(reads.judged)] = 8
     """Calls at a time in each agent loop worker."""
-    deadline_s: Annotated[float, Field(gt=0), When(reads.own_signal)] = 30.0
+    deadline_s: Annotated[float, Field(gt=0), When(reads.judged)] = 30.0
     """Seconds that a call may take."""
-    retries: Annotated[Count, When(reads.own_signal)] = 2
+    retries: Annotated[Count, When(reads.judged)] = 2
     """Further tries after a call that raised or took too long; then the trajectory's rewards are lost."""
 
 
@@ -248,13 +248,19 @@ class Algorithm(Section):
 
     @property
     def signal_weights(self) -> dict[str, float]:
-        """The turn signals and their weights; empty where the turn mode reads no turn rewards."""
-        if not self.turn_mode.reads_turn_rewards:
+        """The turn signals and their weights; empty where nothing reads turn rewards."""
+        if not self.takes_turn_rewards:
             return {}
         if self.turn_signals is not None:
             return dict(self.turn_signals)
-        name = self.turn_mode.default_signal if self.turn_signal == AUTO else self.turn_signal
+        default = self.turn_mode.default_signal if self.turn_mode.reads_turn_rewards else "none"
+        name = default if self.turn_signal == AUTO else self.turn_signal
         return {} if name == "none" else {name: 1.0}
+
+    @property
+    def takes_turn_rewards(self) -> bool:
+        """By the turn mode, or by an algorithm of the user's."""
+        return self.algorithm_mode is not None or self.turn_mode.reads_turn_rewards
 
     @property
     def turn_mode(self) -> TurnMode:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
+
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins import load
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
+
+COLUMN = "column:"
+"""How the name of a turn signal begins that is a column of the rows."""
 
 
 def transform(s) -> TokenTransform:
@@ -17,7 +23,7 @@ def ours(s) -> bool:
 
 
 def turn_level(s) -> bool:
-    return ours(s) and s.algorithm.turn_mode.reads_turn_rewards
+    return s.turn_estimator and s.algorithm.takes_turn_rewards
 
 
 def anchored(s) -> bool:
@@ -28,8 +34,19 @@ def several_signals(s) -> bool:
     return len(s.turn_signals) > 1
 
 
+def is_path(name: str) -> bool:
+    """A dotted path (my_module.my_signal, my_module:my_signal), no built-in name and no column."""
+    return bool({".", ":"} & set(name)) and not name.startswith(COLUMN)
+
+
 def own_signal(s) -> bool:
-    return any("." in name for name in s.turn_signals)
+    return any(map(is_path, s.turn_signals))
+
+
+def judged(s) -> bool:
+    """A turn signal of the user's is a coroutine."""
+    own = filter(is_path, s.turn_signals)
+    return any(iscoroutinefunction(load(name, "algorithm.turn_signal")) for name in own)
 
 
 def gains(s) -> bool:

@@ -6,6 +6,7 @@ import inspect
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.keys.reads import is_path
 from verl_credit.config.settings import INFOPO, CreditSettings
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME
@@ -39,7 +40,7 @@ def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
         return  # unread keys are said
     mode, name, several = algorithm.turn_mode, algorithm.turn_signal, algorithm.turn_signals
     given = name not in ("auto", "none") or several is not None
-    if given and not mode.reads_turn_rewards:
+    if given and not algorithm.takes_turn_rewards:
         use = "that mode reads no turn rewards, so that this key would do nothing; leave it out, or use another mode"
         raise ConfigError.of(config, SIGNAL if several is None else SEVERAL, MODE, accepted=use)
     if several is not None and name != "auto":
@@ -56,7 +57,7 @@ def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
 
 
 def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) -> None:
-    own = "." in name and not name.startswith(COLUMN)
+    own = is_path(name)
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
         hint = did_you_mean(name, [*SIGNALS])
         raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from verl_credit.config.keys.reads import COLUMN
 from verl_credit.config.settings import INFO_GAIN, INFOPO
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.infopo import PLACEHOLDER
@@ -54,7 +55,7 @@ class ColumnSignal(Signal):
     reads = "the reward function's values, or the row's extra_info"
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        column = self.name.removeprefix("column:")
+        column = self.name.removeprefix(COLUMN)
 
         def values_of(row: int):
             for place in (rows.turns.scores[row], rows.turns.extra_infos[row]):
@@ -70,4 +71,3 @@ class ColumnSignal(Signal):
 
 
 SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, "tool_reward": ToolRewardSignal}
-COLUMN = "column:"
