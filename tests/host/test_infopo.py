@@ -17,8 +17,11 @@ from verl_credit.attention import pack_rows
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.row_scores import score_rows
 from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+from verl_credit.turns import infopo
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
+from verl_credit.turns.infopo import masked_requests
+from verl_credit.turns.requests import turn_spans
 from verl_credit.turns.signals import StepRows, find_signal, step_rewards
 
 NAN = math.nan
@@ -274,3 +277,12 @@ def test_an_observation_that_does_not_fit_has_no_masked_one(tokenizer):
         lookup=long,
     )
     assert masked == []
+
+
+def test_the_turns_of_a_row_are_looked_for_once(tokenizer, monkeypatch):
+    turns = turn_batch(rows_of(tokenizer), tokenizer)
+    requests, looked = masked_requests(turns), []
+    monkeypatch.setattr(infopo, "turn_spans", lambda ids: looked.append(ids) or turn_spans(ids))
+    written = [torch.zeros(len(ids)) for ids in turns.response_ids]
+    infopo.infopo_rewards(turns, requests, torch.zeros(len(requests)), written)
+    assert len(looked) == len({each.row for each in requests}) < len(requests)

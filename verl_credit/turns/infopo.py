@@ -61,8 +61,9 @@ def infopo_rewards(
     context, position for position.
     """
     found: list[list[float]] = [[] for _ in turns.records]
+    spans = {row: turn_spans(turns.turn_ids_B_T[row].tolist()) for row in {each.row for each in requests}}
     for request, masked in zip(requests, masked_N.tolist(), strict=True):
-        first, end = turn_spans(turns.turn_ids_B_T[request.row].tolist())[request.column]
+        first, end = spans[request.row][request.column]
         value = log_prob_B[request.row][first:end].double().mean().item() - masked
         found[request.row].append(value if isfinite(value) else nan)
     return found
