@@ -19,6 +19,7 @@ from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.lab.protocol import answer_turn, search_turn
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.recipe.rules import validate
+from verl_credit.turns.book import RowRecord
 
 PAGE = (Path(__file__).parents[2] / "docs/agent-loops.md").read_text()
 
@@ -114,6 +115,26 @@ def test_ids_of_tokens_that_are_not_the_policys_are_not_read(monkeypatch, my_age
         output.extra_fields["turn_ids"] = [turn if m else other for turn, m in zip(ids, own, strict=True)]
         found = read(monkeypatch, output)
         assert torch.equal(found.turn_ids_B_T, expected.turn_ids_B_T) and found.n_turns_B.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (
+            "answer",
+            r"row 0: extra_fields\['credit'\] is a str; expected RowRecord\(...\).as_dict\(\)",
+        ),
+        ({"stop_raeson": "answer"}, "has 'stop_raeson'; expected some of stop_reason, n_searches"),
+        ({"stop_reason": "done"}, "stop_reason='done'; expected one of answer, no_answer"),
+    ],
+)
+def test_what_is_no_record_is_named_by_row(monkeypatch, my_agent, record, said):
+    output, _ = run(make_tokenizer(), [answer_turn("c")], agent=my_agent, max_tokens=400)
+    output.extra_fields["credit"] = record
+    with pytest.raises(ValueError, match=said):
+        read(monkeypatch, output)
+    output.extra_fields["credit"] = {"final_text": "c"}
+    assert read(monkeypatch, output).records == [RowRecord(final_text="c").as_dict()]
 
 
 def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):

@@ -1,7 +1,7 @@
 """What an agent loop that others wrote says about a row, in verl's ``extra_fields``: checked, with the row named.
 
-``turn_ids``: per response token the turn it was written in, -1 where it is not the policy's. ``turn_rewards``: per turn a
-number, or None (docs/agent-loops.md).
+``credit``: a `RowRecord` as a dict. ``turn_ids``: per response token the turn it was written in, -1 where it is not the
+policy's. ``turn_rewards``: per turn a number, or None (docs/agent-loops.md).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import index
 
-from verl_credit.names import AGENTS, TURN_IDS, TURN_REWARDS
-from verl_credit.turns.book import known_reward
+from verl_credit.names import AGENTS, ROW_RECORD, TURN_IDS, TURN_REWARDS
+from verl_credit.turns.book import STOP_REASONS, RowRecord, known_reward
 
 
 def no_turn_ids(row: int) -> str:
@@ -20,6 +20,23 @@ def no_turn_ids(row: int) -> str:
         f"{' or '.join(map(repr, AGENTS))}; an agent loop of your own puts extra_fields[{TURN_IDS!r}] into its "
         "AgentLoopOutput, a whole number per response token (docs/agent-loops.md)"
     )
+
+
+def record_of(extra_fields: Mapping, row: int) -> dict:
+    """Every field of `RowRecord`, with its default where the loop says nothing. Raises ValueError for what is no record."""
+    given, record = extra_fields.get(ROW_RECORD), RowRecord().as_dict()
+    if given is None:
+        return record
+    where = f"row {row}: extra_fields[{ROW_RECORD!r}]"
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where} is a {type(given).__name__}; expected RowRecord(...).as_dict()")
+    if unknown := given.keys() - record.keys():
+        raise ValueError(f"{where} has {', '.join(map(repr, unknown))}; expected some of {', '.join(record)}")
+    record |= given
+    if record["stop_reason"] not in STOP_REASONS:
+        accepted = ", ".join(STOP_REASONS)
+        raise ValueError(f"{where}: stop_reason={record['stop_reason']!r:.80}; expected one of {accepted}")
+    return record
 
 
 def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:

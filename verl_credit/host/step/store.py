@@ -14,10 +14,9 @@ from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.credit import turn_table
-from verl_credit.names import ROW_RECORD, TURN_IDS
+from verl_credit.names import TURN_IDS
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.book import RowRecord
-from verl_credit.turns.loop_fields import no_turn_ids, turn_ids_of, turn_rewards_of
+from verl_credit.turns.loop_fields import no_turn_ids, record_of, turn_ids_of, turn_rewards_of
 
 
 def read(batch, *names: str) -> TensorDict:
@@ -59,7 +58,7 @@ def fetch_turn_batch(batch) -> TurnBatch:
         turn_ids_B_T[row, : len(ids)] = ids
     turn_ids_B_T = torch.where(mask_B_T.bool(), turn_ids_B_T, -1)
     n_turns_B = turn_table(turn_ids_B_T, mask_B_T).n_turns_B
-    records = [_record(fields) for fields in extra_fields]
+    records = [record_of(fields, row) for row, fields in enumerate(extra_fields)]
     faulty = torch.tensor([bool(record["tool_fault"]) for record in records])
     padding = torch.tensor(is_padding)
     rewards = {row: turn_rewards_of(extra_fields[row], row, int(n_turns_B[row])) for row in rows}
@@ -101,8 +100,3 @@ def _turn_ids(batch, data, extra_fields, response_ids, rows: list[int]) -> Itera
 def _objects(column) -> list:
     """A non-tensor column as a list; TransferQueue returns lists, stacks or wrapped items by backend."""
     return [getattr(item, "data", item) for item in column]
-
-
-def _record(extra_fields: dict) -> dict:
-    record = extra_fields.get(ROW_RECORD)
-    return record if record is not None else RowRecord().as_dict()
