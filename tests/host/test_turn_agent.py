@@ -189,3 +189,20 @@ def test_a_row_lost_to_a_fault_has_no_turn_rewards(tokenizer):
     output, _ = run(tokenizer, [turn("good"), search_turn("a")], lookup=down, tools=[Tool(good=1)])
     assert record(output)["tool_fault"] == "connect" and earned(output) == [(0, 1.0), (1, None)]
     assert output.extra_fields[TURN_REWARDS] == []
+
+
+async def judge(trajectory):
+    return [len(turn.observation) > 0 for turn in trajectory.tool_turns]
+
+
+def test_a_judge_is_asked_in_training_and_not_in_an_evaluation(tokenizer):
+    given = {
+        "agent": "turn_agent",
+        "tools": [Tool(good=1)],
+        "reward_model": {"ground_truth": {"target": ["c"]}},
+    }
+    script, signal = [turn("good"), answer_turn("c")], f"algorithm.turn_signal={__name__}.judge"
+    trained, _ = run(tokenizer, script, signal, **given)
+    assert record(trained)["signals"] == {f"{__name__}.judge": [1.0]}
+    evaluated, _ = run(tokenizer, script, signal, sampling="greedy", **given)
+    assert record(evaluated)["signals"] == {}

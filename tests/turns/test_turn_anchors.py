@@ -80,6 +80,10 @@ def unhashable(trajectory):
     return [object.__new__(Unhashable) for _ in trajectory.turns]
 
 
+def breaks(trajectory):
+    return trajectory.turns[9]
+
+
 def not_a_number(trajectory):
     return [float("nan") for _ in trajectory.turns]
 
@@ -100,6 +104,7 @@ def test_a_state_of_ones_own(rows):
             r"too_few returned 2 states for row 0; expected a list with a state for each of its 3 turns",
         ),
         ("not_a_number", r"turn_anchor=.*not_a_number: states row 0, turn 0 holds NaN"),
+        ("breaks", r"turn_anchor=.*breaks raised for row 0: IndexError"),
         ("unhashable", "row 0, turn 0 holds a Unhashable, which cannot be hashed"),
     ],
 )

@@ -170,6 +170,14 @@ def test_what_a_signal_returns_wrongly_is_named_by_row_and_turn(rows, values, me
         rewards(rows, {own_signal("mine.signal", lambda group: values, {}): 1.0})
 
 
+def test_a_signal_that_raises_is_named_with_its_rows(rows):
+    def outcome_of_the_second(group):
+        return 1 / group.trajectories[1].outcome
+
+    with pytest.raises(IntegrityError, match="'mine.signal' raised for rows 0, 1: ZeroDivisionError: float"):
+        rewards(rows, {own_signal("mine.signal", outcome_of_the_second, {}): 1.0})
+
+
 def test_lost_rewards_are_missing_counted_and_stop_the_run_when_many(rows):
     def half(group):
         return [
@@ -290,14 +298,13 @@ def test_a_judges_own_timeout_is_not_taken_for_the_deadline():
 
 def test_a_secret_among_the_params_is_in_no_reason():
     async def refused(trajectory, *, api_key, url):
-        raise ConnectionError(f"401 for url '{url}?key={api_key}' with Bearer {api_key}")
+        raise ConnectionError(f"401 for url '{url}&top=3' with Bearer {api_key}")
 
-    signal = own_signal("my.judge", refused, {"api_key": "hush", "url": "https://judge/score"})
+    signal = own_signal("my.judge", refused, {"api_key": "hush", "url": "https://judge/score?auth=whisper"})
     record = RowRecord()
     asyncio.run(ask_signals([signal], ONE, TurnJudge(retries=0), record))
-    assert (
-        "hush" not in record.signal_errors["my.judge"] and "https://judge" in record.signal_errors["my.judge"]
-    )
+    said = "ConnectionError: 401 for url 'https://judge/score?auth=***&top=3' with Bearer ***"
+    assert record.signal_errors["my.judge"] == said
 
 
 def test_no_more_judges_at_a_time_than_asked_for():

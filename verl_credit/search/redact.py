@@ -5,9 +5,14 @@ import re
 SECRET = re.compile("token(?!s|i)|key|passw|pwd|secret|credential|auth", re.IGNORECASE)
 
 
+QUERY = re.compile(r"([?&]([\w.-]+)=)[^&\s'\"<>]+")
+
+
 def redact(text) -> str:
-    """``text`` with user and password of every URL hidden: "http://me:secret@host" becomes "http://***@host"."""
-    return re.sub(r"://[^/@\s]*@", "://***@", str(text))
+    """``text`` with user and password of every URL hidden: "http://me:secret@host" becomes "http://***@host", and
+    "?api_key=secret" becomes "?api_key=***"."""
+    text = re.sub(r"://[^/@\s]*@", "://***@", str(text))
+    return QUERY.sub(lambda found: f"{found[1]}***" if SECRET.search(found[2]) else found[0], text)
 
 
 def redact_value(key: str, value):

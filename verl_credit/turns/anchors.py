@@ -59,7 +59,11 @@ def _prefixes(token_ids: list[int], starts: list[int]) -> list[bytes]:
 
 
 def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
-    states = own(rows.trajectory(row))
+    try:
+        states = own(rows.trajectory(row))
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise IntegrityError(f"{KEY}={name} raised for row {row}: {said}") from error
     if not isinstance(states, list | tuple) or len(states) != n_turns:
         got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
         raise IntegrityError(

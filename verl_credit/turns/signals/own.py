@@ -39,7 +39,16 @@ class GroupSignal(Signal):
             members.setdefault(int(rows.group_B[row]), []).append(row)
         found: dict[int, Any] = {}
         for group in members.values():
-            found.update(zip(group, self.call([rows.trajectory(row) for row in group]), strict=True))
+            trajectories = [rows.trajectory(row) for row in group]
+            try:
+                values = self.call(trajectories)
+            except IntegrityError:
+                raise
+            except Exception as error:
+                said = redact(" ".join(f"{type(error).__name__}: {error}".split()))
+                places = ", ".join(map(str, group))
+                raise IntegrityError(f"turn signal {self.name!r} raised for rows {places}: {said}") from error
+            found.update(zip(group, values, strict=True))
         return self.table(rows, found.__getitem__)
 
     def call(self, trajectories: list[Trajectory]) -> list:
