@@ -94,7 +94,12 @@ def test_what_cannot_be_meant_is_refused(overrides, key, message):
 def test_a_secret_among_the_params_is_never_shown():
     params = "+algorithm.turn_signal_params"
     config = check(f"{SIGNAL}={HERE}.asks", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")
-    assert "hush" not in explanation("lab", config).partition("not the defaults")[0]
+    assert "hush" not in explanation("lab", config, values=True)
+    unread = unused(check(f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge"))
+    assert unread == ["algorithm.turn_signal_params={'api_key': '***', 'url': 'http://***@judge'}"]
+    own = f"algorithm.algorithm_mode={HERE}.shaped", f"{MODE}=none"
+    given = check(*own, "+algorithm.algorithm_params.api_key=hush")
+    assert "algorithm_params={'api_key': '***'}" in explanation("lab", given, values=True)
     assert "hush" not in str(refused(f"{SIGNAL}={HERE}.judge", f"{params}.api_key=hush"))
 
 

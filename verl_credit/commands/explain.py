@@ -95,7 +95,10 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
         was = (
             f"{default.of}: {show_value(default.value)}" if default.value != ABSENT else "a key of the recipe"
         )
-        lines.append(f"  {key:<{width}}  {show_value(value)}   ({was})")
+        named = (
+            key.rpartition(".")[2] if default.value == ABSENT else ""
+        )  # prompt_key is no secret, api_key is
+        lines.append(f"  {key:<{width}}  {show_value(redact_value(named, value))}   ({was})")
     return [*lines, ""]
 
 
@@ -134,7 +137,7 @@ def _signals(settings: CreditSettings) -> Iterator[Stage]:
     for name in settings.turn_signals:
         if name != INFO_GAIN:
             signal = find_signal(name, params)
-            says = signal.says or f"yours; turn_signal_params={redact_value('params', params)}"
+            says = signal.says or f"yours; turn_signal_params={redact_value('', params)}"
             yield Stage("turn signal", name, says, signal.reads, signal.cost)
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
@@ -165,7 +168,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         yield Stage(
             "whole pipeline",
             pipeline.algorithm_mode,
-            f"yours; algorithm_params={pipeline.algorithm_params}",
+            f"yours; algorithm_params={redact_value('', pipeline.algorithm_params)}",
             "rewards, log-probs, entropies, planning mask, sepa lambda",
             PYTHON_LISTS,
         )
@@ -181,7 +184,9 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
     ):
         yield Stage("outcome", "grpo", says, "rewards, groups")
     else:
-        yield _registered("outcome", pipeline.advantage_mode, f"f(rewards, {pipeline.advantage_params})")
+        yield _registered(
+            "outcome", pipeline.advantage_mode, f"f(rewards, {redact_value('', pipeline.advantage_params)})"
+        )
     yield _registered(
         "turn",
         settings.algorithm.info_gain_norm_mode,
@@ -191,7 +196,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         yield Stage(
             "token",
             pipeline.transform_mode,
-            f"yours; transform_params={pipeline.transform_params}",
+            f"yours; transform_params={redact_value('', pipeline.transform_params)}",
             f"outcome advantages, {pipeline.uncertainty_kind}",
             PYTHON_LISTS,
         )
@@ -204,7 +209,7 @@ def _options(settings: CreditSettings) -> str:
     a, mode = settings.algorithm, settings.algorithm.turn_mode
     chosen = {**mode.options, **settings.turn_options}
     elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
-    shown = [f"{name}={value}" for name, value in chosen.items() if name not in elsewhere]
+    shown = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
         shown += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
     return " ".join([*shown, f"tied_groups={a.tied_groups}"])

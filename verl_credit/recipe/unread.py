@@ -18,6 +18,7 @@ from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.reward import overlong_unread
 from verl_credit.recipe.warnings import doubts
+from verl_credit.search.redact import redact_value
 
 # What model=qwen3_* say of their models, no choice of the run's author.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
@@ -35,7 +36,7 @@ def unused(config: DictConfig) -> list[str]:
                 value = getattr(value, part)
             if key.read is None or key.read(settings) or not _chosen(config, key.name, value, key.default):
                 continue
-            found.append(f"{key.name}={value}")
+            found.append(f"{key.name}={key.shown(value) if key.shown else redact_value('', value)}")
     return found
 
 
