@@ -206,3 +206,19 @@ def test_a_judge_is_asked_in_training_and_not_in_an_evaluation(tokenizer):
     assert record(trained)["signals"] == {f"{__name__}.judge": [1.0]}
     evaluated, _ = run(tokenizer, script, signal, sampling="greedy", **given)
     assert record(evaluated)["signals"] == {}
+
+
+def test_a_functions_reward_that_is_no_number_stops_the_rollout_too(tokenizer):
+    tools = [function("judge", ("seen", "high"))]
+    with pytest.raises(ValueError, match="turn 0: the reward that tool 'judge' returned is 'high'"):
+        play(tokenizer, [turn("x"), answer_turn("c")], tools=tools)
+
+
+class WithoutMetrics(Tool):
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text="seen"), 0.5, None
+
+
+def test_a_tool_may_leave_out_its_metrics(tokenizer):
+    output, _ = play(tokenizer, [turn("x"), answer_turn("c")], tools=[WithoutMetrics()])
+    assert earned(output) == [(0, 0.5)]

@@ -14,10 +14,13 @@ class _RewardKept(FunctionTool):
     """A function tool whose metrics also say whether the function returned a reward."""
 
     async def call(self, parameters):
-        raw = await super().call(parameters)
+        raw, given = await super().call(parameters), None
+        if (
+            isinstance(raw, tuple) and len(raw) > 1
+        ):  # verl would take one that is no number for a fault of the call
+            given, raw = raw[1], (raw[0], 0.0, *raw[2:])
         response, reward, metrics = normalize_function_tool_return(raw)
-        given = isinstance(raw, tuple) and len(raw) > 1 and raw[1] is not None
-        return response, reward, {**metrics, GIVEN: reward if given else None}
+        return response, reward, {**metrics, GIVEN: given}
 
 
 def offered_tool(tool):
@@ -25,7 +28,7 @@ def offered_tool(tool):
     return _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
 
 
-def reward_of(call: dict, text: str, reward, metrics: dict) -> float | None:
+def reward_of(call: dict, text: str, reward, metrics: dict | None) -> float | None:
     """The reward that the tool itself returned; None where it returned none. Raises ValueError for what is no number.
 
     ``text``: the observation, from which alone one can tell that verl did not come to run the tool, or that it raised.
@@ -34,5 +37,5 @@ def reward_of(call: dict, text: str, reward, metrics: dict) -> float | None:
     if text.startswith((f"{FAILED} {name}", f"{BAD_JSON} {name}")):
         return None
     return known_reward(
-        metrics.get(GIVEN, reward), f"turn {call['turn']}: the reward that tool {name} returned"
+        (metrics or {}).get(GIVEN, reward), f"turn {call['turn']}: the reward that tool {name} returned"
     )
