@@ -95,9 +95,8 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
         was = (
             f"{default.of}: {show_value(default.value)}" if default.value != ABSENT else "a key of the recipe"
         )
-        named = (
-            key.rpartition(".")[2] if default.value == ABSENT else ""
-        )  # prompt_key is no secret, api_key is
+        # verl's prompt_key is no secret, a user's api_key is
+        named = key.rpartition(".")[2] if default.value == ABSENT else ""
         lines.append(f"  {key:<{width}}  {show_value(redact_value(named, value))}   ({was})")
     return [*lines, ""]
 

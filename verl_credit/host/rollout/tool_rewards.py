@@ -15,9 +15,8 @@ class _RewardKept(FunctionTool):
 
     async def call(self, parameters):
         raw, given = await super().call(parameters), None
-        if (
-            isinstance(raw, tuple) and len(raw) > 1
-        ):  # verl would take one that is no number for a fault of the call
+        if isinstance(raw, tuple) and len(raw) > 1:
+            # verl would take a reward that is no number for a fault of the call
             given, raw = raw[1], (raw[0], 0.0, *raw[2:])
         response, reward, metrics = normalize_function_tool_return(raw)
         return response, reward, {**metrics, GIVEN: given}
