@@ -33,6 +33,10 @@ SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
 CONFIG_DIR = Option(None, help="folder with your own recipes")
 OVERRIDES = Argument((), help="Hydra overrides: key=value")
 JSON = Option(False, "--json", help="machine-readable")
+STORE = Option(Path("runs/lineage"), "--dir", help="folder of the trials (results.tsv)")
+LOWER = Option(
+    None, "--lower-is-better/--higher-is-better", help="of core_metric, where results.jsonl does not say it"
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -151,6 +155,56 @@ def report(run_dir: Path):
     except (OSError, ValueError) as error:
         print(f"verl-credit report {run_dir}: {error}")
         return ExitCode.PREFLIGHT
+
+
+@app.command("lineage show", help="the trials of a folder, as `train` writes them down")
+def lineage_show(folder: Path = STORE, as_json: bool = JSON):
+    from verl_credit.commands.lineage import show
+
+    return show(folder, as_json)
+
+
+@app.command("lineage best", help="the best trial that was kept")
+def lineage_best(folder: Path = STORE, lower_is_better: bool | None = LOWER, as_json: bool = JSON):
+    from verl_credit.commands.lineage import best
+
+    return best(folder, lower_is_better, as_json)
+
+
+@app.command("lineage chain", help="the trials that led to one")
+def lineage_chain(
+    exp_id: str | None = Argument(None, help="none: the best"),
+    folder: Path = STORE,
+    lower_is_better: bool | None = LOWER,
+    as_json: bool = JSON,
+):
+    from verl_credit.commands.lineage import chain
+
+    return chain(folder, exp_id, lower_is_better, as_json)
+
+
+@app.command("lineage diff", help="what a trial's snapshot changes")
+def lineage_diff(
+    exp_id: str, other: str | None = Argument(None, help="none: its parent"), folder: Path = STORE
+):
+    from verl_credit.commands.lineage import diff
+
+    return diff(folder, exp_id, other)
+
+
+@app.command("lineage render", help="write KNOWLEDGE.md, to be read before the next trial")
+def lineage_render(
+    folder: Path = STORE,
+    out: Path | None = Option(None, help="the file; none: KNOWLEDGE.md in the folder"),
+    specialist: str = Option("verl-credit", "--for", help="who reads it"),
+    top_k: int = Option(20, min=0, help="kept trials on the leaderboard"),
+    recent_n: int = Option(30, min=0, help="trials in the table of recent activity"),
+    last_m_full: int = Option(10, min=0, help="trials with their whole hypothesis"),
+    lower_is_better: bool | None = LOWER,
+):
+    from verl_credit.commands.lineage import render
+
+    return render(folder, lower_is_better, out, specialist, top_k, recent_n, last_m_full)
 
 
 @app.command(help="show the pipeline that a recipe with overrides would run")
