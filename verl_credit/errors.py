@@ -117,5 +117,13 @@ class PreflightError(RuntimeError):
     """The run cannot start; says what is missing and what would be right."""
 
 
+class TooLargeError(PreflightError):
+    """What the run would hold does not fit a device."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: a scheduler's time limit. It ends a run as Ctrl-C does."""
+
+
 class IntegrityError(RuntimeError):
     """The run's numbers could not be trusted if it went on."""

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from verl_credit.cli import main
+from verl_credit.commands import train as train_module
+from verl_credit.run import events
+from verl_credit.run.files import METRICS, VALIDATION, append_json
 
 
 def run(capsys, tmp_path, *overrides):
     code = main(["train", "--config-name", "lab", f"run_dir={tmp_path}", *overrides])
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     return code, lines
+
+
+def launches(monkeypatch):
+    """What stands for Ray; called with the error that it raises after some steps, and what the last evaluation found."""
+    from verl_credit.host.process import launch
+
+    def set_up(error=None, steps=2, limit=False, found=None):
+        def stand_in(config):
+            folder = Path(config.run_dir)
+            for step in range(1, steps + 1):
+                append_json(folder / METRICS, {"step": step})
+            if found is not None:
+                append_json(folder / VALIDATION, {"step": steps, **found})
+            if limit:
+                events.record(folder, "max_hours", f"max_hours=1: step {steps} is the last")
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(launch, "launch", stand_in)
+
+    for name in ("_prepare_lab", "_preflight"):
+        monkeypatch.setattr(train_module, name, lambda *_: None)
+    monkeypatch.setattr("verl_credit.report.write_report", lambda run_dir: run_dir)
+    set_up.failed = launch.RunFailed
+    return set_up

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from kit.lab_run import run
+from kit.lab_run import launches, run
 from kit.recipes import load_config
 from verl_credit.commands import train as train_module
 from verl_credit.commands.train import command_line
@@ -21,25 +21,7 @@ FIVE = "trainer.total_training_steps=5"
 
 @pytest.fixture
 def ends_with(monkeypatch):
-    """Of the launch that stands for Ray: the error that it raises, after two steps."""
-    from verl_credit.host.process import launch
-
-    def set_up(error=None, steps=2, limit=False):
-        def stand_in(config):
-            for step in range(1, steps + 1):
-                append_json(train_module.Path(config.run_dir) / METRICS, {"step": step})
-            if limit:
-                events.record(config.run_dir, "max_hours", f"max_hours=1: step {steps} is the last")
-            if error is not None:
-                raise error
-
-        monkeypatch.setattr(launch, "launch", stand_in)
-
-    for name in ("_prepare_lab", "_preflight"):
-        monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr("verl_credit.report.write_report", lambda run_dir: run_dir)
-    set_up.failed = launch.RunFailed
-    return set_up
+    return launches(monkeypatch)
 
 
 def last_end(folder):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.commands.outcome_formula import outcome_formula
+from verl_credit.commands.trial_facts import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
 from verl_credit.credit.registry import REGISTRY
@@ -16,6 +17,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.doctor.checks import before_training
 from verl_credit.errors import ConfigError, ExitCode, printable, show_value
+from verl_credit.lineage.store import TABLE
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
@@ -65,6 +67,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
             *([f"     costs {stage.cost}"] if stage.cost else []),
         ]
     lines += ["", *value_lines(config, values), *idle_lines(config)]
+    lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]
     return "\n".join(map(printable, lines))

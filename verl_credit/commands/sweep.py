@@ -15,7 +15,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.doctor.hardware.disk import sweep_warnings
@@ -23,6 +23,10 @@ from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rules import validate
 
+ASKED = {
+    "lineage.hypothesis": "what is tried and what it should change",
+    "lineage.expected_delta": "the change of the metric that you expect",
+}
 DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
 ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # what ends a run otherwise ends that run alone
 
@@ -102,17 +106,33 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
         return ExitCode.PREFLIGHT
     for line in sweep_warnings(configs):
         print(line, flush=True)
+    told = ask_for(configs)
     codes = []
     for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
         print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
         command = [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", name]
         command += ["--config-dir", config_dir] if config_dir else []
-        codes.append(_run([*command, *_in_folder(chosen, run_dir)]))
+        codes.append(_run([*command, *_in_folder(chosen, run_dir), *told]))
         if codes[-1] in ENDS_ALL:
             return codes[-1]
     for (label, _), code in zip(runs, codes, strict=True):
         print(f"{label or name}: exit code {code}", flush=True)
     return next((code for code in codes if code not in DONE), ExitCode.DONE)
+
+
+def ask_for(configs: Sequence[DictConfig]) -> list[str]:
+    """Overrides with what no run says of its trial: asked for on a terminal; elsewhere a line says that it is missing."""
+    lacking = [key for key in ASKED if all(OmegaConf.select(config, key) is None for config in configs)]
+    if lacking and not sys.stdin.isatty():
+        print(f"the trials' rows will have no {' and no '.join(lacking)}: give them as overrides", flush=True)
+        return []
+    answers = {key: input(f"{key}, {ASKED[key]} (empty: none): ").strip() for key in lacking}
+    return [f"{key}={_quoted(text)}" for key, text in answers.items() if text]
+
+
+def _quoted(text: str) -> str:
+    """So that Hydra takes it as it is."""
+    return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 def _run(command: list[str]) -> int:
@@ -142,8 +162,10 @@ def _run(command: list[str]) -> int:
 
 def _in_folder(overrides: Sequence[str], run_dir: Path) -> list[str]:
     """Quoted: the folder's name holds = and , which Hydra would take apart."""
-    quoted = QuotedString(text=str(run_dir), quote=Quote.single).with_quotes()
-    return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir={quoted}"]
+    return [
+        *(text for text in overrides if not text.startswith("run_dir=")),
+        f"run_dir={_quoted(str(run_dir))}",
+    ]
 
 
 def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.commands.trial_row import TrialRow
 from verl_credit.commands.with_verl import check_with_verl, set_environment
 from verl_credit.doctor.checks import Stage, require
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.software import wants_cuda
 from verl_credit.doctor.result import Status
-from verl_credit.errors import ConfigError, ExitCode, PreflightError
+from verl_credit.errors import ConfigError, ExitCode, PreflightError, Terminated
 from verl_credit.machine.gather import gather
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.required import missing_line
@@ -60,24 +61,28 @@ def _train(config: DictConfig, command: str) -> int:
     run_dir = Path(config.run_dir)
     set_environment(cpu=config.trainer.device == "cpu")
     with _terminate_as_interrupt(), run_lock(run_dir, say_at_once):
-        say = say_at_once
+        say, row = say_at_once, TrialRow(config, command)
         try:
             progress = _progress(run_dir, config, command)
             say = progress.say
-            code, why = _run(config, run_dir, progress)
+            code, why = _run(config, run_dir, progress, row)
         except BaseException as error:
-            _end(config, *_how(error), say)
+            _end(config, *_how(error), say, row, error)
             raise
-        _end(config, code, why, say)
+        _end(config, code, why, say, row)
         return code
 
 
-def _run(config: DictConfig, run_dir: Path, progress: Progress) -> tuple[ExitCode, str]:
+def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -> tuple[ExitCode, str]:
     with ExitStack() as stack:
         _lock_checkpoints(config, stack)
         if reason := nothing_left(config):
             return ExitCode.NOTHING_LEFT, reason
-        _make_ready(config, stack, progress)
+        trial = row.begin()
+        context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
+        row.machine(context.facts)
+        _make_ready(context, stack, progress)
+        progress.note("lineage", trial) if row.failed else progress.say(trial)
         _save_config(config, run_dir)
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
@@ -92,15 +97,26 @@ def _how(error: BaseException) -> tuple[ExitCode, str]:
     return ExitCode.FAILED, f"{type(error).__name__}: {error}"
 
 
-def _end(config: DictConfig, code: ExitCode, why: str, say: Callable[[str], None]) -> None:
-    """Into the run's events, then into its report. A refusal and an interruption are said by `train`, a refusal alone."""
+def _end(
+    config: DictConfig,
+    code: ExitCode,
+    why: str,
+    say: Callable[[str], None],
+    row: TrialRow,
+    error: BaseException | None = None,
+) -> None:
+    """Into the table of trials, the run's events, its report. A refusal and an interruption are said by `train`, a refusal
+    alone."""
     run_dir = Path(config.run_dir)
+    trial = row.end(code, why, error)
     try:
-        text = events.end(run_dir, code, why, planned_in_all(config))
+        text = events.end(run_dir, code, why, planned_in_all(config), trial=trial)
     except (OSError, DamagedFile) as error:  # neither hides how the run ended
         text = f"{why} (not recorded: {error})"
     if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
         say(text)
+    if trial and (row.failed or code is not ExitCode.PREFLIGHT):
+        say(trial)
     _report(run_dir, say if code is not ExitCode.PREFLIGHT else lambda _: None)
 
 
@@ -144,9 +160,9 @@ def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> No
         raise PreflightError(f"lab.dir={config.lab.dir}: {error}") from error
 
 
-def _make_ready(config: DictConfig, stack: ExitStack, progress: Progress) -> None:
-    """Everything that must hold holds, and the lab is built. What was read to know that is gone afterwards."""
-    context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
+def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
+    """Everything that must hold holds, and the lab is built."""
+    config = context.config
     _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
     for line in idle_lines(config):
         progress.note("idle", line)
@@ -212,7 +228,7 @@ def _terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM ends the run the way Ctrl-C does: Ray and the retriever are stopped."""
 
     def interrupt(signum, frame):
-        raise KeyboardInterrupt
+        raise Terminated
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

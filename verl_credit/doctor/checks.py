@@ -30,7 +30,7 @@ from verl_credit.doctor.inputs import recipe
 from verl_credit.doctor.inputs.data import TRAIN, VAL
 from verl_credit.doctor.inputs.prompt_lengths import NotHere
 from verl_credit.doctor.result import Result, Status, failed, skipped
-from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.errors import ConfigError, PreflightError, TooLargeError
 
 
 class Stage(StrEnum):
@@ -142,7 +142,8 @@ def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
     for check in before_training(context.config):
         for result in _made(check, context) if check.stage in stages else []:
             if result.status is Status.FAIL:
-                raise PreflightError(f"{result.name}: {result.line()}")
+                kind = TooLargeError if check.function is room.check_room else PreflightError
+                raise kind(f"{result.name}: {result.line()}")
             found.append((check, result))
     return found
 

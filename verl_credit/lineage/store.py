@@ -13,7 +13,7 @@ from verl_credit.lineage.locked import LineageError, add, locked, new_line, read
 from verl_credit.lineage.order import best_of, chain, keeps_of, last
 from verl_credit.lineage.prompt import LineageSnapshot, render
 from verl_credit.lineage.table import HEADER, Damage, format_row, read_rows
-from verl_credit.lineage.trial import NUMBERS, Trial, number
+from verl_credit.lineage.trial import NUMBERS, Trial, bare_id, number
 
 __all__ = ["LineageError", "LineageStore"]
 
@@ -119,7 +119,7 @@ class LineageStore:
             if callable(trial):
                 trial = trial(tuple(read_rows(content)[0]))
             trial = replace(trial, **{name: number(name, getattr(trial, name)) for name in NUMBERS})
-            _refuse_id(trial.exp_id)
+            bare_id(trial.exp_id)
             if _taken(trial.exp_id, content):
                 raise ValueError(f"exp_id={trial.exp_id!r} is taken in {self.path}: an id names one trial")
             event = format_event(ENDED, trial.exp_id, dict(facts or {}))
@@ -129,20 +129,22 @@ class LineageStore:
     def start(
         self,
         exp_id: str | Callable[[tuple[Trial, ...], Mapping[str, dict]], str],
-        facts: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> str:
         """Write down that a trial begins, or goes on after a kill. Returns its id.
 
-        A function may choose the id under the lock, from the trials and the unfinished ones. Raises as ``append``.
+        A function may choose the id under the lock, from the trials and the unfinished ones; another may then give the
+        facts. Raises as ``append``.
         """
         with locked(self.path):
             content = read(self.path)
             if callable(exp_id):
                 trials = tuple(read_rows(content)[0])
                 exp_id = exp_id(trials, self._unfinished(trials))
-            _refuse_id(exp_id)
+            bare_id(exp_id)
             if _taken(exp_id, content):
                 raise ValueError(f"exp_id={exp_id!r} has ended in {self.path}: what goes on is a new trial")
+            facts = facts() if callable(facts) else facts
             event = format_event(STARTED, exp_id, dict(facts or {}))
             add({self.path: self._before(content), **self._event(event)})
         return exp_id
@@ -177,12 +179,3 @@ def _taken(exp_id: str, content: bytes) -> bool:
     if not any(b"\n" + start in content for start in starts):
         return False
     return any(trial.exp_id == exp_id for trial in read_rows(content)[0])
-
-
-def _refuse_id(exp_id: str) -> None:
-    if not exp_id or exp_id != exp_id.strip() or not exp_id.isprintable():
-        raise ValueError(
-            f"exp_id={exp_id!r}; expected a name without blanks at its ends or control characters"
-        )
-    if exp_id.startswith("exp_"):
-        raise ValueError(f"exp_id={exp_id!r}; ids are written bare: {exp_id.removeprefix('exp_')!r}")

@@ -25,7 +25,7 @@ class Reason(StrEnum):
     KILLED = "killed"
 
 
-_REASONS = {
+REASONS = {
     ExitCode.DONE: Reason.DONE,
     ExitCode.FAILED: Reason.FAILED,
     ExitCode.NOTHING_LEFT: Reason.NOTHING_LEFT,
@@ -53,20 +53,36 @@ def start(run_dir: Path, planned: int | None, command: str | None = None) -> Non
     record(run_dir, START, "start", planned=planned, command=command)
 
 
-def end(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> str:
-    """The last event of a start; returns its text. Where ``max_hours`` ended the run, its note says why."""
-    reason = _REASONS[code]
+def how(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> tuple[Reason, str]:
+    """How a start ended, and why. Where ``max_hours`` ended the run, its note says why."""
+    reason = REASONS[code]
     limits = [row["text"] for row in _last_start(run_dir) if row.get("kind") == MAX_HOURS]
-    if reason is Reason.DONE and limits and _steps_done(run_dir) != planned:
+    if reason is Reason.DONE and limits and steps_done(run_dir) != planned:
         reason, why = Reason.TIME_LIMIT, limits[-1]
-    return _end(run_dir, reason, why, code, planned)
+    return reason, why
 
 
-def _end(run_dir: Path, reason: Reason, why: str, code: ExitCode | None, planned: int | None) -> str:
-    done = _steps_done(run_dir)
+def end(run_dir: Path, code: ExitCode, why: str, planned: int | None, **more) -> str:
+    """The last event of a start; returns its text."""
+    reason, why = how(run_dir, code, why, planned)
+    return _end(run_dir, reason, why, code, planned, **more)
+
+
+def _end(run_dir: Path, reason: Reason, why: str, code: ExitCode | None, planned: int | None, **more) -> str:
+    done = steps_done(run_dir)
     steps = f"{done} of {planned} steps" if planned else f"{done} steps"
     text = f"{reason}, {steps} done" + (f": {why}" if why else "")
-    record(run_dir, END, text, reason=reason, why=why, exit_code=code, planned_steps=planned, done_steps=done)
+    record(
+        run_dir,
+        END,
+        text,
+        reason=reason,
+        why=why,
+        exit_code=code,
+        planned_steps=planned,
+        done_steps=done,
+        **more,
+    )
     return text
 
 
@@ -77,7 +93,7 @@ def _last_start(run_dir: Path) -> list[dict]:
     return rows[starts[-1] :] if starts else []
 
 
-def _steps_done(run_dir: Path) -> int:
+def steps_done(run_dir: Path) -> int:
     """Of the whole run, as its metrics tell it."""
     try:
         steps = [row.get("step") for row in read_json_lines(Path(run_dir) / METRICS)]

@@ -28,6 +28,7 @@ FREE = (
     "plan.",
     "evaluation.",
     "faults.",
+    "lineage.",
     "lab.dir",
     "search.url",
     "search.timeout_s",
@@ -65,7 +66,7 @@ def save_state(
     state = {
         "version": VERSION,
         "step": step,
-        "config": _deciding_keys(config),
+        "config": deciding_keys(config),
         "metrics": plain(metrics),
         "sepa": sepa,
         "planned": {"steps": planned, "epochs": config.trainer.total_epochs},
@@ -85,7 +86,7 @@ def planned_steps(folder: Path, config) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     then, now = (
-        {k: v for k, v in keys.items() if k.startswith("data.")} for keys in (before, _deciding_keys(config))
+        {k: v for k, v in keys.items() if k.startswith("data.")} for keys in (before, deciding_keys(config))
     )
     return steps if epochs == config.trainer.total_epochs and then == now else None
 
@@ -107,7 +108,7 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
         raise ValueError(
             f"{path} says version {state.get('version')}, step {state.get('step')}; expected {VERSION}, {step}"
         )
-    differences = _differences(state["config"], _deciding_keys(config))
+    differences = _differences(state["config"], deciding_keys(config))
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
     if not differences:
@@ -117,7 +118,7 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     return f"resume: from step {step}, not exact: {shown}", state["metrics"], state.get("sepa")
 
 
-def _deciding_keys(config) -> dict[str, str]:
+def deciding_keys(config) -> dict[str, str]:
     """Every resolved key that can change what a step computes, as text."""
     flat: dict[str, str] = {}
 

@@ -9,6 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
+from verl_credit.config.keys.lineage import Lineage
 from verl_credit.config.keys.loss import LOSS, PolicyLoss
 from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Run
 from verl_credit.config.keys.search import Search
@@ -29,7 +30,7 @@ from verl_credit.config.keys.verl import (
 )
 
 # In the order in which they are checked.
-OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation)
+OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Lineage)
 # fmt: off
 VERLS: tuple[type[Section], ...] = (
     KL, Data, Model, Actor, ActorEngine, Losses, Rollout, Reference, ReferenceEngine, Trainer, TrainerV1, RayInit,
@@ -76,6 +77,6 @@ def defaults_tree() -> dict[str, Any]:
 
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
-    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lab",
+    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lineage", "Lab",
     "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_credit.errors import ConfigError, IntegrityError, PreflightError
+from verl_credit.errors import ConfigError, IntegrityError, PreflightError, Terminated
 from verl_credit.host.process.correction import check_correction
 from verl_credit.host.process.names import check_names
 from verl_credit.host.process.register import register_all
@@ -78,7 +78,7 @@ def _ended(error: SystemExit, config: DictConfig) -> BaseException:
     if not ray.is_initialized() and (why := _nobody_there(config)):
         return PreflightError(f"Ray does not start: {why}; {_asked(config)}")
     if error.code == signal.SIGTERM:
-        return KeyboardInterrupt()
+        return Terminated()
     return RunFailed(
         f"Ray ended this process with exit code {error.code}\nworker logs: /tmp/ray/session_latest/logs"
     )

@@ -1,0 +1,37 @@
+"""Keys of the trial that a run is: where it is written down, what it tries, when it is kept (docs/lineage.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from verl_credit.config.keys.run import Folder
+from verl_credit.config.keys.section import Expected, Section
+from verl_credit.lineage.trial import bare_id
+
+
+class Lineage(Section):
+    prefix = "lineage"
+
+    dir: Folder | None = None
+    """Folder of the table of trials, results.tsv; null: `lineage` beside run_dir, so that runs with one parent share it."""
+    exp_id: Annotated[str, AfterValidator(bare_id), Expected("a name (put digits in quotes)")] | None = None
+    """The trial's id, without `exp_`; null: the name of run_dir. A number is added where the id has ended already."""
+    parent: Annotated[str, Expected("a trial's id (put digits in quotes)")] | None = None
+    """Trial that this one is a change of; null: the one that run_dir goes on from, else the best one at the start."""
+    hypothesis: str | None = None
+    """What is tried, and what it should change; `train -m` asks for it on a terminal."""
+    expected_delta: Annotated[float | str, Expected("a number or a text")] | None = None
+    """The change of the metric that is expected; `train -m` asks for it on a terminal."""
+    threshold: Annotated[float, Field(ge=0)] = 0.005
+    """A finished trial is kept when it gains more than this over the best one kept; else it is discarded."""
+    metric: (
+        Annotated[
+            str, Field(pattern=r"^val-"), Expected("a name in validation.jsonl, which begins with val-")
+        ]
+        | None
+    ) = None
+    """The held-out metric that decides; null: exact match, greedy where that is evaluated, over all questions."""
+    lower_is_better: bool = False
+    """Of the metric."""
