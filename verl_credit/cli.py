@@ -207,6 +207,18 @@ def lineage_render(
     return render(folder, lower_is_better, out, specialist, top_k, recent_n, last_m_full)
 
 
+@app.command("lineage export", help="send trials to MLflow, Weights & Biases, ..., by verl's loggers")
+def lineage_export(
+    exp_ids: list[str] = Argument((), help="none: all"),
+    to: list[str] = Option(help="a logger of verl's: wandb, mlflow, tensorboard, ...; repeatable"),
+    project: str = Option("lineage", help="where the tracker puts them"),
+    folder: Path = STORE,
+):
+    from verl_credit.commands.lineage import export
+
+    return export(folder, exp_ids, to, project)
+
+
 @app.command(help="show the pipeline that a recipe with overrides would run")
 def explain(
     config_name: str = Option("lab", help=SHIPPED),

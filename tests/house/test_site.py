@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_credit import credit
+from verl_credit import credit, lineage
 from verl_credit.credit import laws, plugins
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ HOST_SIDE = {
 }
 
 
-@pytest.mark.parametrize("module", [credit, plugins, laws])
+@pytest.mark.parametrize("module", [credit, plugins, laws, lineage])
 def test_every_public_function_and_class_is_in_the_reference(module):
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     shown = re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)
@@ -50,7 +50,9 @@ def test_every_public_function_and_class_is_in_the_reference(module):
 
 
 # the search page's example needs a server
-@pytest.mark.parametrize("name", ["docs/api/credit.md", "docs/api/laws.md", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/api/credit.md", "docs/api/laws.md", "docs/api/lineage.md", "README.md"]
+)
 def test_the_examples_of_a_page_run(name, tmp_path, monkeypatch):
     """As modules, because the laws pickle an operator."""
     page, name = (ROOT / name).read_text(), Path(name).stem

@@ -1,6 +1,8 @@
 """`verl-credit lineage ...`: what it prints, and how it ends."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,3 +125,34 @@ def test_render_writes_the_page_of_the_store(run, store, tmp_path):
     assert text.startswith("# Session start — 20")
     assert run("render", "--out", str(tmp_path / "own.md"))[0] == 0
     assert "## Recent Activity (last 3)" in (tmp_path / "own.md").read_text()
+
+
+def test_export_hands_every_trial_to_verls_loggers(run, store, monkeypatch, tmp_path):
+    monkeypatch.setenv("VERL_FILE_LOGGER_ROOT", str(tmp_path))
+    from verl.utils import tracking
+
+    seen = {}
+    real = tracking.Tracking.__init__
+
+    def watched(self, project, name, loggers, config):
+        seen[name] = config
+        real(self, project, name, loggers, config)
+
+    monkeypatch.setattr(tracking.Tracking, "__init__", watched)
+    code, out, _ = run("export", "--to", "file")
+    assert code == 0 and out.endswith("3 trials sent to file, project lineage\n")
+    written = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "lineage").glob("*.jsonl")}
+    assert written["exp_b"] == {"step": 0, "data": {"core_metric": 0.5, "delta_vs_best": 0.25}}
+    assert set(written) == {"exp_a", "exp_b", "exp_c"}
+    assert seen["exp_b"]["parent_exp"] == "a" and seen["exp_a"]["facts"]["exit_code"] == 0
+    assert run("export", "c", "--to", "file")[1].endswith("1 trials sent to file, project lineage\n")
+    code, _, err = run("export", "--to", "wandbb")
+    assert code == 4 and "--to wandbb (did you mean wandb?): verl has wandb, mlflow" in err
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert "import of mlflow halted" in run("export", "--to", "mlflow")[2]
+    broken = SimpleNamespace(
+        set_tracking_uri=lambda uri: 1 / 0
+    )  # a server that is down: verl goes on without
+    monkeypatch.setitem(sys.modules, "mlflow", broken)
+    monkeypatch.setattr(tracking, "MLFLOW_SLEEP_SECONDS", 0)
+    assert "mlflow did not start" in run("export", "--to", "mlflow")[2]

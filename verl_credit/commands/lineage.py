@@ -1,10 +1,10 @@
-"""`verl-credit lineage show|best|chain|diff|render`: what a folder of trials remembers."""
+"""`verl-credit lineage show|best|chain|diff|render|export`: what a folder of trials remembers."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import wraps
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from verl_credit.errors import ExitCode, did_you_mean, one_line
 from verl_credit.lineage import LineageStore, RecipeEdit, Trial
+from verl_credit.lineage.trial import NUMBERS
 from verl_credit.run.files import write_text
 
 KNOWLEDGE = "KNOWLEDGE.md"
@@ -120,6 +121,27 @@ def render(
     except OSError as error:
         raise NotKnown(f"{path} cannot be written: {error.strerror}") from error
     print(path)
+    return ExitCode.DONE
+
+
+@_command
+def export(folder: Path, exp_ids: Sequence[str], loggers: Sequence[str], project: str) -> int:
+    """To trackers, by verl's own loggers."""
+    store = _open(folder)
+    trials = [_one(store, exp_id) for exp_id in exp_ids] or store.all_trials()
+    from verl_credit.host.process.track import export_trials
+
+    def parts(trial: Trial) -> tuple[str, dict, dict]:
+        columns = asdict(trial)
+        numbers = {name: columns.pop(name) for name in NUMBERS}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        return trial.label, known, columns | {"facts": store.facts(trial.exp_id)}
+
+    try:
+        number = export_trials(map(parts, trials), loggers, project)
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise NotKnown(str(error)) from error
+    print(f"{number} trials sent to {', '.join(loggers)}, project {project}")
     return ExitCode.DONE
 
 

@@ -88,8 +88,10 @@ class TrialRow:
         self.exp_id = self.store.start(self._free_id, lambda: facts | {"steps_before": self.steps_before})
         with open_dict(self.config):  # so that the run's files and verl's loggers know the trial
             config.exp_id, config.parent = self.exp_id, self.parent or None
-        over = f"exp_{best.exp_id} ({best.core_metric:.6g})" if best else "the first trial that finishes"
-        told = f"trial exp_{self.exp_id} in {self.store.path}: {kept_when(self.config, over)}"
+        rule = "the first with a metric is the baseline"
+        if best:
+            rule = kept_when(self.config, f"{best.label} ({best.core_metric:.6g})")
+        told = f"trial exp_{self.exp_id} in {self.store.path}: {rule}"
         if config.parent and self.parent not in {trial.exp_id for trial in trials}:
             told += f"; lineage.parent={self.parent} is not there"
         return told if config.hypothesis else f"{told}; no lineage.hypothesis was given"
