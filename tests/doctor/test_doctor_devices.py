@@ -8,9 +8,11 @@ from omegaconf import OmegaConf
 
 from kit.machine import FAIL, GB10, H100, LAPTOP, MACHINE, PASS, SKIP, WARN, cases, on_cuda, says
 from kit.recipes import load_config
+from verl_credit.doctor import checks
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware import device, first_start, kernels, machine
 from verl_credit.doctor.hardware.room import check_room, plan_here
+from verl_credit.errors import TooLargeError
 from verl_credit.machine import gather
 from verl_credit.machine.facts import GIB, Memory, Ptxas, Torch
 
@@ -134,6 +136,14 @@ def test_room_for_what_the_recipe_holds(facts, overrides, status, texts):
     """Qwen3-4B in fp32 with gradients and moments: 16 bytes x 4.02e9 = 60 GiB on one device, an eighth on eight."""
     config = load_config("multihop_qwen3_4b", overrides)
     assert says(check_room(Context(facts, config)), status, *texts)
+
+
+def test_train_refuses_what_does_not_fit_by_an_error_of_its_own(monkeypatch):
+    """A trial that was refused for its size is labelled so."""
+    monkeypatch.setattr(checks, "CHECKS", [one for one in checks.CHECKS if one.name == "room"])
+    config = load_config("multihop_qwen3_4b", [*ALONE, "model=qwen3_8b"])
+    with pytest.raises(TooLargeError, match="^room: .*122.1 GiB weights"):
+        checks.require(Context(MACHINE, config), checks.Stage.MACHINE)
 
 
 test_room_where_there_is_nothing_to_say = cases(

@@ -1,9 +1,11 @@
 """The store: what it finds among trials, what it adds, and what it refuses to add."""
 
+import fcntl
 import json
 import multiprocessing
 import os
 import resource
+import threading
 
 import pytest
 
@@ -219,6 +221,37 @@ def test_the_verdict_is_made_under_the_lock_and_by_the_threshold(tmp_path):
     assert (lower.status, round(lower.delta_vs_best, 6)) == ("keep", -0.1)
     assert lower.why == "gain +0.1 over exp_b, above 0.05"
     assert verdict(1.2, [trial("b", "baseline", 1.1)], threshold=0, lower_is_better=True).status == "discard"
+
+
+def test_what_another_writer_adds_before_the_lock_is_ours_is_seen(tmp_path, monkeypatch):
+    """The header, the ids that are taken and the best are those of the moment when the lock is held."""
+    store = LineageStore(tmp_path, lower_is_better=False)
+    flock = fcntl.flock
+
+    def waits(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        store.path.write_text(HEADER + line("other", "baseline", 0.5) + "\n")
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", waits)
+    seen = []
+    store.append(lambda rows: seen.append(ids(rows)) or trial("mine"))
+    assert seen == [["other"]] and store.path.read_text().count(HEADER) == 1
+    monkeypatch.setattr(fcntl, "flock", waits)
+    with pytest.raises(ValueError, match="'other' is taken"):
+        LineageStore(tmp_path, lower_is_better=False).append(trial("other"))
+
+
+def test_a_writer_that_holds_the_lock_is_waited_for(tmp_path):
+    store = store_of(tmp_path, trial("a"))
+    with store.path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=store.append, args=(trial("b"),), daemon=True)
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive() and line("b") not in store.path.read_text()
+    waiting.join(10)
+    assert ids(store.all_trials()) == ["a", "b"]
 
 
 def _write(folder, writer, rows, go):

@@ -22,7 +22,7 @@ class Lineage(Section):
     """Trial that this one is a change of; null: the one that run_dir goes on from, else the best one at the start."""
     hypothesis: str | None = None
     """What is tried, and what it should change; `train -m` asks for it on a terminal."""
-    expected_delta: Annotated[float | str, Expected("a number or a text")] | None = None
+    expected_delta: Annotated[float | str, Expected("text or a number")] | None = None
     """The change of the metric that is expected; `train -m` asks for it on a terminal."""
     threshold: Annotated[float, Field(ge=0)] = 0.005
     """A finished trial is kept when it gains more than this over the best one kept; else it is discarded."""
