@@ -64,6 +64,7 @@ def test_finished_trials_are_baseline_kept_or_discarded_and_know_what_they_were(
     expected = {"name": "exact match, greedy", "value": 0.5, "step": 5, "n": 64, "domain": "lab", "why": ""}
     assert facts["metric"] == expected
     assert facts["command"].startswith("verl-credit train --config-name lab ") and facts["exit_code"] == 0
+    assert FIVE in facts["overrides"] and "lineage.expected_delta=0.02" in facts["overrides"]
     assert len(facts["config_sha256"]) == 64 and facts["config_sha256"] == store.facts("a")["config_sha256"]
     assert facts["seeds"] == {"seed": 1, "world_seed": 0} and facts["versions"] == {"python": "3.11"}
     device = {"name": "NVIDIA H100", "memory_gib": 80.0}
@@ -100,9 +101,10 @@ def test_every_other_end_has_its_label(ends_with, start, store, ending, status, 
 
 
 def test_a_failure_of_a_worker_is_a_crash_and_keeps_what_it_reached(ends_with, start, store):
-    ends_with(ends_with.failed("a worker died at http://me:secret@host"), found=found(0.5))
-    assert start("a")[0] == ExitCode.FAILED
+    ends_with(ends_with.failed("a worker died at http://me:secret@host\n" + "x" * 200_000), found=found(0.5))
+    assert start("a", "lineage.expected_delta=0")[0] == ExitCode.FAILED
     (trial,) = store.all_trials()
+    assert trial.expected_delta == "+0" and len(trial.notes) < 1200
     assert (trial.status, trial.core_metric) == ("crash", 0.5) and store.best() is None
     assert "a worker died at http://***@host" in trial.notes
 
@@ -159,6 +161,8 @@ def test_a_store_that_cannot_be_written_is_said_and_ends_nothing(ends_with, star
     [
         ("lineage.exp_id=exp_4", "ids are written bare: '4'"),
         ("lineage.metric=critic/score/mean", "a name in validation.jsonl, which begins with val-"),
+        ("lineage.hypothesis='a\0b'", "without null bytes"),
+        (f"lineage.expected_delta={'x' * 20001}", "a text of at most 20,000 characters"),
         ("lineage.threshold=-1", "a number of at least 0"),
         ("lineage.parnt=4", "lineage.parent"),
     ],

@@ -41,7 +41,8 @@ def show(folder: Path, as_json: bool) -> int:
     """Every trial in the order of the file, those that have not ended, and the lines that are damaged."""
     store = _open(folder)
     if as_json:
-        trials = [asdict(trial) | {"facts": store.facts(trial.exp_id)} for trial in store.all_trials()]
+        facts = store.all_facts()
+        trials = [asdict(trial) | {"facts": facts.get(trial.exp_id, {})} for trial in store.all_trials()]
         damaged = [asdict(one) for one in store.damaged()]
         return _json({"trials": trials, "unfinished": store.unfinished(), "damaged": damaged})
     for trial in store.all_trials():
@@ -131,11 +132,13 @@ def export(folder: Path, exp_ids: Sequence[str], loggers: Sequence[str], project
     trials = [_one(store, exp_id) for exp_id in exp_ids] or store.all_trials()
     from verl_credit.host.process.track import export_trials
 
+    facts = store.all_facts()
+
     def parts(trial: Trial) -> tuple[str, dict, dict]:
         columns = asdict(trial)
         numbers = {name: columns.pop(name) for name in NUMBERS}
         known = {name: value for name, value in numbers.items() if value is not None}
-        return trial.label, known, columns | {"facts": store.facts(trial.exp_id)}
+        return trial.label, known, columns | {"facts": facts.get(trial.exp_id, {})}
 
     try:
         number = export_trials(map(parts, trials), loggers, project)
@@ -153,7 +156,8 @@ def _open(folder: Path, lower_is_better: bool | None = None, *, ordered: bool = 
     for one in store.damaged():
         print(f"not read: {one}", file=sys.stderr)
     if ordered and lower_is_better is None:
-        known = [store.facts(trial.exp_id).get("lower_is_better") for trial in store.all_trials()]
+        facts = store.all_facts()
+        known = [facts.get(trial.exp_id, {}).get("lower_is_better") for trial in store.all_trials()]
         if known and not any(isinstance(one, bool) for one in known):
             raise NotKnown(
                 f"{store.companion} does not say which core_metric is better: add --lower-is-better or "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 import verl_credit
+from verl_credit.errors import one_line
 from verl_credit.machine.facts import GIB, Facts
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.run.code import code_version
@@ -38,6 +40,7 @@ def at_start(config: DictConfig, command: str) -> dict[str, Any]:
     deciding = json.dumps(deciding_keys(config), sort_keys=True)
     return {
         "command": command,
+        "overrides": [word for word in shlex.split(command) if "=" in word],
         "config_sha256": hashlib.sha256(deciding.encode()).hexdigest(),
         "seeds": {"seed": config.seed, "world_seed": OmegaConf.select(config, "lab.world_seed")},
         "code": code_version(Path(verl_credit.__file__).parent),
@@ -66,4 +69,4 @@ def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: s
     shown = " ".join("—" if one is None else f"{one:.4g}" for one in scale)
     done = f"{steps['steps']}" + (f" of {planned}" if planned else "")
     said = f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g} clip scale mean and std {shown}, {done} steps"
-    return redact(f"{said}; {why}" if why else said)
+    return redact(f"{said}; {one_line(why)[:1000]}" if why else said)

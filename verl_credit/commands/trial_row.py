@@ -168,7 +168,7 @@ class TrialRow:
             baseline_exp=next((t.exp_id for t in trials if t.status is FailureLabel.BASELINE), ""),
             domain=metric.domain,
             hypothesis=config.hypothesis or "",
-            expected_delta=f"{expected:+g}" if isinstance(expected, float) else expected or "",
+            expected_delta=f"{expected:+g}" if isinstance(expected, int | float) else expected or "",
             status=label or found.status,
             core_metric=metric.value,
             val_bpb=None,

@@ -44,9 +44,17 @@ def read(path: Path, shared: bool = False) -> bytes:
         raise cannot("read", path, error) from error
 
 
-def new_line(content: bytes) -> bytes:
+def new_line(path: Path) -> bytes:
     """What must stand before a line that is added: a last line that a kill has cut is ended first."""
-    return b"\n" if content and not content.endswith(b"\n") else b""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - 1, 0))
+            return b"" if file.read() in (b"", b"\n") else b"\n"
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise cannot("read", path, error) from error
 
 
 def add(lines: Mapping[Path, bytes]) -> None:

@@ -68,11 +68,15 @@ class LineageStore:
 
     def facts(self, exp_id: str) -> dict[str, Any]:
         """What the companion knows of a trial: its last start, then what it ended with."""
-        merged: dict[str, Any] = {}
+        return self.all_facts().get(exp_id, {})
+
+    def all_facts(self) -> dict[str, dict[str, Any]]:
+        """``facts`` of every trial that the companion knows, by id."""
+        found: dict[str, dict[str, Any]] = {}
         for row in self._events():
-            if row["exp_id"] == exp_id:
-                merged |= row
-        return {key: value for key, value in merged.items() if key not in ("event", "exp_id")}
+            known = {key: value for key, value in row.items() if key not in ("event", "exp_id")}
+            found.setdefault(row["exp_id"], {}).update(known)
+        return found
 
     def unfinished(self) -> dict[str, dict[str, Any]]:
         """Trials that began and have no row, with the facts of their last start: they go on, or were killed."""
@@ -163,10 +167,10 @@ class LineageStore:
             raise ValueError(
                 f"{self.path} begins with '{shown}', not with the header of a table of trials; nothing was written"
             )
-        return new_line(content)
+        return new_line(self.path)
 
     def _event(self, line: bytes) -> dict[Path, bytes]:
-        return {self.companion: new_line(read(self.companion)) + line}
+        return {self.companion: new_line(self.companion) + line}
 
     def _events(self) -> list[dict[str, Any]]:
         return read_events(read(self.companion), COMPANION)[0]
