@@ -34,9 +34,7 @@ CONFIG_DIR = Option(None, help="folder with your own recipes")
 OVERRIDES = Argument((), help="Hydra overrides: key=value")
 JSON = Option(False, "--json", help="machine-readable")
 STORE = Option(Path("runs/lineage"), "--dir", help="folder of the trials (results.tsv)")
-LOWER = Option(
-    None, "--lower-is-better/--higher-is-better", help="of core_metric, where results.jsonl does not say it"
-)
+LOWER = Option(None, "--lower-is-better/--higher-is-better", help="where results.jsonl does not say it")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -184,9 +182,7 @@ def lineage_chain(
 
 
 @app.command("lineage diff", help="what a trial's snapshot changes")
-def lineage_diff(
-    exp_id: str, other: str | None = Argument(None, help="none: its parent"), folder: Path = STORE
-):
+def lineage_diff(exp_id: str, other: str | None = Argument(None, help="or its parent"), folder: Path = STORE):
     from verl_credit.commands.lineage import diff
 
     return diff(folder, exp_id, other)
