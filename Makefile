@@ -22,7 +22,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/pip install --quiet --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever,lab,dev]"
+	$(BIN)/pip install --quiet --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever,lab,campaign,dev]"
 	touch $@
 
 demo: install
