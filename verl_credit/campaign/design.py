@@ -1,0 +1,136 @@
+"""The runs of a campaign: which there are, in which order, with which overrides; all are checked before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_credit.campaign.file import Campaign
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.required import missing_line
+from verl_credit.recipe.rules import validate
+from verl_credit.search.redact import redact_value
+
+CHECKPOINTS = "trainer.default_local_dir"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    condition: str
+    seed: int
+    world: int | None
+
+    @property
+    def folder(self) -> str:
+        """Below the campaign's folder."""
+        world = "" if self.world is None else f"-world-{self.world}"
+        return f"{self.condition}/seed-{self.seed}{world}"
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """What runs are paired by."""
+        return self.seed, -1 if self.world is None else self.world
+
+
+def planned(campaign: Campaign) -> list[PlannedRun]:
+    """Block by block: after every block all conditions have the same seeds and worlds, so that pairs are whole early."""
+    return [PlannedRun(name, *block) for block in campaign.blocks() for name in campaign.conditions]
+
+
+def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
+    """``folder``: the campaign's."""
+    world = [] if run.world is None else [f"lab.world_seed={run.world}"]
+    own = [*campaign.overrides, *campaign.conditions[run.condition], f"seed={run.seed}", *world]
+    return in_folder(own, folder / run.folder)
+
+
+def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:
+    """Quoted: the folder's name may hold = and , which Hydra would take apart."""
+    quoted = QuotedString(text=str(run_dir), quote=Quote.single).with_quotes()
+    return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir={quoted}"]
+
+
+def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
+    """The configuration of every condition, for its first seed and world. Errors: ConfigError says which condition.
+
+    ``complete``: keys that the user has to give (data, model, server) are there, too.
+    """
+    seed, world = campaign.blocks()[0]
+    if world is not None and "lab" not in load_config(campaign.recipe, [], campaign.config_dir):
+        use = f"recipe {campaign.recipe} has no lab, and so no worlds: leave worlds out"
+        raise ConfigError(key="worlds", value=campaign.worlds, accepted=use)
+    configs: dict[str, DictConfig] = {}
+    for name in campaign.conditions:
+        run = PlannedRun(name, seed, world)
+        try:
+            config = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
+            validate(config)
+            if complete and (missing := missing_line(config)):
+                raise ConfigError(missing)
+            _window(campaign, config)
+        except ConfigError as error:
+            raise ConfigError(
+                f"campaign {campaign.name}, condition {name}: {error}", key=error.key
+            ) from error
+        _own_checkpoints(config, folder / run.folder, name)
+        configs[name] = config
+    _all_different(configs)
+    return configs
+
+
+def _window(campaign: Campaign, config: DictConfig) -> None:
+    """A run whose curve cannot cover the window would be spent for nothing."""
+    (first, last), total = campaign.metric.window, config.trainer.total_training_steps
+    shown = f"[{first}, {last}]"
+    if total is not None and last > total:
+        use = f"the run ends at trainer.total_training_steps={total}; end the window there"
+        raise ConfigError(key="metric.window", value=shown, accepted=use)
+    every = config.trainer.test_freq
+    if campaign.metric.held_out:
+        start = 0 if config.trainer.get("val_before_train", True) else every if every > 0 else total
+        if start is not None and first < start:
+            use = f"the first evaluation is at step {start}; begin the window there, or set trainer.val_before_train=true"
+            raise ConfigError(key="metric.window", value=shown, accepted=use)
+
+
+def _own_checkpoints(config: DictConfig, run_dir: Path, name: str) -> None:
+    folder = Path(OmegaConf.select(config, CHECKPOINTS)).expanduser().resolve()
+    if not folder.is_relative_to(run_dir.resolve()):
+        use = f"the runs of condition {name} would share their checkpoints; leave it below run_dir (its default)"
+        raise ConfigError(key=CHECKPOINTS, value=folder, accepted=use)
+
+
+def _all_different(configs: dict[str, DictConfig]) -> None:
+    taken: dict[str, str] = {}
+    for name, config in configs.items():
+        text = str(sorted(flat(config).items()))
+        if text in taken:
+            raise ConfigError(
+                f"conditions {taken[text]} and {name} are the same configuration: their runs would be equal",
+                key="conditions",
+                value=name,
+            )
+        taken[text] = name
+
+
+def flat(config: DictConfig) -> dict[str, object]:
+    """``key: value`` of the resolved configuration without the run's folder, secrets hidden; what records and compares."""
+    plain = config.copy()
+    with open_dict(plain):
+        plain.run_dir = "RUN_DIR"
+    found: dict[str, object] = {}
+
+    def walk(prefix: str, node: object) -> None:
+        if isinstance(node, dict) and node:
+            for name, value in node.items():
+                walk(f"{prefix}.{name}" if prefix else str(name), value)
+        else:
+            found[prefix] = redact_value(prefix, node)
+
+    walk("", OmegaConf.to_container(plain, resolve=True))
+    return found

@@ -1,0 +1,247 @@
+"""A campaign's file: what is compared, how often, and by which number. Everything is declared before the first run."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from yaml import YAMLError
+
+from verl_credit.errors import ConfigError, did_you_mean, one_line
+from verl_credit.recipe.compose import recipes_folder
+from verl_credit.recipe.unreadable import not_yaml
+from verl_credit.search.redact import redact_value
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
+Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
+OURS = ("seed", "run_dir", "lab.world_seed")  # every run has its own
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class Metric(_Part):
+    name: str = Field(min_length=1)
+    """a name in validation.jsonl (val-...: held out), or in metrics.jsonl (measured in training)"""
+    window: list[Number] = Field(min_length=2, max_length=2)
+    """[FIRST, LAST] step of the area under the curve"""
+    higher_is_better: bool = True
+    """true or false"""
+
+    @property
+    def held_out(self) -> bool:
+        return self.name.startswith("val-")
+
+
+class Budget(_Part):
+    runs: Annotated[int, Field(ge=1)] | None = None
+    """runs at most, a whole number of at least 1, or null"""
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """no run starts after the runs together took so many hours; a number above 0, or null"""
+
+
+class Stop(_Part):
+    max_failures: Annotated[int, Field(ge=1)] | None = None
+    """no run starts after so many failed since `campaign run`; a whole number of at least 1, or null"""
+
+
+class Campaign(_Part):
+    name: Name
+    """a name of letters, digits and ._+-"""
+    hypothesis: str = Field(min_length=1)
+    """what is expected and why, in prose, written before the first run"""
+    recipe: str = Field(min_length=1)
+    """a shipped recipe, or one in config_dir"""
+    config_dir: str | None = None
+    """a folder with your own recipes, from this file on, or null"""
+    overrides: list[str] = []
+    """a list of Hydra overrides that all runs share"""
+    conditions: dict[Name, list[str]] = Field(min_length=2)
+    """at least two names (letters, digits, ._+-), each with its list of Hydra overrides"""
+    baseline: str
+    """the name of a condition"""
+    seeds: list[Number] = Field(min_length=1)
+    """a list of whole numbers"""
+    worlds: list[Number] | None = None
+    """a list of the lab's world seeds; null for recipes without the lab"""
+    budget: Budget = Budget()
+    """a mapping with runs and hours"""
+    stop: Stop = Stop()
+    """a mapping with max_failures"""
+    metric: Metric
+    """a mapping with name and window"""
+    comparisons: Literal["baseline", "all"] | list[list[str]] = "baseline"
+    """baseline (each condition against it), all (every pair), or a list of pairs [A, B]"""
+    factors: dict[Name, dict[Name, list[str]]] | None = None
+    """FACTOR: {LEVEL: [CONDITION, ...]}, or null"""
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The declared comparisons: the family over which Holm corrects."""
+        if self.comparisons == "all":
+            return [(b, a) for a, b in itertools.combinations(self.conditions, 2)]
+        if self.comparisons == "baseline":
+            return [(name, self.baseline) for name in self.conditions if name != self.baseline]
+        return [(a, b) for a, b in self.comparisons]
+
+    def levels(self) -> dict[str, dict[str, str]]:
+        """Factor to condition to level."""
+        return {
+            factor: {name: level for level, names in of.items() for name in names}
+            for factor, of in (self.factors or {}).items()
+        }
+
+    def blocks(self) -> list[tuple[int, int | None]]:
+        """(seed, world): what runs are paired by. All seeds of a world before the next world."""
+        return [(seed, world) for world in self.worlds or [None] for seed in self.seeds]
+
+
+def read_campaign(name: str) -> tuple[Campaign, Path]:
+    """A file, or a shipped campaign by name, and where it stands. Errors: ConfigError names file, key and value."""
+    path = find_campaign(name)
+    try:
+        tree = OmegaConf.to_container(
+            OmegaConf.load(path), resolve=False
+        )  # safe, and refuses a key that stands twice
+    except YAMLError as error:
+        raise not_yaml(error) from error
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {one_line(str(error))}") from error
+    campaign = parse(tree, str(path))
+    if campaign.config_dir is not None:
+        campaign = campaign.model_copy(
+            update={"config_dir": str((path.parent / campaign.config_dir).resolve())}
+        )
+    return campaign, path
+
+
+def find_campaign(name: str) -> Path:
+    if Path(name).is_file():
+        return Path(name)
+    folder = recipes_folder() / "campaigns"
+    shipped = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    if name in shipped:
+        return shipped[name]
+    near = did_you_mean(Path(name).stem, shipped)
+    raise ConfigError(f"{name} is no file and no shipped campaign{near}: shipped are {', '.join(shipped)}")
+
+
+def parse(tree: Any, source: str) -> Campaign:
+    """``source``: what messages call the file."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(Campaign.model_fields)}")
+    try:
+        campaign = Campaign.model_validate(tree)
+    except ValidationError as error:
+        errors = sorted(
+            error.errors(), key=lambda one: one["type"] != "extra_forbidden"
+        )  # a typo explains what is missing
+        raise _refusal(tree, source, errors[0]) from None
+    _consistent(campaign, source)
+    return campaign
+
+
+def _refusal(tree: dict, source: str, error: dict) -> ConfigError:
+    """FILE: KEY=VALUE: what is wrong; expected is ..."""
+    path = [part for part in error["loc"] if part != "[key]"]
+    model: Any = Campaign
+    value: Any = tree
+    told, right = [], ""
+    for part in path:
+        field = model.model_fields.get(part) if model is not None else None
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            if field is None and model is None:
+                continue  # which branch of a union pydantic tried
+        told.append(str(part))
+        if error["type"] == "extra_forbidden" and part == path[-1] and model is not None:
+            names = list(model.model_fields)
+            where = f"{source}: unknown key {'.'.join(told)}{did_you_mean(part, names)}"
+            return ConfigError(
+                f"{where}: accepted are {', '.join(names)}", key=".".join(told), accepted=names
+            )
+        right = field.description if field is not None else right
+        kind = field.annotation if field is not None else None
+        model = kind if isinstance(kind, type) and issubclass(kind, _Part) else None
+    key = ".".join(told)
+    if error["type"] == "missing":
+        return ConfigError(f"{source}: {key} is missing: expected {right}", key=key)
+    shown = redact_value(key, value)
+    return ConfigError(f"{source}: {key}={shown!r}: expected {right}", key=key, value=shown)
+
+
+def _consistent(campaign: Campaign, source: str) -> None:
+    """What pydantic does not see. Errors: ConfigError for the first key that does not fit the others."""
+
+    def refuse(key: str, value: object, right: str) -> None:
+        raise ConfigError(f"{source}: {key}={value}: {right}", key=key, value=value)
+
+    names = list(campaign.conditions)
+
+    def known(key: str, name: str) -> None:
+        if name not in names:
+            refuse(key, name, f"expected a condition{did_you_mean(name, names)}: {', '.join(names)}")
+
+    known("baseline", campaign.baseline)
+    for key, values in (("seeds", campaign.seeds), ("worlds", campaign.worlds or [])):
+        if twice := sorted({v for v in values if values.count(v) > 1}):
+            refuse(key, twice[0], "it stands there twice; a second run would be the same run")
+    if campaign.worlds == []:
+        refuse("worlds", [], "expected at least one, or null")
+    first, last = campaign.metric.window
+    least = 0 if campaign.metric.held_out else 1
+    if not least <= first < last:
+        refuse("metric.window", [first, last], f"expected a first step of at least {least}, below the last")
+    for where, overrides in (("overrides", campaign.overrides), *_by_condition(campaign)):
+        for text in overrides:
+            if (key := text.partition("=")[0].lstrip("+~")) in OURS:
+                use = {"seed": "seeds", "lab.world_seed": "worlds", "run_dir": "--dir"}[key]
+                refuse(where, redact_value(key, text), f"every run has its own {key}; give {use}")
+    if isinstance(campaign.comparisons, list):
+        _comparisons(campaign.comparisons, known, refuse)
+    _factors(campaign, known, refuse)
+
+
+def _by_condition(campaign: Campaign) -> list[tuple[str, list[str]]]:
+    return [(f"conditions.{name}", overrides) for name, overrides in campaign.conditions.items()]
+
+
+def _comparisons(pairs: list[list[str]], known, refuse) -> None:
+    seen: list[set[str]] = []
+    if not pairs:
+        refuse("comparisons", [], "expected at least one pair, baseline or all")
+    for pair in pairs:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            refuse("comparisons", pair, "expected two different conditions [A, B]")
+        for name in pair:
+            known("comparisons", name)
+        if set(pair) in seen:
+            refuse("comparisons", pair, "this pair is declared twice")
+        seen.append(set(pair))
+
+
+def _factors(campaign: Campaign, known, refuse) -> None:
+    """Every factor gives every condition one level, and no two conditions have the same levels."""
+    if campaign.factors is None:
+        return
+    if len(campaign.factors) < 2:
+        refuse("factors", list(campaign.factors), "a factorial has at least two factors")
+    for factor, of in campaign.factors.items():
+        given = [name for names in of.values() for name in names]
+        for name in given:
+            known(f"factors.{factor}", name)
+        if len(of) < 2 or sorted(given) != sorted(campaign.conditions):
+            use = "expected two levels or more, and every condition in exactly one of them"
+            refuse(f"factors.{factor}", dict(of), use)
+    taken: dict[tuple, str] = {}
+    levels = campaign.levels()
+    for name in campaign.conditions:
+        cell = tuple(of[name] for of in levels.values())
+        if cell in taken:
+            refuse("factors", name, f"it has the same levels as {taken[cell]}: {', '.join(cell)}")
+        taken[cell] = name
