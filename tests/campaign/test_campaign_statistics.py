@@ -7,10 +7,10 @@ import random
 import pytest
 
 from verl_credit.campaign.curve import NoArea, area
+from verl_credit.campaign.family import fewest_pairs
 from verl_credit.campaign.statistics import (
     Comparison,
     compare,
-    fewest_pairs,
     holm,
     mean,
     pairs_needed,

@@ -3,8 +3,8 @@
 import pytest
 
 from verl_credit.campaign.design import composed, planned
+from verl_credit.campaign.family import fewest_pairs
 from verl_credit.campaign.file import read_campaign
-from verl_credit.campaign.statistics import fewest_pairs
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.compose import recipes_folder
 

@@ -62,7 +62,7 @@ def started(monkeypatch):
         commands.append(command)
         return codes.pop(0) if codes else 0
 
-    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(module, "run_child", run)
     return commands, codes
 
 
@@ -135,7 +135,7 @@ def test_a_run_that_is_told_to_stop_is_given_the_time_it_needs(tmp_path, number)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=tell).start()
-    assert module._run([sys.executable, "-c", RUN, str(file)]) == 130
+    assert module.run_child([sys.executable, "-c", RUN, str(file)]) == 130
     assert file.read_text() == "cleaned up"
 
 

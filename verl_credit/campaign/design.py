@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.campaign.child import in_folder
 from verl_credit.campaign.file import Campaign
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import load_config
@@ -47,12 +46,6 @@ def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]
     world = [] if run.world is None else [f"lab.world_seed={run.world}"]
     own = [*campaign.overrides, *campaign.conditions[run.condition], f"seed={run.seed}", *world]
     return in_folder(own, folder / run.folder)
-
-
-def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:
-    """Quoted: the folder's name may hold = and , which Hydra would take apart."""
-    quoted = QuotedString(text=str(run_dir), quote=Quote.single).with_quotes()
-    return [*(text for text in overrides if not text.startswith("run_dir=")), f"run_dir={quoted}"]
 
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
@@ -119,10 +112,12 @@ def _all_different(configs: dict[str, DictConfig]) -> None:
 
 
 def flat(config: DictConfig) -> dict[str, object]:
-    """``key: value`` of the resolved configuration without the run's folder, secrets hidden; what records and compares."""
+    """``key: value`` of the resolved configuration without what every run has of its own, secrets hidden."""
     plain = config.copy()
     with open_dict(plain):
-        plain.run_dir = "RUN_DIR"
+        plain.run_dir, plain.seed = "RUN_DIR", 0
+        if "lab" in plain:
+            plain.lab.world_seed = 0
     found: dict[str, object] = {}
 
     def walk(prefix: str, node: object) -> None:

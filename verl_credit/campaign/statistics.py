@@ -16,7 +16,9 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-LEVEL, POWER = 0.05, 0.8
+from verl_credit.campaign.family import LEVEL, fewest_pairs
+
+POWER = 0.8
 RESAMPLES = 2**16 - 1  # sign flips: all of them up to 16 pairs, as many at random beyond
 MOST_PAIRS = 10_000
 _SAME = 1e-12  # values that differ by less are equal: sums of the same numbers in another order do
@@ -136,11 +138,6 @@ def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
         Comparison(**{**vars(c), "p_holm": None if c.p is None else float(p)})
         for c, p in zip(comparisons, adjusted, strict=True)
     ]
-
-
-def fewest_pairs(family: int, level: float = LEVEL) -> int:
-    """Fewer pairs cannot reach ``level`` after Holm: the smallest n with family 2 / 2^n <= level."""
-    return math.ceil(math.log2(2 * family / level))
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.campaign.child import in_folder, quoted, run_child, train_command
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.doctor.hardware.disk import sweep_warnings
 from verl_credit.errors import ConfigError, ExitCode
@@ -97,7 +95,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
         runs = expand(overrides)
         run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
         configs = [
-            load_config(name, _in_folder(chosen, run_dir), config_dir)
+            load_config(name, in_folder(chosen, run_dir), config_dir)
             for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
         ]
         _refuse_shared(runs, configs)
@@ -110,9 +108,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
     codes = []
     for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
         print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
-        command = [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", name]
-        command += ["--config-dir", config_dir] if config_dir else []
-        codes.append(_run([*command, *_in_folder(chosen, run_dir), *told]))
+        codes.append(run_child(train_command(name, [*in_folder(chosen, run_dir), *told], config_dir)))
         if codes[-1] in ENDS_ALL:
             return codes[-1]
     for (label, _), code in zip(runs, codes, strict=True):
@@ -127,45 +123,7 @@ def ask_for(configs: Sequence[DictConfig]) -> list[str]:
         print(f"the trials' rows will have no {' and no '.join(lacking)}: give them as overrides", flush=True)
         return []
     answers = {key: input(f"{key}, {ASKED[key]} (empty: none): ").strip() for key in lacking}
-    return [f"{key}={_quoted(text)}" for key, text in answers.items() if text]
-
-
-def _quoted(text: str) -> str:
-    """So that Hydra takes it as it is."""
-    return QuotedString(text=text, quote=Quote.single).with_quotes()
-
-
-def _run(command: list[str]) -> int:
-    """The run's exit code, INTERRUPTED if we were told to stop meanwhile.
-
-    Ctrl-C reaches the run by itself, SIGTERM is handed on. Either way the run is waited for: it has Ray and the retriever
-    to stop and its report to write (`subprocess.run` would kill it after a quarter of a second).
-    """
-    process, stopped = subprocess.Popen(command), False
-
-    def hand_on(signum, frame):
-        nonlocal stopped
-        stopped = True
-        process.terminate()
-
-    before = signal.signal(signal.SIGTERM, hand_on)
-    try:
-        while True:
-            try:
-                code = process.wait()
-                return ExitCode.INTERRUPTED if stopped else code
-            except KeyboardInterrupt:
-                stopped = True
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _in_folder(overrides: Sequence[str], run_dir: Path) -> list[str]:
-    """Quoted: the folder's name holds = and , which Hydra would take apart."""
-    return [
-        *(text for text in overrides if not text.startswith("run_dir=")),
-        f"run_dir={_quoted(str(run_dir))}",
-    ]
+    return [f"{key}={quoted(text)}" for key, text in answers.items() if text]
 
 
 def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:

@@ -1,0 +1,152 @@
+"""Runs a campaign to its end, or as far as its budget goes. What is done is told by the runs' own files, so that the same
+command goes on after any kill."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.campaign.child import Children, run_child, train_command
+from verl_credit.campaign.design import PlannedRun, composed, overrides_of, planned
+from verl_credit.campaign.family import LEVEL, fewest_pairs
+from verl_credit.campaign.file import Campaign, read_campaign
+from verl_credit.campaign.record import RECORD, keep_record
+from verl_credit.campaign.state import RunState, State, state_of, states
+from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.recipe.compose import load_config
+from verl_credit.run.lock import run_lock
+
+LOG = "output.log"  # of a run beside others; alone it prints to ours
+DEFAULT = Path("runs") / "campaigns"
+HELD = (State.DAMAGED, State.RUNNING)  # not ours to touch
+
+
+def run_campaign(
+    name: str, folder: Path | None = None, parallel: int = 1, extra: Sequence[str] = ()
+) -> tuple[ExitCode, Path]:
+    """``name``: a file or a shipped campaign; ``extra``: overrides for all runs. Returns the exit code and the folder.
+
+    DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
+    Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
+    """
+    campaign, _ = read_campaign(name)
+    campaign = campaign.model_copy(update={"overrides": [*campaign.overrides, *extra]})
+    folder = (folder or DEFAULT / campaign.name).expanduser().resolve()
+    configs = composed(campaign, folder)
+    _refuse_parallel(parallel, configs)
+    with run_lock(folder, _say, "--dir"):
+        if not (folder / RECORD).exists() and (
+            others := [p.name for p in folder.iterdir() if p.name != "run.lock"]
+        ):
+            use = f"it holds {', '.join(sorted(others)[:3])}, and no campaign; give a new folder"
+            raise ConfigError(key="--dir", value=folder, accepted=use)
+        found = states(campaign, folder)
+        ended = sum(one.state is State.DONE for one in found)
+        news = keep_record(folder, campaign, configs, ended)
+        for line in [*(f"added: {new}" for new in news), *opening(campaign, found)]:
+            _say(line)
+        return _run_all(campaign, folder, parallel, "lab" in next(iter(configs.values()))), folder
+
+
+def _refuse_parallel(parallel: int, configs: dict[str, DictConfig]) -> None:
+    if parallel < 1:
+        raise ConfigError(key="--parallel", value=parallel, accepted="expected a whole number of at least 1")
+    devices = {
+        name: config.trainer.device for name, config in configs.items() if config.trainer.device != "cpu"
+    }
+    if parallel > 1 and devices:
+        name, device = next(iter(devices.items()))
+        use = f"runs of condition {name} would share trainer.device={device}, and each would take all of it; use 1"
+        raise ConfigError(key="--parallel", value=parallel, accepted=use)
+
+
+def opening(campaign: Campaign, found: Sequence[RunState]) -> list[str]:
+    """What there is to do, and what it can show at best."""
+    done = sum(one.state is State.DONE for one in found)
+    pairs, family = len(campaign.blocks()), len(campaign.pairs())
+    lines = [
+        f"campaign {campaign.name}: {done} of {len(found)} runs done, {len(campaign.conditions)} conditions"
+    ]
+    if pairs < (least := fewest_pairs(family)):
+        lines.append(
+            f"note: {pairs} pairs (seed, world) cannot resolve {family} comparison{'s' * (family != 1)} at {LEVEL:.0%}: "
+            f"at least {least} are needed"
+        )
+    return lines
+
+
+def _run_all(campaign: Campaign, folder: Path, parallel: int, lab: bool) -> ExitCode:
+    runs = {run.folder: run for run in planned(campaign)}
+    queue = [one.run for one in states(campaign, folder) if one.state is not State.DONE]
+    begun, failures, told = set(), 0, ""
+    if parallel > 1 and lab and queue and (code := _build_labs(campaign, folder, queue)) is not ExitCode.DONE:
+        return code
+    with Children() as children:
+        while True:
+            while queue and len(children) < parallel and not children.stopped:
+                run = queue.pop(0)
+                now = state_of(run, folder / run.folder, campaign.metric)
+                if now.state in HELD:
+                    _say(f"{run.folder}: left alone: {now.state} {now.why}".rstrip())
+                    continue
+                if why := _spent(campaign, folder, now.state, begun, failures):
+                    told = why
+                    continue
+                _say(f"{run.folder}: run {list(runs).index(run.folder) + 1} of {len(runs)}")
+                overrides = overrides_of(campaign, run, folder)
+                log = folder / run.folder / LOG if parallel > 1 else None
+                children.start(
+                    run.folder, train_command(campaign.recipe, overrides, campaign.config_dir), log
+                )
+                begun.add(run.folder)
+            if not len(children):
+                break
+            name, code = children.wait()
+            now = state_of(runs[name], folder / name, campaign.metric)
+            failures += now.state is not State.DONE and code != ExitCode.DONE and not children.stopped
+            _say(f"{name}: exit code {code}, {now.why or now.state}")
+    return _end(states(campaign, folder), children.stopped, told)
+
+
+def _build_labs(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
+    """One after the other, before runs that would build the same one side by side."""
+    for world in dict.fromkeys(run.world for run in queue):
+        run = next(one for one in queue if one.world == world)
+        lab = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir).lab
+        command = [sys.executable, "-m", "verl_credit.cli", "lab", "--dir", str(lab.dir)]
+        code = run_child([*command, "--world-seed", str(lab.world_seed), "--size", lab.size])
+        if code != ExitCode.DONE:
+            return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.PREFLIGHT
+    return ExitCode.DONE
+
+
+def _spent(campaign: Campaign, folder: Path, state: State, begun: set[str], failures: int) -> str:
+    """Why a run in this state may not start; empty where it may. ``begun``: since this command was given."""
+    found, budget, most = states(campaign, folder), campaign.budget, campaign.stop.max_failures
+    if most is not None and failures >= most:
+        return f"stop.max_failures={most}: {failures} failed"
+    if budget.hours is not None and (hours := sum(one.hours for one in found)) >= budget.hours:
+        return f"budget.hours={budget.hours:g} is spent: {hours:.2f} hours"
+    ever = begun | {one.run.folder for one in found if one.state is not State.WAITING}
+    if budget.runs is not None and state is State.WAITING and len(ever) >= budget.runs:
+        return f"budget.runs={budget.runs} is spent"
+    return ""
+
+
+def _end(found: Sequence[RunState], stopped: bool, told: str) -> ExitCode:
+    if told:
+        _say(f"no further run starts: {told}")
+    count = {state: sum(one.state is state for one in found) for state in State}
+    _say(", ".join(f"{number} of {len(found)} {state}" for state, number in count.items() if number))
+    if stopped:
+        _say("interrupted; the same command goes on")
+        return ExitCode.INTERRUPTED
+    faulty = count[State.FAILED] or count[State.DAMAGED]
+    return ExitCode.DONE if not faulty and (told or count[State.DONE] == len(found)) else ExitCode.FAILED
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
