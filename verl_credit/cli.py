@@ -215,6 +215,40 @@ def lineage_export(
     return export(folder, exp_ids, to, project)
 
 
+CAMPAIGN = Argument(help="a campaign's file, or a shipped one (turn_modes_lab)")
+CAMPAIGN_DIR = Option(None, "--dir", help="the campaign's folder; runs/campaigns/NAME where not given")
+
+
+@app.command(
+    "campaign run", help="run every condition with every seed; the same command goes on after a kill"
+)
+def campaign_run(
+    file: str = CAMPAIGN,
+    folder: Path | None = CAMPAIGN_DIR,
+    parallel: int = Option(1, parser=int, help="runs side by side, on CPUs"),
+    overrides: list[str] = Argument((), help="Hydra overrides for all runs: key=value"),
+):
+    from verl_credit.commands.campaign import run
+
+    return run(file, folder, parallel, overrides)
+
+
+@app.command("campaign status", help="how far the runs of a campaign are")
+def campaign_status(file: str = CAMPAIGN, folder: Path | None = CAMPAIGN_DIR):
+    from verl_credit.commands.campaign import status
+
+    return status(file, folder)
+
+
+@app.command(
+    "campaign report", help="write campaign.html: curves, differences with intervals, tests, verdicts"
+)
+def campaign_report(file: str = CAMPAIGN, folder: Path | None = CAMPAIGN_DIR):
+    from verl_credit.commands.campaign import report
+
+    return report(file, folder)
+
+
 @app.command(help="show the pipeline that a recipe with overrides would run")
 def explain(
     config_name: str = Option("lab", help=SHIPPED),

@@ -28,7 +28,7 @@ def test_every_run_once_block_by_block(stand, capsys):
     assert stand.run() == 0
     assert stand.started == [*FIRST, *SECOND]
     said = capsys.readouterr().out
-    assert "2 pairs (seed, world) cannot resolve 1 comparison at 5%: at least 6 are needed" in said
+    assert "2 pairs (seed, world) cannot resolve 1 comparison at 5 %: at least 6 are needed" in said
     assert "grpo/seed-1: exit code 0, done, 30 of 30 steps done" in said and "4 of 4 done" in said
     assert stand.run() == 0 and stand.started == []
     found = states(read_record(stand.folder).campaign, stand.folder)

@@ -4,14 +4,14 @@ command goes on after any kill."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from verl_credit.campaign.child import Children, run_child, train_command
 from verl_credit.campaign.design import PlannedRun, composed, overrides_of, planned
-from verl_credit.campaign.family import LEVEL, fewest_pairs
+from verl_credit.campaign.family import cannot_resolve
 from verl_credit.campaign.file import Campaign, read_campaign
 from verl_credit.campaign.record import RECORD, keep_record
 from verl_credit.campaign.state import RunState, State, state_of, states
@@ -25,9 +25,16 @@ HELD = (State.DAMAGED, State.RUNNING)  # not ours to touch
 
 
 def run_campaign(
-    name: str, folder: Path | None = None, parallel: int = 1, extra: Sequence[str] = ()
+    name: str,
+    folder: Path | None = None,
+    parallel: int = 1,
+    extra: Sequence[str] = (),
+    weigh: Callable[[list[DictConfig]], list[str]] = lambda configs: [],
 ) -> tuple[ExitCode, Path]:
-    """``name``: a file or a shipped campaign; ``extra``: overrides for all runs. Returns the exit code and the folder.
+    """Returns the exit code and the campaign's folder.
+
+    ``name``: a file or a shipped campaign; ``extra``: overrides for all runs; ``weigh``: says, of the configurations of all
+    runs, which disk they would fill.
 
     DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
     Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
@@ -46,9 +53,23 @@ def run_campaign(
         found = states(campaign, folder)
         ended = sum(one.state is State.DONE for one in found)
         news = keep_record(folder, campaign, configs, ended)
-        for line in [*(f"added: {new}" for new in news), *opening(campaign, found)]:
+        for line in [
+            *(f"added: {new}" for new in news),
+            *opening(campaign, found),
+            *weigh(_of_all(configs, found)),
+        ]:
             _say(line)
         return _run_all(campaign, folder, parallel, "lab" in next(iter(configs.values()))), folder
+
+
+def _of_all(configs: dict[str, DictConfig], found: Sequence[RunState]) -> list[DictConfig]:
+    """The configuration of every run, as far as its folder goes."""
+    every = []
+    for one in found:
+        config = configs[one.run.condition].copy()
+        config.run_dir = str(one.folder)
+        every.append(config)
+    return every
 
 
 def _refuse_parallel(parallel: int, configs: dict[str, DictConfig]) -> None:
@@ -66,16 +87,11 @@ def _refuse_parallel(parallel: int, configs: dict[str, DictConfig]) -> None:
 def opening(campaign: Campaign, found: Sequence[RunState]) -> list[str]:
     """What there is to do, and what it can show at best."""
     done = sum(one.state is State.DONE for one in found)
-    pairs, family = len(campaign.blocks()), len(campaign.pairs())
     lines = [
         f"campaign {campaign.name}: {done} of {len(found)} runs done, {len(campaign.conditions)} conditions"
     ]
-    if pairs < (least := fewest_pairs(family)):
-        lines.append(
-            f"note: {pairs} pairs (seed, world) cannot resolve {family} comparison{'s' * (family != 1)} at {LEVEL:.0%}: "
-            f"at least {least} are needed"
-        )
-    return lines
+    note = cannot_resolve(len(campaign.blocks()), len(campaign.pairs()))
+    return [*lines, f"note: {note}"] if note else lines
 
 
 def _run_all(campaign: Campaign, folder: Path, parallel: int, lab: bool) -> ExitCode:

@@ -64,7 +64,7 @@ def state_of(run: PlannedRun, folder: Path, metric: Metric) -> RunState:
     except (DamagedFile, OSError) as error:
         return RunState(run, folder, State.DAMAGED, str(error), 0.0, Series(), None, str(error))
     state, why = _state(events, folder)
-    value, why_no_value = None, f"the run is {state}" + (f" ({why})" if why else "")
+    value, why_no_value = None, why or str(state)
     if state is State.DONE:
         try:
             value, why_no_value = area(curve.steps, curve.values, *metric.window), ""

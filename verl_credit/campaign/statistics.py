@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -98,6 +98,14 @@ def compare(a: str, b: str, runs_a: Runs, runs_b: Runs) -> Comparison:
     return Comparison(a, b, mean(d), p, exact, smallest, d_z, why)
 
 
+def mirrored(c: Comparison) -> Comparison:
+    """``b`` minus ``a``."""
+    d = c.difference
+    turned = [None if x is None else -x for x in (d.mean, d.high, d.low)]
+    d_z = None if c.d_z is None else -c.d_z
+    return replace(c, a=c.b, b=c.a, difference=Mean(d.n, *turned, d.why), d_z=d_z)
+
+
 def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     if np.abs(d).max() < _SAME:
         return 1.0, True
@@ -135,7 +143,7 @@ def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
         return []
     adjusted = multipletests([1.0 if c.p is None else c.p for c in comparisons], method="holm")[1]
     return [
-        Comparison(**{**vars(c), "p_holm": None if c.p is None else float(p)})
+        replace(c, p_holm=None if c.p is None else float(p))
         for c, p in zip(comparisons, adjusted, strict=True)
     ]
 

@@ -13,7 +13,7 @@ from verl_credit.report.numbers import percent
 from verl_credit.report.panels import GREY, INK, Panel
 
 # The fixed salt and the absent date make the same run give the same bytes.
-_STYLE = {
+STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -34,7 +34,7 @@ def curves_png(panels: list[Panel]) -> bytes:
     """All panels that have data in one picture, two to a row."""
     drawn = [panel for panel in panels if panel.lines]
     rows = max((len(drawn) + 1) // 2, 1)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(12, 3.8 * rows), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
         for place, panel in enumerate(drawn, start=1):
@@ -42,15 +42,15 @@ def curves_png(panels: list[Panel]) -> bytes:
             legend_rows = _draw(axes, panel)
             pad = 6 + 14 * legend_rows
             axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=pad)
-        return _saved(figure, "png", dpi=110, metadata={"Software": None})
+        return saved(figure, "png", dpi=110, metadata={"Software": None})
 
 
 def panel_data_uri(panel: Panel) -> str:
     """The panel as an SVG image inside a ``data:`` address: sharp at any size, and nothing to fetch."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(5.3, 3.2), layout="constrained")
         _draw(figure.add_subplot(), panel)
-        image = _saved(figure, "svg", metadata={"Date": None, "Creator": None})
+        image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii")
 
 
@@ -71,6 +71,9 @@ def _draw(axes, panel: Panel) -> int:
             markersize=2.5 * line.width,
             clip_on=panel.top is None,  # a line along the edge keeps its width
         )
+        if line.band:
+            low, high = line.band
+            axes.fill_between(low.steps, low.values, high.values, color=line.color, alpha=0.15, linewidth=0)
     axes.set_xlabel("training step")
     axes.set_ylabel(panel.unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -99,7 +102,7 @@ def _draw(axes, panel: Panel) -> int:
     return -(-len(panel.lines) // columns)
 
 
-def _saved(figure: Figure, kind: str, **options) -> bytes:
+def saved(figure: Figure, kind: str, **options) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, **options)
     return buffer.getvalue()

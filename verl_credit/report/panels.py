@@ -22,6 +22,8 @@ class Line:
     color: str
     dash: object = "-"
     width: float = 1.8
+    band: tuple[Series, Series] | None = None
+    """Lower and upper edge, drawn around the line."""
 
 
 @dataclass(frozen=True)
