@@ -4,7 +4,9 @@ import re
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from verl_credit.campaign import design
 from verl_credit.campaign.design import composed, overrides_of, planned
 from verl_credit.campaign.file import parse, read_campaign
 from verl_credit.errors import ConfigError
@@ -34,7 +36,7 @@ def campaign(**changes):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"sedes": [1]}, "f.yaml: unknown key sedes (did you mean seeds?): accepted are name, hypothesis, recipe"),
+        ({"sedes": [1]}, "f.yaml: unknown key sedes (did you mean seeds?): accepted are name, hypothesis, expected_delta"),
         ({"metric": {"name": "x", "windows": [0, 1]}}, "unknown key metric.windows (did you mean window?)"),
         ({"hypothesis": "absent"}, "f.yaml: hypothesis is missing: expected what is expected and why, in prose"),
         ({"metric": {"name": "x"}}, "metric.window is missing: expected [FIRST, LAST] step"),
@@ -130,6 +132,22 @@ def test_a_runs_overrides_are_read_back_by_hydra(tmp_path):
     config = load_config("lab", overrides_of(campaign(), one, folder))
     assert (config.seed, config.lab.world_seed, config.algorithm.info_gain_norm_mode) == (2, 3, "separate")
     assert config.run_dir == str(folder / "separate/seed-2-world-3")
+
+
+def test_a_run_says_which_trial_it_is(tmp_path, monkeypatch):
+    odd = campaign(
+        hypothesis="it's \\ more,\n 'really'=1 ", expected_delta="+0.5 pp", overrides=["lineage.dir=mine"]
+    )
+    run = planned(odd)[0]
+    monkeypatch.setattr(design, "defaults_tree", lambda: {})
+    assert not any("lineage." in text for text in overrides_of(odd, run, tmp_path)[1:])
+    monkeypatch.setattr(design, "defaults_tree", lambda: {"lineage": {}})
+    parsed = OverridesParser.create().parse_overrides(overrides_of(odd, run, tmp_path))
+    values = {one.key_or_group: one.value() for one in parsed}  # the last of two counts, as in Hydra
+    values = {key: getattr(value, "text", value) for key, value in values.items()}
+    assert values["lineage.hypothesis"] == "it's \\ more, 'really'=1"
+    assert values["lineage.expected_delta"] == "+0.5 pp" and values["lineage.dir"] == "mine"
+    assert values["lineage.exp_id"] == "mine-grpo-seed-1-world-0"
 
 
 @pytest.mark.parametrize(

@@ -100,41 +100,6 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(stand, capsys):
     assert stand.run() == 0 and stand.started == ["grpo/seed-1"]
 
 
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"hypothesis": "GRPO is faster"}, "hypothesis was 'joint is faster' and is 'GRPO is faster'"),
-        ({"seeds": [1]}, "seed 2 is gone"),
-        ({"baseline": "joint"}, "baseline was 'grpo' and is 'joint'"),
-        ({"overrides": ["lab.size=tiny", "search.topk=2"]}, "overrides was ['lab.size=tiny'] and is"),
-        ({"worlds": [0]}, "worlds was None and is [0]"),
-        (
-            {"conditions": {"grpo": ["algorithm.info_gain_norm_mode=none"], "joint": ["credit=paper"]}},
-            "condition joint was ['algorithm.info_gain_norm_mode=joint'] and is ['credit=paper']",
-        ),
-    ],
-)
-def test_what_runs_were_started_for_does_not_change_under_them(stand, changes, said):
-    assert stand.run() == 0 and stand.started
-    before = (stand.folder / "campaign.json").read_bytes()
-    with pytest.raises(ConfigError) as caught:
-        stand.run(**changes)
-    assert said in str(caught.value) and "budget and stop can change" in str(caught.value)
-    assert stand.started == [] and (stand.folder / "campaign.json").read_bytes() == before
-
-
-def test_a_recipe_that_changed_is_noticed(stand):
-    assert stand.run() == 0 and stand.started
-    path = stand.folder / "joint" / "condition.json"
-    keys = json.loads(path.read_text())
-    path.write_text(json.dumps(keys | {"algorithm.gamma": 0.5}))
-    with pytest.raises(ConfigError, match="condition joint: algorithm.gamma was 0.5 and is 1.0"):
-        stand.run()
-    del keys["algorithm.gamma"]  # a key that a later version brought
-    path.write_text(json.dumps(keys))
-    assert stand.run() == 0
-
-
 def test_seeds_and_conditions_can_be_added_and_that_is_recorded(stand, capsys):
     assert stand.run() == 0 and stand.started
     more = stand.tree["conditions"] | {"separate": ["algorithm.info_gain_norm_mode=separate"]}
@@ -212,7 +177,8 @@ def test_told_to_stop_it_waits_for_the_run_and_starts_no_other(stand, capsys, nu
         while not events.exists() or "start" not in events.read_text():
             time.sleep(0.01)
         os.kill(os.getpid(), number)
-        (stand.root / "go").touch()  # Ctrl-C reaches a run by itself; here it is let go
+        if number == signal.SIGINT:  # Ctrl-C reaches a run by itself; here the run is let go
+            (stand.root / "go").touch()
 
     teller = threading.Thread(target=tell)
     teller.start()
@@ -222,7 +188,8 @@ def test_told_to_stop_it_waits_for_the_run_and_starts_no_other(stand, capsys, nu
     assert "interrupted; the same command goes on" in capsys.readouterr().out
     stand.does()
     assert stand.run() == 0
-    assert sorted([*stand.started, "grpo/seed-1"])[-3:] == sorted([*FIRST, *SECOND])[-3:]
+    rest = [FIRST[1], *SECOND]
+    assert stand.started == (rest if number == signal.SIGINT else [FIRST[0], *rest])
 
 
 KILLED = """

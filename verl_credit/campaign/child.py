@@ -20,17 +20,16 @@ def train_command(recipe: str, overrides: Sequence[str], config_dir: str | None 
     return [*command, *(["--config-dir", config_dir] if config_dir else []), *overrides]
 
 
+def quoted(text: str) -> str:
+    """As Hydra reads it back: it may hold = and , which Hydra would take apart."""
+    return QuotedString(text=text, quote=Quote.single).with_quotes()
+
+
 def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:
-    """Quoted: the folder's name may hold = and , which Hydra would take apart."""
     return [
         *(text for text in overrides if not text.startswith("run_dir=")),
         f"run_dir={quoted(str(run_dir))}",
     ]
-
-
-def quoted(text: str) -> str:
-    """So that Hydra takes it as it is."""
-    return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 class Children:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_credit.campaign.child import in_folder
+from verl_credit.campaign.child import in_folder, quoted
 from verl_credit.campaign.file import Campaign
+from verl_credit.config.keys import defaults_tree
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.required import missing_line
@@ -16,6 +17,7 @@ from verl_credit.recipe.rules import validate
 from verl_credit.search.redact import redact_value
 
 CHECKPOINTS = "trainer.default_local_dir"
+LINEAGE = "lineage"  # the section of keys, and the folder of the table below the campaign's
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,22 @@ def planned(campaign: Campaign) -> list[PlannedRun]:
 def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
     """``folder``: the campaign's."""
     world = [] if run.world is None else [f"lab.world_seed={run.world}"]
-    own = [*campaign.overrides, *campaign.conditions[run.condition], f"seed={run.seed}", *world]
-    return in_folder(own, folder / run.folder)
+    shared = [*of_trial(campaign, run, folder), *campaign.overrides]
+    own = [*campaign.conditions[run.condition], f"seed={run.seed}", *world]
+    return in_folder([*shared, *own], folder / run.folder)
+
+
+def of_trial(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
+    """What the run's row in the table of trials says, where runs write one; the campaign's own overrides win."""
+    if LINEAGE not in defaults_tree():
+        return []
+    said = {
+        "dir": str(folder / LINEAGE),
+        "exp_id": f"{campaign.name}-{run.folder.replace('/', '-')}",
+        "hypothesis": " ".join(campaign.hypothesis.split()),
+        "expected_delta": campaign.expected_delta,
+    }
+    return [f"{LINEAGE}.{key}={quoted(text)}" for key, text in said.items() if text]
 
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
@@ -128,4 +144,4 @@ def flat(config: DictConfig) -> dict[str, object]:
             found[prefix] = redact_value(prefix, node)
 
     walk("", OmegaConf.to_container(plain, resolve=True))
-    return found
+    return {key: value for key, value in found.items() if not key.startswith(f"{LINEAGE}.")}

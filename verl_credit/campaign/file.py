@@ -55,6 +55,8 @@ class Campaign(_Part):
     """a name of letters, digits and ._+-"""
     hypothesis: str = Field(min_length=1)
     """what is expected and why, in prose, written before the first run"""
+    expected_delta: str | None = None
+    """the difference that is expected, in words (in quotes), or null"""
     recipe: str = Field(min_length=1)
     """a shipped recipe, or one in config_dir"""
     config_dir: str | None = None
