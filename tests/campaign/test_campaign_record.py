@@ -46,6 +46,10 @@ def keep(folder, ended=0, configs=None, **changes):
         ),
         ({"factors": {"f": G, "g": F}}, "factor f has changed; factor g has changed"),
         ({"factors": None}, "factor f has changed"),
+        (
+            {"conditions": {"grpo": ["a=1"], "joint": ["a=2"]}, "factors": None},
+            "condition both is gone; condition none is gone",
+        ),
     ],
 )
 def test_what_runs_were_started_for_does_not_change_under_them(tmp_path, changes, said):

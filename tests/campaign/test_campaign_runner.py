@@ -88,6 +88,14 @@ def test_a_damaged_run_is_left_alone_and_named(stand, capsys):
     assert events.read_text() == "not json\n"
 
 
+def test_what_a_later_start_found_does_not_undo_a_run(stand):
+    assert stand.run() == 0 and stand.started
+    with (stand.folder / "grpo/seed-1/events.jsonl").open("a") as file:
+        for row in ({"kind": "start"}, {"kind": "end", "reason": "refused", "text": "the disk is full"}):
+            file.write(json.dumps(row) + "\n")
+    assert stand.run() == 0 and stand.started == []
+
+
 def test_a_run_that_goes_on_elsewhere_is_left_alone(stand, capsys):
     folder = stand.folder / "grpo/seed-1"
     assert stand.run(seeds=[2]) == 0 and stand.started == SECOND
@@ -185,7 +193,8 @@ def test_told_to_stop_it_waits_for_the_run_and_starts_no_other(stand, capsys, nu
     assert stand.run() == 130
     teller.join()
     assert stand.started == ["grpo/seed-1"]
-    assert "interrupted; the same command goes on" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "interrupted; the same command goes on" in said and "run 2 of 4" not in said
     stand.does()
     assert stand.run() == 0
     rest = [FIRST[1], *SECOND]

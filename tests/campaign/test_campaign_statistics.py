@@ -30,6 +30,12 @@ from verl_credit.campaign.statistics import (
         ),  # ends .3 and .6 are interpolated
         ([0, 30], [0.5, 0.5], (3, 17), 0.5),
         ([0, 10, 20], [0.0, 1.0, 0.0], (12, 14), 0.7),  # inside one piece
+        (
+            [0, 10, 20, 40],
+            [0.0, 1.0, 0.0, 1.0],
+            (0, 15),
+            (0.5 * 10 + 0.75 * 5) / 15,
+        ),  # what is behind counts for nothing
     ],
 )
 def test_the_area_is_the_mean_height_of_the_curve(steps, values, window, expected):
