@@ -94,7 +94,7 @@ def composed_once(campaign, folder, complete=True):
 
 
 @pytest.fixture
-def stand(tmp_path, monkeypatch, cached_recipes):
+def stand(tmp_path, monkeypatch):
     stand = Stand(tmp_path)
     monkeypatch.setattr(runner, "train_command", stand.train_command)
     monkeypatch.setattr(runner, "composed", composed_once)

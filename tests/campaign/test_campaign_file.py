@@ -11,7 +11,6 @@ from verl_credit.campaign.design import composed, overrides_of, planned
 from verl_credit.campaign.file import parse, read_campaign
 from verl_credit.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
 GOOD = {
     "name": "mine",
     "hypothesis": "joint is faster",

@@ -8,7 +8,6 @@ from verl_credit.campaign.file import read_campaign
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.compose import recipes_folder
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
 SHIPPED = sorted(file.stem for file in (recipes_folder() / "campaigns").glob("*.yaml"))
 
 

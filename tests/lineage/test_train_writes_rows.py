@@ -13,8 +13,6 @@ from verl_credit.lineage import LineageStore
 from verl_credit.run import events
 from verl_credit.run.files import EVENTS, METRICS, append_json, read_json_lines
 
-pytestmark = pytest.mark.usefixtures("cached_recipes")
-
 FIVE = "trainer.total_training_steps=5"
 
 
