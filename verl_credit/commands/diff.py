@@ -25,7 +25,8 @@ ACTOR = "actor_rollout_ref.actor."
 # The first group that matches has the key.
 GROUPS = (
     ("paths and logging", (
-        "run_dir", "lab.dir", "lab.index", "search.url", "sample_trajectories", "credit_preset", "credit_overrides",
+        "run_dir", "lab.dir", "lab.index", "search.url", "sample_trajectories", "keep_token_tables",
+        "credit_preset", "credit_overrides",
         "lineage.", "trainer.logger", "trainer.default_local_dir",
         "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir",
         "trainer.default_hdfs_dir", "global_profiler.", "*.save_path", "*.served_model_name",

@@ -22,6 +22,7 @@ MOVED = {
 FREE = (
     "run_dir",
     "sample_trajectories",
+    "keep_token_tables",
     "poll_interval_s",
     "max_hours",
     "hardware.",

@@ -38,6 +38,7 @@ from verl_credit.host.step.stops import (
     check_tool_faults,
     check_turns_have_rewards,
 )
+from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
@@ -245,6 +246,7 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
             self._planning_checked = True
         for row in sample_trajectories(self._turns, step, self.tokenizer, self.config.sample_trajectories):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
+        keep_tables(self, batch, step)
         return batch
 
     def _tables(self, gain_B_K, has_gain_B_K, infopo_B, scored, outcome_B, group_B):
@@ -254,7 +256,12 @@ class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
         )
         tolerated = self.config.faults.max_lost_rewards
         reward_B_K, mask_B_K, metrics = step_rewards(
-            self._signals, self.settings, rows, scored=scored, tolerated_share=tolerated
+            self._signals,
+            self.settings,
+            rows,
+            scored=scored,
+            tolerated_share=tolerated,
+            parts=self._step.signals,
         )
         anchored = "anchor_B_K1" in self.settings.algorithm.turn_mode.tables
         optional = {"anchor_B_K1": anchor_table(self.settings, rows)} if anchored else {}

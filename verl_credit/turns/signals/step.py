@@ -17,9 +17,11 @@ def step_rewards(
     *,
     scored: bool,
     tolerated_share: float,
+    parts: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains and infopo, which are then no
-    signals of it. A single signal of a run is never normalised here: turn modes do that.
+    signals of it. A single signal of a run is never normalised here: turn modes do that. ``parts`` is given each signal's own
+    table by its name.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost. Information gain has a rule of
     its own for lost ones (`info_gain_on_error`).
@@ -33,6 +35,8 @@ def step_rewards(
     metrics: dict[str, float] = {}
     for signal, (reward_B_K, has_B_K) in tables.items():
         has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
+        if parts is not None:
+            parts[signal.name] = reward_B_K, has_B_K
         if signal.name != INFO_GAIN:
             _refuse_many_lost(signal, reward_B_K, has_B_K, rows, tolerated_share)
         if list(settings.turn_signals) != [INFO_GAIN]:  # alone it has its own metrics
