@@ -19,8 +19,8 @@ from verl_credit.report import write_report
 from verl_credit.report.choose import RECENT_STEPS, choose
 from verl_credit.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit
 from verl_credit.report.numbers import MINUS, percent, points, seconds_change, signed
-from verl_credit.report.page import clean, dialogue
 from verl_credit.report.run_data import Series, read_run, read_settings
+from verl_credit.report.text import clean, dialogue
 
 ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
 
