@@ -8,6 +8,7 @@ from verl_credit.report.curves import curves_png
 from verl_credit.report.page import page
 from verl_credit.report.panels import panels
 from verl_credit.report.run_data import read_run
+from verl_credit.report.step_panels import step_panels
 from verl_credit.run.files import write_text
 
 REPORT = "report.html"
@@ -21,7 +22,7 @@ def write_report(run_dir: Path) -> Path:
     says so. Raises FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step.
     """
     run = read_run(Path(run_dir))
-    drawn = panels(run)
+    drawn = [*panels(run), *step_panels(run)]
     _replace(run.folder / CURVES, curves_png(drawn))
     write_text(run.folder / REPORT, page(run, drawn))
     return run.folder / REPORT
