@@ -2,6 +2,7 @@
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 500.
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
+# make test-browser: the report in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
 # make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -15,7 +16,7 @@ CASES ?= 2000
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-slow test-e2e test-vllm fuzz docs gpu-evidence lint install clean
+.PHONY: demo test test-fast test-slow test-e2e test-browser test-vllm fuzz docs gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +43,10 @@ test-e2e: install
 
 fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
+
+test-browser: install
+	mkdir -p build/browser
+	BROWSER_PICTURES=build/browser $(BIN)/python -m pytest -m browser tests/report
 
 test-vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py

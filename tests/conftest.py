@@ -15,10 +15,9 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests of the real vLLM need an environment of their own: they run only where `-m` names them."""
-    if "vllm" in re.findall(r"\w+", config.option.markexpr):
-        return
-    left_out = [item for item in items if item.get_closest_marker("vllm")]
+    """Tests of the real vLLM need an environment of their own, others a browser: they run only where `-m` names them."""
+    own_lane = {"vllm", "browser"} - set(re.findall(r"\w+", config.option.markexpr))
+    left_out = [item for item in items if any(item.get_closest_marker(name) for name in own_lane)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -143,16 +143,14 @@ def prepare_check(
     return check_data(file, model, not no_search)
 
 
-@app.command(help="write report.html and curves.png of a run")
-def report(run_dir: Path):
-    from verl_credit.errors import ExitCode
-    from verl_credit.report import write_report
+@app.command(help="write report.html and curves.png of a run; of two runs, a page that compares them")
+def report(
+    run_dir: list[Path] = Argument(help="a run's folder, or two"),
+    watch: bool = Option(False, "--watch", help="write it anew while the run goes on"),
+):
+    from verl_credit.commands.report import report
 
-    try:
-        print(write_report(run_dir))
-    except (OSError, ValueError) as error:
-        print(f"verl-credit report {run_dir}: {error}")
-        return ExitCode.PREFLIGHT
+    return report(run_dir, watch)
 
 
 @app.command("lineage show", help="the trials of a folder, as `train` writes them down")

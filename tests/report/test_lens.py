@@ -52,7 +52,7 @@ def test_an_all_right_group_whose_good_searches_lose_is_told(run_dir):
     assert "Credit is relative to the siblings" in Page(text).text and ALL_RIGHT in text
 
 
-GAINED = "that gained information"
+GAINED, ABOVE = "that gained information", "with a reward above 0"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ GAINED = "that gained information"
         ([1, 1], "info_gain", [[-0.1, 1], [0, 1]], f"every rollout is right, and 1 search {GAINED} has negative credit."),
         ([0, 0], "info_gain", [[-0.1, 1], [-1, 1]], f"no rollout is right, and 2 searches {GAINED} have negative credit."),
         ([1, 0], "info_gain", [[0.1, -1], [0, -1]], f"1 of 2 rollouts are right; no search {GAINED} has negative credit."),
-        ([1, 0], "judge", [[0.1, 1], [-2, 1]], "1 of 2 rollouts are right, and 1 turn with a reward above 0 has negative credit."),
+        ([1, 0], "judge", [[0.1, 1], [-2, 1]], f"1 of 2 rollouts are right, and 1 turn {ABOVE} has negative credit."),
     ],
 )  # fmt: skip
 def test_the_sentence(tmp_path, outcomes, signals, advantage, said):

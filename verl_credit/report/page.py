@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from verl_credit.report.choose import choose, solved
@@ -39,10 +39,8 @@ def direction(value: float | None, above: str, below: str, zero: str) -> str:
     return zero if signed(value) == "0.000" else above if value > 0 else below
 
 
-def page(run: Run, panels: list[Panel]) -> str:
-    """A complete HTML document. Both colour scales are shared by all turns shown, so that colours compare."""
-    chosen = choose(run.trajectories)
-    turns = [turn for row in chosen for one in (row, *row["group"]) for turn in one["turns"]]
+def template(name: str) -> Template:
+    """What it is given is escaped; what it is not given is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -50,8 +48,18 @@ def page(run: Run, panels: list[Panel]) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {"dialogue": dialogue, "signed": signed, "plain": plain, "percent": percent}
-    return environment.get_template("page.html").render(
+    return environment.get_template(name)
+
+
+def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
+    """A complete HTML document, which a browser reads again every ``refresh_s`` seconds.
+
+    Both colour scales are shared by all turns shown, so that colours compare."""
+    chosen = choose(run.trajectories)
+    turns = [turn for row in chosen for one in (row, *row["group"]) for turn in one["turns"]]
+    return template("page.html").render(
         run=run,
+        refresh_s=refresh_s,
         title=f"Run report: {run.folder.resolve().name}",
         ending=ending(run),
         held_out_lines=held_out_lines(run),

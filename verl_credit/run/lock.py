@@ -46,6 +46,20 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = print, key: str = "run_
         lock.release()
 
 
+def holder_is_gone(run_dir: Path) -> bool:
+    """The process that last held the folder ran on this machine, and no process has its number any more."""
+    try:
+        holder = json.loads((Path(run_dir) / LOCK).read_text())
+        if holder["host"] != socket.gethostname():
+            return False
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+    return False
+
+
 def _held(path: Path, key: str) -> str:
     try:
         holder = json.loads(path.read_text())

@@ -20,8 +20,8 @@ def step_rewards(
     parts: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains and infopo, which are then no
-    signals of it. A single signal of a run is never normalised here: turn modes do that. ``parts`` is given each signal's own
-    table by its name.
+    signals of it. A single signal of a run is never normalised here: turn modes do that. ``parts`` is given each signal's
+    own table by its name.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost. Information gain has a rule of
     its own for lost ones (`info_gain_on_error`).
