@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kit.credit_tables import GROUPS, credited_step, tokenizer, write_step
+from kit.credit_tables import GROUPS, credited_step, rollout, tokenizer, write_step
 from verl_credit.credit import TRANSFORMS, gtpo_weights, sepa_pool
 from verl_credit.host.step import store
 from verl_credit.host.step.tables import (
@@ -49,6 +49,25 @@ def test_whole_groups_of_the_rows_whose_text_is_recorded(count):
     rows = sampled_rows(turns, step, count)
     assert {turns.extra_infos[row]["question"] for row in rows} == shown
     assert rows == [row for row in range(9) if row != 3 and turns.extra_infos[row]["question"] in shown]
+
+
+def test_a_group_that_is_all_right_and_gives_good_turns_negative_credit_is_among_them():
+    """p's rows are the shortest, and it is the one that tells."""
+    words = "call it", "page"
+    rows = [rollout(*words, "done"), rollout(*words, "yes")]
+    rows += [rollout(*words, *words, "done", prompt="Where?") for _ in range(2)]
+    rows += [rollout(*words, *words, *words, "done", prompt="When?") for _ in range(2)]
+    gains = [[0.4], [0.1], [0.3, 0.2], [0.1, 0.1], [0.1, 0.2, 0.3], [0.2, 0.1, 0.1]]
+    groups = ["p", "p", "q", "q", "r", "r"]
+    for outcomes, count, want in (
+        ([1, 1, 1, 0, 0, 0], 1, [0, 1]),
+        ([1, 1, 1, 0, 0, 0], 2, [0, 1, 4, 5]),
+        ([1, 0, 1, 0, 0, 0], 2, [2, 3, 4, 5]),
+        ([1, 1, 1, 1, 0, 0], 2, [2, 3, 4, 5]),
+        ([1, 1, 1, 0, 0, 0], 0, []),
+    ):
+        _, step, turns, *_ = credited_step(rows, gains, list(map(float, outcomes)), groups)
+        assert sampled_rows(turns, step, count) == want
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)

@@ -109,6 +109,12 @@ class Chromium:
         while self._loaded == before:
             self._next()
 
+    def reload(self) -> None:
+        before = self._loaded
+        self.call("Page.reload")
+        while self._loaded == before:
+            self._next()
+
     def value(self, expression: str):
         """Of a JavaScript expression, as JSON."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

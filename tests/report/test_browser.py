@@ -110,6 +110,25 @@ def test_a_switch_shows_the_credit_that_python_made(page, tmp_path):
     assert modes["turn_gae"]["reason"] in text(page, "#lens-reasons")
 
 
+def test_a_choice_lasts_when_the_page_is_read_again(page):
+    for address, mode in (("#lens=%", "turn-group-v1d"), ("#lens=9,x,0,0,0", "turn-group-v1d")):
+        page.value(f"location.hash = {json.dumps(address)}")
+        page.reload()
+        assert page.value("document.getElementById('lens-mode').value") == mode
+    choose(page, "group", "1")
+    choose(page, "mode", "separate")
+    before = heads(page)
+    page.reload()
+    assert page.value("document.getElementById('lens-group').value") == "1" and heads(page) == before
+    assert text(page, "#lens-shown").startswith("What separate")
+    assert page.value(
+        "[...document.querySelectorAll('#lens-mode option')].find(o => o.value === 'turn_gae').disabled"
+    )
+    page.value("document.getElementById('lens-own').click()")
+    page.reload()
+    assert text(page, "#lens-shown").startswith("As the run was trained")
+
+
 def test_another_group_is_a_switch_away(page):
     choose(page, "group", "2")
     assert page.value("document.querySelectorAll('.rollout').length") == 3

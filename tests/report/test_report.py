@@ -83,6 +83,29 @@ def test_trajectory_shows_number_colour_and_words(run_dir):
     assert "Page 1: Town\nA town." in page.text and "here or there" in page.text
 
 
+def test_ten_megabytes_of_text_make_no_large_page(run_dir):
+    """The file stays whole: what is left out of the page is counted."""
+    huge = "x" * 10_000_000
+    turns = [turn(huge, huge), turn("<answer>x</answer>", "", None)]
+    write_lines(
+        run_dir / "trajectories.jsonl",
+        [trajectory(turns=turns, question=huge, golds=[huge], stop_reason=huge)],
+    )
+    size = (run_dir / "trajectories.jsonl").stat().st_size
+    text = report(run_dir)
+    assert len(text) < 300_000 and text.count("9,980,000 more characters") >= 4
+    assert (run_dir / "trajectories.jsonl").stat().st_size == size
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200f", "\u2028", "\x85", "\ufeff"])
+def test_characters_that_change_what_stands_beside_them_are_named(run_dir, character):
+    write_lines(
+        run_dir / "trajectories.jsonl", [trajectory(turns=[turn(f"a{character}b"), turn("", "", None)])]
+    )
+    text = report(run_dir)
+    assert character not in text and f"a[U+{ord(character):04X}]b" in text
+
+
 def test_no_gain_is_not_a_zero_gain(run_dir):
     turns = [turn(gain=None), turn(gain=0.0), turn("<answer>x</answer>", "", None)]
     write_lines(run_dir / "trajectories.jsonl", [trajectory(turns=turns)])

@@ -131,6 +131,30 @@
       });
     });
     read(null);
+    remember(given);
+  };
+
+  // The choice stands in the address, so that it lasts when the page is read again.
+  const remember = (given) => {
+    const state = given ? [selects.group.value] : Object.values(selects).map((select) => select.value);
+    try {
+      history.replaceState(null, "", `#lens=${state.map(encodeURIComponent).join(",")}`);
+    } catch { /* a page without an address of its own */ }
+  };
+
+  const recall = () => {
+    let state = [];
+    try {
+      state = location.hash.replace(/^#lens=/, "").split(",").map(decodeURIComponent);
+    } catch { /* an address that we did not write */ }
+    const index = Number(state[0]);
+    open(groups[index] ? index : 0);
+    selects.group.value = String(groups[index] ? index : 0);
+    const names = Object.keys(selects);
+    const offered = (name, i) => [...selects[name].options].some((option) => option.value === state[i] && !option.disabled);
+    if (state.length !== names.length || !names.every(offered)) return;
+    names.forEach((name, i) => { selects[name].value = state[i]; });
+    paint(false);
   };
 
   const read = (span) => {
@@ -170,5 +194,5 @@
   for (const name of ["mode", "alpha", "gamma", "transform"]) selects[name].addEventListener("change", () => paint(false));
   at("own").addEventListener("click", own);
   at("controls").addEventListener("submit", (event) => event.preventDefault());
-  open(0);
+  recall();
 })();

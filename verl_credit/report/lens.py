@@ -22,8 +22,8 @@ GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # of the colour scale, on each side of 0
 NO_TABLES = (
-    "tables/ has no token tables of a finished step: this run is of an earlier version, or keep_token_tables or "
-    "sample_trajectories is 0."
+    "tables/ has no token tables of a finished step: this run is of an earlier version, its advantages are verl's own, or "
+    "keep_token_tables or sample_trajectories is 0."
 )
 
 

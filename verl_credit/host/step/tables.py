@@ -121,17 +121,31 @@ def turn_columns(turns: TurnBatch, step: TurnStep, uids: list[str]) -> dict[str,
 
 
 def sampled_rows(turns: TurnBatch, step: TurnStep, count: int) -> list[int]:
-    """All valid rows of the groups that `sample_trajectories` begins with: by their longest row, then by its place."""
+    """All valid rows of the groups that `sample_trajectories` begins with: by their longest row, then by its place.
+
+    A reader must see a group whose rollouts are all right and that gives a turn with a reward above 0 a negative advantage:
+    where none of these is one, the first that is takes the last place.
+    """
     longest: dict[int, tuple[int, int]] = {}
     for row in turns.row_valid_B.nonzero().flatten().tolist():
         group, rank = int(step.group_B[row]), (-int(turns.n_turns_B[row]), row)
         longest[group] = min(longest.get(group, rank), rank)
-    chosen = set(sorted(longest, key=longest.__getitem__)[:count])
+    ordered = sorted(longest, key=longest.__getitem__)
+    chosen = ordered[:count]
+    telling = [group for group in ordered if _tells(step, group)]
+    if chosen and telling and not set(chosen) & set(telling):
+        chosen[-1] = telling[0]
     return [
         row
         for row in range(len(turns.records))
         if turns.row_valid_B[row] and int(step.group_B[row]) in chosen
     ]
+
+
+def _tells(step: TurnStep, group: int) -> bool:
+    rows_B = step.row_valid_B & (step.group_B == group)
+    against_B_K = step.rewarded_B_K & (step.turn_reward_B_K > 0) & (step.credit.advantage_B_K < 0)
+    return bool((step.outcome_B[rows_B] > 0.5).all()) and bool(against_B_K[rows_B].any())
 
 
 def token_columns(
@@ -169,8 +183,13 @@ def token_columns(
     return columns | {
         "group": [int(step.group_B[row]) for row in rows],
         "row": rows,
-        "question": [str(turns.extra_infos[row].get("question", "")) for row in rows],
-        "golds": [[str(gold) for gold in gold_answers(turns.ground_truths[row])] for row in rows],
+        "question": [
+            str(turns.extra_infos[row].get("question", ""))[:OBSERVATION_CHARACTERS] for row in rows
+        ],
+        "golds": [
+            [str(gold)[:OBSERVATION_CHARACTERS] for gold in gold_answers(turns.ground_truths[row])]
+            for row in rows
+        ],
         "stop_reason": [str(turns.records[row]["stop_reason"]) for row in rows],
         "observations": [[text[:OBSERVATION_CHARACTERS] for text in row] for row in texts],
         "observation_characters": [[len(text) for text in row] for row in texts],
