@@ -70,7 +70,7 @@ def keep(browser, name, selector=None):
 
 def test_every_part_is_there(page):
     titles = page.value("[...document.querySelectorAll('figcaption b')].map(e => e.textContent)")
-    for wanted in ("Exact match", "Advantages of turns", "Clip scales of turns", "SEPA's lambda", "Uncertainty of tokens",
+    for wanted in ("Exact match", "Advantages of turns", "Clip scales of turns", "SEPA's lambda", "Mean uncertainty",
                    "Time by phase", "Why rollouts stopped"):  # fmt: skip
         assert wanted in titles
     images = page.value("[...document.images].map(i => [i.complete, i.naturalWidth > 0, i.alt.length > 20])")

@@ -10,7 +10,6 @@ import torch
 from verl_credit.report.numbers import percent, plain, seconds, signed
 from verl_credit.report.panels import BLUE, GREEN, GREY, INK, VERMILION, Line, Panel
 from verl_credit.report.run_data import Run, Series
-from verl_credit.report.text import STOPPED
 from verl_credit.run.tables import TURNS, DamagedTable, read_table, tables_of
 
 QUANTILES = {0.05: GREY, 0.25: BLUE, 0.5: INK, 0.75: BLUE, 0.95: GREY}
@@ -27,7 +26,8 @@ def step_panels(run: Run) -> list[Panel]:
     found = [
         *_distributions(run.folder, run.metrics[-1]["step"]),
         _lambda(run),
-        _uncertainty(run),
+        _uncertainty(run, "mean", "Mean uncertainty", "SEPA leaves the means where they are."),
+        _uncertainty(run, "var", "Variance of uncertainty", "SEPA takes it from the execution tokens."),
         _time(run),
         _stops(run),
     ]
@@ -93,16 +93,20 @@ def _lambda(run: Run) -> Panel:
     )  # fmt: skip
 
 
-def _uncertainty(run: Run) -> Panel:
+def _uncertainty(run: Run, statistic: str, title: str, told: str) -> Panel:
     lines = []
     for kind, name, color in (("exec", "execution", BLUE), ("plan", "planning", VERMILION)):
         for prefix, when, dash in (("", "before", "-"), ("post_", "after", (0, (4, 2)))):
-            if series := run.series(f"credit/{prefix}{kind}_entropy_mean"):
+            if series := run.series(f"credit/{prefix}{kind}_entropy_{statistic}"):
                 lines.append(Line(f"{name}, {when}", series, color, dash))
+    needs = f"credit/exec_entropy_{statistic} in metrics.jsonl"
     return Panel(
-        "Uncertainty of tokens", "mean uncertainty", "Of execution and planning tokens, before and after pooling.",
-        tuple(lines), "credit/exec_entropy_mean in metrics.jsonl", plain,
-    )  # fmt: skip
+        title,
+        title.lower(),
+        f"Of execution and planning tokens, before and after pooling. {told}",
+        tuple(lines),
+        needs,
+    )
 
 
 def _time(run: Run) -> Panel:
@@ -114,11 +118,7 @@ def _time(run: Run) -> Panel:
 
 
 def _stops(run: Run) -> Panel:
-    names = run_names(run, r"credit/stop/(\w+)")
-    reasons = {
-        STOPPED.get(key, key).removeprefix("stopped ").removeprefix("by "): name
-        for key, name in names.items()
-    }
+    reasons = {key.replace("_", " "): name for key, name in run_names(run, r"credit/stop/(\w+)").items()}
     return Panel(
         "Why rollouts stopped", "share of rollouts (%)", "Reasons that no rollout had are left out.",
         tuple(line for line in _lines(run, reasons) if any(line.series.values)), "credit/stop/ in metrics.jsonl", percent,
