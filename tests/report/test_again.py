@@ -12,7 +12,7 @@ from verl_credit.report.again import (
     credit_of_tokens,
     credit_of_turns,
     on_tokens,
-    rows_of,
+    places,
     token_tables,
     turn_tables,
 )
@@ -117,7 +117,9 @@ def test_a_tokens_credit_is_the_turns_size_times_the_credit_of_one(tmp_path, mod
     write_step(tmp_path, transform_mode="gtpo_sepa_hicra")
     for group in (0, 2, 3):
         tables, tokens = read(tmp_path, group=group)
-        turn_G_T = on_tokens(credit_of_turns(tables, mode).advantage_B_K1[rows_of(tables, tokens)], tokens)
+        turn_G_T = on_tokens(
+            credit_of_turns(tables, mode).advantage_B_K1[places(tables, tokens.rows)], tokens
+        )
         one_G_T = torch.ones_like(turn_G_T)
         up_G_T, down_G_T = (credit_of_tokens(tokens, sign * one_G_T, transform, 0.5) for sign in (1, -1))
         made_G_T = turn_G_T.abs() * torch.where(turn_G_T < 0, down_G_T, up_G_T)

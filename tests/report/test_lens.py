@@ -25,7 +25,8 @@ ALL_RIGHT = (
 
 def group_of(folder, number=3, group=0):
     table = read_table(table_path(folder, TOKENS, number))
-    return Group(turn_tables(read_table(table_path(folder, TURNS, number))), token_tables(table, group))
+    tokens = token_tables(table, group)
+    return Group(turn_tables(read_table(table_path(folder, TURNS, number))), tokens.rows, tokens)
 
 
 def shown_by(page, setting, transform):

@@ -203,10 +203,10 @@ def credit_of_tokens(
     ).advantage_B_T
 
 
-def rows_of(tables: TurnTables, tokens: TokenTables) -> torch.Tensor:
+def places(tables: TurnTables, rows: list[int]) -> torch.Tensor:
     """Where the group's rollouts stand among all rows."""
     place = {row: index for index, row in enumerate(tables.rows)}
-    return torch.tensor([place[row] for row in tokens.rows])
+    return torch.tensor([place[row] for row in rows])
 
 
 def on_tokens(value_G_K1: torch.Tensor, tokens: TokenTables) -> torch.Tensor:
@@ -222,5 +222,5 @@ def as_the_run_did(tables: TurnTables, tokens: TokenTables) -> torch.Tensor:
         raise NotOffered(f"{pipeline['algorithm']} is an operator of yours, and a report loads none")
     advantage_B_K1 = credit_of_turns(tables, pipeline["mode"]).advantage_B_K1
     return credit_of_tokens(
-        tokens, on_tokens(advantage_B_K1[rows_of(tables, tokens)], tokens), pipeline["transform"]
+        tokens, on_tokens(advantage_B_K1[places(tables, tokens.rows)], tokens), pipeline["transform"]
     )

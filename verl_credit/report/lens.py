@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -17,7 +19,7 @@ from verl_credit.report.numbers import plain, signed
 from verl_credit.report.text import STOPPED, clean
 from verl_credit.run.tables import TOKENS, TURNS, DamagedTable, StepTable, read_table, tables_of
 
-# What bounds the page: a token takes about 80 bytes of it.
+# What bounds the page: a token takes about 120 bytes of it.
 GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # of the colour scale, on each side of 0
@@ -54,34 +56,40 @@ class Lens:
 def lens(run_dir: Path, last_step: int) -> Lens:
     """Of the last steps up to ``last_step``; tables of later steps belong to a step that is not finished."""
     problems: list[str] = []
-    found: list[tuple[tuple, Group, StepTable]] = []
-    turn_paths = tables_of(run_dir, TURNS)
-    for step, path in tables_of(run_dir, TOKENS).items():
+    found: list[tuple[tuple, int, int, Group]] = []
+    turn_paths, token_paths = tables_of(run_dir, TURNS), tables_of(run_dir, TOKENS)
+    for step, path in token_paths.items():
         if step > last_step:
             continue
         if step not in turn_paths:
             problems.append(f"tables/ has no {TURNS} of step {step}: its groups are left out.")
             continue
-        try:
-            table, turns = read_table(path), turn_tables(read_table(turn_paths[step]))
-            for group in dict.fromkeys(table.columns["group"]):
-                one = Group(turns, token_tables(table, group))
-                found.append((_rank(one, step), one, table))
-        except DamagedTable as error:
-            problems.append(f"{error}.")
-        except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-            problems.append(
-                f"The tables of step {step} do not fit together: {type(error).__name__}: {error}."
-            )
+        with _told(problems, step):
+            c, turns = read_table(path, ("group", "row")).columns, turn_tables(read_table(turn_paths[step]))
+            for number in dict.fromkeys(c["group"]):
+                rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
+                group = Group(turns, rows)
+                found.append((_rank(group, step), step, number, group))
     shown, left = [], TOKENS_IN_ALL
-    for _, group, table in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
-        cut = _cut(group, table)
-        tokens = sum(len(rollout["text"]) for rollout in cut["rollouts"])
-        if shown and tokens > left:
+    for _, step, number, group in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
+        if shown and group.shown_tokens > left:
             continue
-        left -= tokens
-        shown.append(cut)
-    return Lens(shown, problems)
+        with _told(problems, step):
+            table = read_table(token_paths[step])
+            shown.append(_cut(replace(group, tokens=token_tables(table, number)), table))
+            left -= group.shown_tokens
+    return Lens(shown, list(dict.fromkeys(problems)))
+
+
+@contextmanager
+def _told(problems: list[str], step: int) -> Iterator[None]:
+    """A table that is damaged, or does not fit the other of its step, is a line on the page."""
+    try:
+        yield
+    except DamagedTable as error:
+        problems.append(f"{error}.")
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        problems.append(f"The tables of step {step} do not fit together: {type(error).__name__}: {error}.")
 
 
 def _rank(group: Group, step: int) -> tuple:

@@ -17,7 +17,7 @@ from verl_credit.report.again import (
     as_the_run_did,
     credit_of_tokens,
     credit_of_turns,
-    rows_of,
+    places,
 )
 from verl_credit.report.numbers import plain
 
@@ -33,11 +33,18 @@ class Group:
     """The rollouts of one prompt at one step; G of them."""
 
     turns: TurnTables
-    tokens: TokenTables
+    rows: list[int]
+    tokens: TokenTables | None = None
+    """None until they are needed: they are large."""
 
     @property
     def place_G(self) -> torch.Tensor:
-        return rows_of(self.turns, self.tokens)
+        return places(self.turns, self.rows)
+
+    @property
+    def shown_tokens(self) -> int:
+        lengths_G = self.turns.tokens_B_K1[self.place_G[:ROLLOUTS]].sum(dim=1)
+        return int(lengths_G.clamp(max=TOKENS_A_ROLLOUT).sum())
 
     @property
     def reward_G_K(self) -> torch.Tensor:

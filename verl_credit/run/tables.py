@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,15 +107,17 @@ def tables_of(run_dir: Path, kind: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_table(path: Path) -> StepTable:
-    """Raises DamagedTable for a file that is half written, not Parquet, not ours, or of a later version."""
+def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
+    """All columns, or those. Raises DamagedTable for a file that is half written, not Parquet, not ours, or of a later
+    version."""
     kind = path.name.partition("_")[0]
     try:
         file = parquet.ParquetFile(path)
         about = json.loads((file.schema_arrow.metadata or {}).get(_PIPELINE, b"null"))
         if not isinstance(about, dict) or about.get("version") != _VERSION:
             raise DamagedTable(f"{path} is no table that this version wrote")
-        table = file.read().select(_SCHEMAS[kind].names).cast(_SCHEMAS[kind])
+        schema = pa.schema([_SCHEMAS[kind].field(name) for name in names or _SCHEMAS[kind].names])
+        table = file.read(columns=schema.names).select(schema.names).cast(schema)
         return StepTable(int(about["step"]), table.to_pydict(), dict(about["pipeline"]))
     except DamagedTable:
         raise
