@@ -94,6 +94,11 @@ MUTANTS = [
     ("recipe/rules/known.py", "if key not in accepted:", "if False:", "known_keys"),
     ("doctor/hardware/room.py", "if state > phase.capacity", "if phase.total > phase.capacity", "doctor*"),
     ("doctor/inputs/answer_budget.py", "answer.gold_end + (answer.gold_start == 0)", "answer.gold_end", "answer_budget"),
+    ("report/again.py", 'tied_groups=pipeline["tied_groups"]', 'tied_groups="keep"', "again"),
+    ("report/lens_settings.py", "(self.reward_G_K > 0)", "(self.reward_G_K >= 0)", "lens"),
+    ("host/step/tables.py", "chosen[-1] = telling[0]", "chosen[0] = telling[0]", "step_tables"),
+    ("run/tables.py", "old <= step - keep", "old < step - keep", "tables"),
+    ("report/watch.py", "kinds[-1] == END or", "kinds[0] == END or", "watch"),
 ]  # fmt: skip
 
 

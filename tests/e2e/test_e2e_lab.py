@@ -17,10 +17,13 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from kit.train_run import TrainRun, train
+from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 from verl_credit.run.network import RAY
+from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
 
 pytestmark = pytest.mark.e2e
 
@@ -119,6 +122,13 @@ def test_resume(one_rank):
     assert "using the lab in" in output and "resume: exact, from step 2" in output
     assert [row["step"] for row in one_rank.rows] == [1, 2, 3]
     assert [row["credit/sepa_lambda"] for row in one_rank.rows] == [0.1, 0.2, 0.3]
+    assert list(tables_of(one_rank.run_dir, TURNS)) == list(tables_of(one_rank.run_dir, TOKENS)) == [1, 2, 3]
+    for step, path in tables_of(one_rank.run_dir, TOKENS).items():
+        table, turns = read_table(path), turn_tables(read_table(table_path(one_rank.run_dir, TURNS, step)))
+        for group in set(table.columns["group"]):
+            tokens = token_tables(table, group)
+            made_G_T = as_the_run_did(turns, tokens).float()
+            assert torch.allclose(made_G_T, tokens.advantage_G_T, atol=1e-6, rtol=0), (step, group)
     # step 2 was evaluated before the resume and is not evaluated again
     assert [row["step"] for row in read_json_lines(one_rank.run_dir / VALIDATION)] == [0, 2]
     events, start = read_json_lines(one_rank.run_dir / EVENTS), ["banner", "attention", "log_probs"]

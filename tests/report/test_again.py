@@ -99,10 +99,15 @@ def test_a_step_without_turn_rewards_offers_no_mode_that_reads_them(tmp_path):
     )
     tables, tokens = read(tmp_path)
     for name, mode in MODES.items():
-        if mode.reads_turn_rewards:
+        if mode.reads_turn_rewards and name != "turn-group-v1d":
             with pytest.raises(NotOffered, match="no turn of this step has a reward|needs"):
                 credit_of_turns(tables, name)
     assert credit_of_turns(tables, "none").outcome_advantage_B.any()
+    made_G_T = as_the_run_did(*read(tmp_path, group=2))  # the run's own mode ran all the same
+    assert (
+        torch.allclose(made_G_T.float(), read(tmp_path, group=2)[1].advantage_G_T, atol=1e-6)
+        and made_G_T.any()
+    )
     with pytest.raises(NotOffered, match="no SEPA lambda"):
         credit_of_tokens(tokens, tokens.advantage_G_T, "gtpo_sepa")
     with pytest.raises(NotOffered, match="replaces the turns' credit"):

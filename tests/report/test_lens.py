@@ -78,6 +78,15 @@ def test_the_sentence(tmp_path, outcomes, signals, advantage, said):
     assert group.sentence(torch.tensor(advantage)) == f"In this group {said}"
 
 
+def test_a_gain_of_zero_gained_nothing(tmp_path):
+    rows = [rollout("call", "page", "done")] * 2
+    write_step(tmp_path, rows=rows, gains=[[0.0], [0.2]], outcomes=[1.0, 1.0], groups=["a"] * 2)
+    group = group_of(tmp_path)
+    assert group.given_G_K1[0, 0] < 0 and group.sentence(group.given_G_K1).endswith(
+        "; no search that gained information has negative credit."
+    )
+
+
 @pytest.mark.parametrize("transform_mode", ["none", "gtpo_sepa_hicra"])
 def test_every_switch_shows_what_the_library_gives(tmp_path, transform_mode):
     write_step(tmp_path, transform_mode=transform_mode, reject=[1])

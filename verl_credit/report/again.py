@@ -89,7 +89,7 @@ def credit_of_turns(tables: TurnTables, mode: str, **changes: float) -> TurnCred
         if any(one in found.needs and one not in tables.optional for one in OPTIONAL_TABLES.get(name, ())):
             raise NotOffered(f"it needs {name}, which this run did not record")
     known_B_K = tables.has_reward_B_K & tables.valid_B[:, None] & tables.reward_B_K.isfinite()
-    if found.reads_turn_rewards and not known_B_K.any():
+    if found.reads_turn_rewards and not known_B_K.any() and mode != pipeline["mode"]:
         raise NotOffered("no turn of this step has a reward")
     options = {name: value for name, value in pipeline["shared"].items() if name in found.options}
     if mode == pipeline["mode"]:
