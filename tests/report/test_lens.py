@@ -15,7 +15,7 @@ from verl_credit.report import lens_settings
 from verl_credit.report.again import credit_of_tokens, credit_of_turns, on_tokens, token_tables, turn_tables
 from verl_credit.report.lens import GROUPS, NO_TABLES, lens
 from verl_credit.report.lens_settings import Group, check, settings_of
-from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
+from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of, write_table
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x00\ud800"
 ALL_RIGHT = (
@@ -192,6 +192,31 @@ def test_tables_that_do_not_fit_together_are_named(run_dir):
     table_path(small, TURNS, 3).replace(table_path(run_dir, TURNS, 3))
     found = lens(run_dir, 3)
     assert "The tables of step 3 do not fit together" in found.problems[0] and not found.groups
+
+
+@pytest.mark.parametrize(
+    "change", [{"shared": {"gamma": float("nan")}}, {"shared": []}, {"gtpo_beta": "x"}, {"signals": 3}]
+)
+def test_settings_that_cannot_be_cost_no_page(run_dir, change):
+    write_step(run_dir, 3)
+    for kind in (TURNS, TOKENS):
+        table = read_table(table_path(run_dir, kind, 3))
+        write_table(run_dir, kind, 3, table.columns, table.pipeline | change)
+    text = Page(report(run_dir)).text
+    assert "The tables of step 3 do not fit together" in text and "First and last values" in text
+
+
+def test_a_table_with_flipped_bytes_costs_no_page(run_dir):
+    random = np.random.default_rng(0)
+    write_step(run_dir, 3)
+    whole = {kind: table_path(run_dir, kind, 3).read_bytes() for kind in (TURNS, TOKENS)}
+    for _ in range(30):
+        for kind, content in whole.items():
+            damaged = bytearray(content)
+            for place in random.integers(len(damaged), size=random.integers(0, 4)):
+                damaged[place] ^= 1 << int(random.integers(8))
+            table_path(run_dir, kind, 3).write_bytes(damaged)
+        assert "First and last values" in report(run_dir)
 
 
 def test_a_table_of_a_step_that_is_not_finished_waits(run_dir):

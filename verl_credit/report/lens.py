@@ -76,7 +76,9 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             continue
         with _told(problems, step):
             table = read_table(token_paths[step])
-            shown.append(_cut(replace(group, tokens=token_tables(table, number)), table))
+            cut = _cut(replace(group, tokens=token_tables(table, number)), table)
+            json.dumps(cut, allow_nan=False)  # a number that is none would cost the whole page
+            shown.append(cut)
             left -= group.shown_tokens
     return Lens(shown, list(dict.fromkeys(problems)))
 
@@ -88,7 +90,7 @@ def _told(problems: list[str], step: int) -> Iterator[None]:
         yield
     except DamagedTable as error:
         problems.append(f"{error}.")
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         problems.append(f"The tables of step {step} do not fit together: {type(error).__name__}: {error}.")
 
 

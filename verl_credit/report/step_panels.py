@@ -72,6 +72,7 @@ def _read(folder: Path, last_step: int) -> tuple[dict[int, dict[str, torch.Tenso
 
 
 def _quantiles(values: dict[int, dict[str, torch.Tensor]], name: str) -> tuple[Line, ...]:
+    values = {step: {name: found[name][found[name].isfinite()]} for step, found in values.items()}
     steps = [step for step, found in values.items() if len(found[name])]
     if not steps:
         return ()
