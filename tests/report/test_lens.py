@@ -210,7 +210,7 @@ def test_a_table_with_flipped_bytes_costs_no_page(run_dir):
     random = np.random.default_rng(0)
     write_step(run_dir, 3)
     whole = {kind: table_path(run_dir, kind, 3).read_bytes() for kind in (TURNS, TOKENS)}
-    for _ in range(30):
+    for _ in range(12):
         for kind, content in whole.items():
             damaged = bytearray(content)
             for place in random.integers(len(damaged), size=random.integers(0, 4)):
