@@ -16,7 +16,7 @@ from verl_credit.campaign.state import RunState, State
 from verl_credit.campaign.statistics import Mean
 from verl_credit.report.curves import curves_png, panel_data_uri
 from verl_credit.report.numbers import duration
-from verl_credit.report.page import clean
+from verl_credit.report.text import clean
 from verl_credit.report.write import REPORT
 from verl_credit.run.files import write_text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -45,13 +46,13 @@ def curves_png(panels: list[Panel]) -> bytes:
         return saved(figure, "png", dpi=110, metadata={"Software": None})
 
 
-def panel_data_uri(panel: Panel) -> str:
+def panel_data_uri(panel: Panel) -> Markup:
     """The panel as an SVG image inside a ``data:`` address: sharp at any size, and nothing to fetch."""
     with rc_context(STYLE):
         figure = Figure(figsize=(5.3, 3.2), layout="constrained")
         _draw(figure.add_subplot(), panel)
         image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii")
+    return Markup("data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii"))
 
 
 def _draw(axes, panel: Panel) -> int:

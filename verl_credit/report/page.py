@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
 
 from verl_credit.report.choose import choose, solved
 from verl_credit.report.colour import colour, limit
@@ -16,7 +15,7 @@ from verl_credit.report.numbers import percent, plain, signed
 from verl_credit.report.panels import Panel
 from verl_credit.report.run_data import Run
 from verl_credit.report.summary import ending, held_out_lines, held_out_rows, training_rows
-from verl_credit.report.text import STOPPED, clean, dialogue
+from verl_credit.report.text import STOPPED, bounded, dialogue
 from verl_credit.run.files import TRAJECTORIES, VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
@@ -44,7 +43,7 @@ def template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        finalize=clean,
+        finalize=bounded,
         undefined=StrictUndefined,
     )
     environment.filters |= {"dialogue": dialogue, "signed": signed, "plain": plain, "percent": percent}
@@ -65,7 +64,7 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         held_out_lines=held_out_lines(run),
         groups=[("Held-out questions", held_out_rows(run)), ("Training", training_rows(run))],
         panels=panels,
-        picture=lambda panel: Markup(panel_data_uri(panel)),
+        picture=panel_data_uri,
         lens=lens(run.folder, run.metrics[-1]["step"]),
         no_tables=NO_TABLES,
         chosen=chosen,

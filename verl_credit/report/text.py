@@ -36,15 +36,20 @@ _TAG = re.compile(r"&lt;/?(?:think|tool_call|tool_response|answer|search|informa
 
 
 def clean(value: object) -> str:
-    """Text that HTML can carry, of at most ``LONGEST`` characters. Markup stays as it is."""
+    """Text that HTML can carry; nothing is dropped. Markup stays as it is."""
+    return value if isinstance(value, Markup) else _SURROGATE.sub("\ufffd", str(value)).translate(_SHOWN)
+
+
+def bounded(value: object) -> str:
+    """The same, of at most ``LONGEST`` characters."""
     if isinstance(value, Markup):
         return value
     text = str(value)
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]} \u2026 ({len(text) - LONGEST:,} more characters)"
-    return _SURROGATE.sub("\ufffd", text).translate(_SHOWN)
+    return clean(text)
 
 
 def dialogue(text: str) -> Markup:
     """Escaped text in which the dialogue's own marks (``<think>``, ``<|im_end|>``) are set back."""
-    return Markup(_TAG.sub(r'<span class="mark">\g<0></span>', str(escape(clean(text)))))
+    return Markup(_TAG.sub(r'<span class="mark">\g<0></span>', str(escape(bounded(text)))))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
 from verl_credit.report.curves import panel_data_uri
 from verl_credit.report.numbers import percent, plain, seconds, signed
 from verl_credit.report.page import template
@@ -39,7 +37,7 @@ def two_runs(a: Run, b: Run, settings: Settings) -> str:
             for letter, run in (("A", a), ("B", b))
         ],
         panels=[panel for panel in panels if panel.lines],
-        picture=lambda panel: Markup(panel_data_uri(panel)),
+        picture=panel_data_uri,
         settings=settings,
         problems=[
             f"{letter}: {run.config_problem}." for letter, run in (("A", a), ("B", b)) if run.config_problem
