@@ -1,9 +1,11 @@
-"""`verl-credit report RUN`, `report --watch RUN`, `report A B`."""
+"""`verl-credit report RUN`, `report CAMPAIGN`, `report --watch RUN`, `report A B`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from verl_credit.campaign.record import RECORD
+from verl_credit.commands import campaign
 from verl_credit.errors import ConfigError, ExitCode, one_line, show_value
 from verl_credit.report import watch, write_report, write_two
 from verl_credit.run.progress import say_at_once
@@ -16,6 +18,11 @@ def report(folders: list[Path], follow: bool) -> int:
         at_most = "--watch takes one run" if follow else "expected one run, or two to compare"
         print(f"verl-credit report {named}: {at_most}")
         return ExitCode.PREFLIGHT
+    if (folders[0] / RECORD).exists() and len(folders) == 1:
+        if follow:
+            print(f"verl-credit report {named}: --watch takes a run, and this is a campaign's folder")
+            return ExitCode.PREFLIGHT
+        return campaign.report(named, None)
     try:
         if follow:
             watch(folders[0], say_at_once)

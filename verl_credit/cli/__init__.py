@@ -9,6 +9,7 @@ from typing import Literal
 from typer import Argument, Option, Typer
 from typer.core import TyperGroup
 
+from verl_credit.cli import campaign, lineage
 from verl_credit.errors import ExitCode
 
 
@@ -33,8 +34,8 @@ SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
 CONFIG_DIR = Option(None, help="folder with your own recipes")
 OVERRIDES = Argument((), help="Hydra overrides: key=value")
 JSON = Option(False, "--json", help="machine-readable")
-STORE = Option(Path("runs/lineage"), "--dir", help="folder of the trials (results.tsv)")
-LOWER = Option(None, "--lower-is-better/--higher-is-better", help="where results.jsonl does not say it")
+app.add_typer(lineage.app, name="lineage")
+app.add_typer(campaign.app, name="campaign")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -143,108 +144,14 @@ def prepare_check(
     return check_data(file, model, not no_search)
 
 
-@app.command(help="write report.html and curves.png of a run; of two runs, a page that compares them")
+@app.command(help="write the report of a run or a campaign; of two runs, a page that compares them")
 def report(
-    run_dir: list[Path] = Argument(help="a run's folder, or two"),
+    run_dir: list[Path] = Argument(help="the folder of a run, of two, or of a campaign"),
     watch: bool = Option(False, "--watch", help="write it anew while the run goes on"),
 ):
     from verl_credit.commands.report import report
 
     return report(run_dir, watch)
-
-
-@app.command("lineage show", help="the trials of a folder, as `train` writes them down")
-def lineage_show(folder: Path = STORE, as_json: bool = JSON):
-    from verl_credit.commands.lineage import show
-
-    return show(folder, as_json)
-
-
-@app.command("lineage best", help="the best trial that was kept")
-def lineage_best(folder: Path = STORE, lower_is_better: bool | None = LOWER, as_json: bool = JSON):
-    from verl_credit.commands.lineage import best
-
-    return best(folder, lower_is_better, as_json)
-
-
-@app.command("lineage chain", help="the trials that led to one")
-def lineage_chain(
-    exp_id: str | None = Argument(None, help="none: the best"),
-    folder: Path = STORE,
-    lower_is_better: bool | None = LOWER,
-    as_json: bool = JSON,
-):
-    from verl_credit.commands.lineage import chain
-
-    return chain(folder, exp_id, lower_is_better, as_json)
-
-
-@app.command("lineage diff", help="what a trial's snapshot changes")
-def lineage_diff(exp_id: str, other: str | None = Argument(None, help="or its parent"), folder: Path = STORE):
-    from verl_credit.commands.lineage import diff
-
-    return diff(folder, exp_id, other)
-
-
-@app.command("lineage render", help="write KNOWLEDGE.md, to be read before the next trial")
-def lineage_render(
-    folder: Path = STORE,
-    out: Path | None = Option(None, help="the file; none: KNOWLEDGE.md in the folder"),
-    specialist: str = Option("verl-credit", "--for", help="who reads it"),
-    top_k: int = Option(20, min=0, help="kept trials on the leaderboard"),
-    recent_n: int = Option(30, min=0, help="trials in the table of recent activity"),
-    last_m_full: int = Option(10, min=0, help="trials with their whole hypothesis"),
-    lower_is_better: bool | None = LOWER,
-):
-    from verl_credit.commands.lineage import render
-
-    return render(folder, lower_is_better, out, specialist, top_k, recent_n, last_m_full)
-
-
-@app.command("lineage export", help="send trials to MLflow, Weights & Biases, ..., by verl's loggers")
-def lineage_export(
-    exp_ids: list[str] = Argument((), help="none: all"),
-    to: list[str] = Option(help="a logger of verl's: wandb, mlflow, tensorboard, ...; repeatable"),
-    project: str = Option("lineage", help="where the tracker puts them"),
-    folder: Path = STORE,
-):
-    from verl_credit.commands.lineage import export
-
-    return export(folder, exp_ids, to, project)
-
-
-CAMPAIGN = Argument(help="a campaign's file, or a shipped one (turn_modes_lab)")
-CAMPAIGN_DIR = Option(None, "--dir", help="the campaign's folder; runs/campaigns/NAME where not given")
-
-
-@app.command(
-    "campaign run", help="run every condition with every seed; the same command goes on after a kill"
-)
-def campaign_run(
-    file: str = CAMPAIGN,
-    folder: Path | None = CAMPAIGN_DIR,
-    parallel: int = Option(1, parser=int, help="runs side by side, on CPUs"),
-    overrides: list[str] = Argument((), help="Hydra overrides for all runs: key=value"),
-):
-    from verl_credit.commands.campaign import run
-
-    return run(file, folder, parallel, overrides)
-
-
-@app.command("campaign status", help="how far the runs of a campaign are")
-def campaign_status(file: str = CAMPAIGN, folder: Path | None = CAMPAIGN_DIR):
-    from verl_credit.commands.campaign import status
-
-    return status(file, folder)
-
-
-@app.command(
-    "campaign report", help="write campaign.html: curves, differences with intervals, tests, verdicts"
-)
-def campaign_report(file: str = CAMPAIGN, folder: Path | None = CAMPAIGN_DIR):
-    from verl_credit.commands.campaign import report
-
-    return report(file, folder)
 
 
 @app.command(help="show the pipeline that a recipe with overrides would run")
@@ -323,7 +230,3 @@ def keys():
     from verl_credit.commands.keys_page import keys_page
 
     return _print(keys_page())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

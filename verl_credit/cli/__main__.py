@@ -1,0 +1,5 @@
+import sys
+
+from verl_credit.cli import main
+
+sys.exit(main())
