@@ -55,8 +55,8 @@ def test_the_factorial_is_the_papers(name, tmp_path):
 
 
 def test_what_the_files_say_about_pairs():
-    campaign, _ = read_campaign("turn_modes_lab")
+    campaign, _ = read_campaign("sepa_factorial_lab")
     assert len(campaign.blocks()) == 3 and fewest_pairs(len(campaign.pairs())) == 8
-    for name in ("sepa_schedule_lab", "sepa_schedule_full", "sepa_factorial_full"):
+    for name in ("turn_modes_lab", "sepa_schedule_lab", "sepa_schedule_full", "sepa_factorial_full"):
         campaign, _ = read_campaign(name)
         assert len(campaign.blocks()) >= fewest_pairs(len(campaign.pairs()))
