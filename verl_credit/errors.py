@@ -125,5 +125,9 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: a scheduler's time limit. It ends a run as Ctrl-C does."""
 
 
+class EvaluationOverrun(RuntimeError):
+    """An evaluation took longer than it may."""
+
+
 class IntegrityError(RuntimeError):
     """The run's numbers could not be trusted if it went on."""

@@ -17,18 +17,19 @@ def run(capsys, tmp_path, *overrides):
 
 
 def launches(monkeypatch):
-    """What stands for Ray; called with the error that it raises after some steps, and what the last evaluation found."""
+    """What stands for Ray; called with the error that it raises after some steps, a note that it leaves, and what the last
+    evaluation found."""
     from verl_credit.host.process import launch
 
-    def set_up(error=None, steps=2, limit=False, found=None):
+    def set_up(error=None, steps=2, note=None, found=None):
         def stand_in(config):
             folder = Path(config.run_dir)
             for step in range(1, steps + 1):
                 append_json(folder / METRICS, {"step": step})
             if found is not None:
                 append_json(folder / VALIDATION, {"step": steps, **found})
-            if limit:
-                events.record(folder, "max_hours", f"max_hours=1: step {steps} is the last")
+            if note is not None:
+                events.record(folder, *note)
             if error is not None:
                 raise error
 

@@ -86,7 +86,11 @@ def test_finished_trials_are_baseline_kept_or_discarded_and_know_what_they_were(
         ({"error": TooLargeError("room: 90 GiB")}, "size_blocked", "room: 90 GiB"),
         ({"error": KeyboardInterrupt()}, "harness_abort", "the next run goes on"),
         ({"error": Terminated()}, "train_budget_overrun", "the next run goes on"),
-        ({"limit": True}, "train_budget_overrun", "max_hours=1: step 2 is the last"),
+        (
+            {"note": (events.MAX_HOURS, "max_hours=1: step 2 is the last")},
+            "train_budget_overrun",
+            "max_hours=1: step 2 is the last",
+        ),
         ({}, "discard", "no held-out metric"),
     ],
 )
@@ -96,6 +100,14 @@ def test_every_other_end_has_its_label(ends_with, start, store, ending, status, 
     (trial,) = store.all_trials()
     assert trial.status == status and why in trial.notes and "2 of 5 steps" in trial.notes
     assert store.facts("a")["exit_code"] is not None and not store.unfinished()
+
+
+def test_an_evaluation_that_took_too_long_is_an_overrun_of_its_own(ends_with, start, store):
+    note = (events.EVALUATION_OVERRUN, "evaluation.max_hours=1: the evaluation after step 2 takes longer")
+    ends_with(ends_with.failed("EvaluationOverrun"), note=note)
+    assert start("a")[0] == ExitCode.FAILED
+    (trial,) = store.all_trials()
+    assert trial.status == "eval_budget_overrun" and "the evaluation after step 2 takes longer" in trial.notes
 
 
 def test_a_failure_of_a_worker_is_a_crash_and_keeps_what_it_reached(ends_with, start, store):

@@ -32,7 +32,7 @@ def started(monkeypatch):
     """What `train` would start: the configurations, and the commands of a sweep."""
     found = []
     monkeypatch.setattr(train, "_train", lambda config, *rest: found.append(config) or 0)
-    monkeypatch.setattr(sweep, "_run", lambda command: found.append(command) or 0)
+    monkeypatch.setattr(sweep, "run_child", lambda command: found.append(command) or 0)
     monkeypatch.setattr(doctor, "examine", lambda context, first: found.append(context.config) or first)
     return found
 

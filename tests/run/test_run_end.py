@@ -63,14 +63,14 @@ def test_sigterm_ends_as_an_interruption(tmp_path, capsys, ends_with, monkeypatc
 
 
 def test_done_and_the_time_limit_are_two_ends(tmp_path, capsys, ends_with):
-    ends_with(steps=2, limit=True)
+    ends_with(steps=2, note=(events.MAX_HOURS, "max_hours=1: step 2 is the last"))
     assert run(capsys, tmp_path, FIVE)[0] == 0
     assert last_end(tmp_path) == ["time limit", 0, 5, 2, "max_hours=1: step 2 is the last"]
     ends_with(steps=5)
     code, lines = run(capsys, tmp_path, FIVE)
     assert code == 0 and last_end(tmp_path) == ["done", 0, 5, 5, ""]
     assert any(line.endswith("  done, 5 of 5 steps done") for line in lines)
-    ends_with(steps=5, limit=True)  # the limit made the last step the last
+    ends_with(steps=5, note=(events.MAX_HOURS, "the last step is the last"))
     assert run(capsys, tmp_path, FIVE)[0] == 0 and last_end(tmp_path)[0] == "done"
 
 

@@ -33,6 +33,7 @@ _STATES = {
     Reason.DONE: State.DONE,
     Reason.NOTHING_LEFT: State.DONE,
     Reason.FAILED: State.FAILED,
+    Reason.EVALUATION_OVERRUN: State.FAILED,
     Reason.FAULT: State.FAILED,
     Reason.REFUSED: State.FAILED,
 }

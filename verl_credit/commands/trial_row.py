@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CONFIG = "config.yaml"
 LABELS = {
     Reason.TIME_LIMIT: FailureLabel.TRAIN_BUDGET_OVERRUN,
+    Reason.EVALUATION_OVERRUN: FailureLabel.EVAL_BUDGET_OVERRUN,
     Reason.FAILED: FailureLabel.CRASH,
     Reason.REFUSED: FailureLabel.PREFLIGHT_CRASH,
     Reason.FAULT: FailureLabel.DISQUALIFIED,

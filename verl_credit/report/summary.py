@@ -22,13 +22,14 @@ from verl_credit.run.turn_cuts import TURNS_CUT
 SAID = {
     Reason.DONE: "Done",
     Reason.TIME_LIMIT: "Ended at the time limit",
+    Reason.EVALUATION_OVERRUN: "An evaluation took longer than its limit",
     Reason.FAULT: "Stopped by a fault",
     Reason.FAILED: "Failed",
     Reason.REFUSED: "The last start was refused",
     Reason.INTERRUPTED: "Interrupted",
     Reason.KILLED: "Killed",
 }
-ERRORS = (Reason.FAULT, Reason.FAILED, Reason.REFUSED, Reason.KILLED)
+ERRORS = (Reason.EVALUATION_OVERRUN, Reason.FAULT, Reason.FAILED, Reason.REFUSED, Reason.KILLED)
 
 
 class Ending(NamedTuple):

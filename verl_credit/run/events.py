@@ -9,7 +9,7 @@ from pathlib import Path
 from verl_credit.errors import ExitCode
 from verl_credit.run.files import EVENTS, METRICS, DamagedFile, append_json, read_json_lines
 
-START, END, MAX_HOURS = "start", "end", "max_hours"
+START, END, MAX_HOURS, EVALUATION_OVERRUN = "start", "end", "max_hours", "evaluation_overrun"
 
 
 class Reason(StrEnum):
@@ -17,6 +17,7 @@ class Reason(StrEnum):
 
     DONE = "done"
     TIME_LIMIT = "time limit"
+    EVALUATION_OVERRUN = "evaluation over its time limit"
     NOTHING_LEFT = "finished before"
     FAULT = "stopped by a fault"
     FAILED = "failed"
@@ -54,12 +55,13 @@ def start(run_dir: Path, planned: int | None, command: str | None = None) -> Non
 
 
 def how(run_dir: Path, code: ExitCode, why: str, planned: int | None) -> tuple[Reason, str]:
-    """How a start ended, and why. Where ``max_hours`` ended the run, its note says why."""
-    reason = REASONS[code]
-    limits = [row["text"] for row in _last_start(run_dir) if row.get("kind") == MAX_HOURS]
-    if reason is Reason.DONE and limits and steps_done(run_dir) != planned:
-        reason, why = Reason.TIME_LIMIT, limits[-1]
-    return reason, why
+    """How a start ended, and why. Where a time limit ended the run, its note says why."""
+    notes = {row.get("kind"): row["text"] for row in _last_start(run_dir)}
+    if code == ExitCode.DONE and MAX_HOURS in notes and steps_done(run_dir) != planned:
+        return Reason.TIME_LIMIT, notes[MAX_HOURS]
+    if code == ExitCode.FAILED and EVALUATION_OVERRUN in notes:
+        return Reason.EVALUATION_OVERRUN, notes[EVALUATION_OVERRUN]
+    return REASONS[code], why
 
 
 def end(run_dir: Path, code: ExitCode, why: str, planned: int | None, **more) -> str:

@@ -72,6 +72,9 @@ class Evaluation(Section):
         Expected(f"a list of {list(EVALUATION_MODES)}, not empty"),
     ] = Field(default_factory=lambda: list(EVALUATION_MODES))
     """Held-out evaluation: greedy, sampled (T=1), or both."""
+    max_hours: Annotated[float, Field(ge=1e-3)] | None = None
+    """Hours that one evaluation may take, all modes together: a longer one ends the run after the batch at hand; null: no
+    limit."""
 
 
 class Lab(Section):

@@ -14,14 +14,15 @@ class EvaluationLoader:
     that greedy and sampled accuracy come from the same weights.
     """
 
-    def __init__(self, loader, mode: str) -> None:
-        self.loader, self.mode = loader, mode
+    def __init__(self, loader, mode: str, before_batch: Callable[[], None] = lambda: None) -> None:
+        self.loader, self.mode, self.before_batch = loader, mode, before_batch
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict]:
         for batch in self.loader:
+            self.before_batch()
             modes = np.empty(len(batch["raw_prompt"]), dtype=object)
             modes[:] = self.mode
             yield {**batch, "sampling": modes}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from verl_credit.errors import EvaluationOverrun
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.step.stops import check_evaluation_faults
+from verl_credit.run import events
 from verl_credit.run.files import VALIDATION, append_json, read_json_lines
 
 
@@ -20,18 +25,32 @@ class EvaluatingTrainer(PPOTrainerSync):
             if row["step"] == self.global_steps:
                 return {name: value for name, value in row.items() if name != "step"}
         loader, merged = self.val_dataloader, {}
+        in_time = self._limit_of_this_evaluation()
         rows = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         try:
             for mode in self.config.evaluation.modes:
                 self.watch.begin(rows)
-                self._evaluation_mode, self.val_dataloader = mode, EvaluationLoader(loader, mode)
+                self._evaluation_mode, self.val_dataloader = mode, EvaluationLoader(loader, mode, in_time)
                 merged |= super()._validate()
                 self.watch.settle(rows - len(self.watch.errors))
         finally:
             self.val_dataloader, self._evaluation_mode = loader, None
         check_evaluation_faults(merged, self.config.faults.max_tool_faults, self.config.search.url)
         append_json(self.run_dir / VALIDATION, {"step": self.global_steps, **merged})
+        in_time()
         return merged
+
+    def _limit_of_this_evaluation(self) -> Callable[[], None]:
+        """Raises EvaluationOverrun once the evaluation that begins now has taken ``evaluation.max_hours``."""
+        hours, began = self.config.evaluation.max_hours, time.monotonic()
+
+        def in_time() -> None:
+            if hours is not None and time.monotonic() - began > 3600 * hours:
+                text = f"evaluation.max_hours={hours:g}: the evaluation after step {self.global_steps} takes longer"
+                events.note(self.run_dir, events.EVALUATION_OVERRUN, text)
+                raise EvaluationOverrun(text)
+
+        return in_time
 
     def _val_metrics_update(
         self, data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts=None

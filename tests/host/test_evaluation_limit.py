@@ -1,0 +1,71 @@
+"""``evaluation.max_hours``: an evaluation that takes longer ends the run, and what it found until then is kept."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from kit.recipes import check
+from verl_credit.errors import EvaluationOverrun
+from verl_credit.host.step import held_out
+from verl_credit.run import events
+from verl_credit.run.files import EVENTS, VALIDATION, read_json_lines
+
+ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """Its evaluation reads every batch; a batch takes 36 minutes."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    trainer = object.__new__(held_out.EvaluatingTrainer)
+    trainer.batches = Counter()
+
+    def validate(self):
+        for batch in self.val_dataloader:
+            trainer.batches[batch["sampling"][0]] += 1
+            clock.now += 0.6 * 3600
+        return {f"val-aux/lab-{self._evaluation_mode}/em/mean@1": 0.5}
+
+    monkeypatch.setattr(held_out, "time", clock)
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    trainer.run_dir, trainer.global_steps, trainer.val_dataset, trainer.val_dataloader = (
+        tmp_path,
+        5,
+        [1] * 4,
+        ROWS,
+    )
+    trainer.watch = SimpleNamespace(begin=lambda rows: None, settle=lambda rows: None, errors=())
+    trainer.config = check()
+    OmegaConf.set_struct(trainer.config, False)
+    return trainer
+
+
+def test_a_longer_evaluation_ends_before_its_next_batch(trainer):
+    trainer.config.evaluation.max_hours = 1.5
+    with pytest.raises(
+        EvaluationOverrun, match=r"evaluation.max_hours=1.5: the evaluation after step 5 takes longer"
+    ):
+        trainer._validate()
+    assert trainer.batches == {"greedy": 2, "sampled": 1} and trainer.val_dataloader is ROWS
+    (note,) = read_json_lines(trainer.run_dir / EVENTS)
+    assert note["kind"] == events.EVALUATION_OVERRUN and not (trainer.run_dir / VALIDATION).exists()
+
+
+def test_one_that_ends_too_late_is_written_down_first(trainer):
+    trainer.config.evaluation.max_hours = 2.0
+    with pytest.raises(EvaluationOverrun):
+        trainer._validate()
+    (row,) = read_json_lines(trainer.run_dir / VALIDATION)
+    assert row["step"] == 5 and row["val-aux/lab-sampled/em/mean@1"] == 0.5
+    assert trainer._validate() == {
+        name: value for name, value in row.items() if name != "step"
+    }  # not made again
+
+
+@pytest.mark.parametrize("hours", [None, 3.0])
+def test_one_in_time_ends_nothing(trainer, hours):
+    trainer.config.evaluation.max_hours = hours
+    assert len(trainer._validate()) == 2 and not (trainer.run_dir / EVENTS).exists()
