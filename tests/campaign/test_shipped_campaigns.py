@@ -37,6 +37,7 @@ def test_only_the_mode_differs_between_turn_modes(name, tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sepa_factorial_lab", "sepa_factorial_full"])
 def test_the_factorial_is_the_papers(name, tmp_path):
     campaign, _ = read_campaign(name)

@@ -40,7 +40,7 @@ SETTINGS = [
     "algorithm.info_gain_warmup_steps=1",
 ]
 STRAIGHT = [
-    "trainer.total_training_steps=3",
+    "trainer.total_training_steps=2",
     "trainer.val_before_train=false",
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
@@ -152,8 +152,8 @@ def assert_same_losses(one_rank, name, *overrides, environment=None):
     )  # fmt: skip
     assert code == 0, output
     rows = read_json_lines(run_dir / METRICS)
-    assert [row["step"] for row in rows] == [1, 2, 3] and any(row["actor/grad_norm"] > 0 for row in rows)
-    for ours, expected in zip(rows, one_rank.rows, strict=True):
+    assert [row["step"] for row in rows] == [1, 2] and any(row["actor/grad_norm"] > 0 for row in rows)
+    for ours, expected in zip(rows, one_rank.rows[:2], strict=True):
         gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
         for key in (*SAME, *gain):
             assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)

@@ -64,14 +64,14 @@ def metrics(run_dir):
 
 @pytest.fixture(scope="module")
 def straight(world, tmp_path_factory):
-    """(run, folder) of a run whose retriever dies after three steps."""
+    """(run, folder) of a run whose retriever dies after two steps."""
     root = tmp_path_factory.mktemp("runs")
     with start_server(
         world.root / "index", world.root / "encoder", log_path=root / "retriever.log"
     ) as server:
         arguments = settings(world, server.url, root / "straight", "trainer.total_training_steps=50")
         run = TrainRun(root / "straight.log", *arguments, "trainer.max_actor_ckpt_to_keep=9")
-        run.wait_for("step   3/50")
+        run.wait_for("step   2/50")
         server.stop()
         run.wait()
     run.url = server.url
@@ -112,20 +112,20 @@ def test_a_lost_retriever_stops_the_run(straight):
 
 
 def test_a_resume_repeats_the_steps(world, retriever, straight, tmp_path):
-    """A copy of the run as it was after its second checkpoint, had it been killed in the third step."""
+    """A copy of the run as it was after its first checkpoint, had it been killed in the second step."""
     _, folder = straight
     resumed = Path(shutil.copytree(folder, tmp_path / "resumed"))
     for checkpoint in resumed.glob("checkpoints/global_step_*"):
-        if int(checkpoint.name.rpartition("_")[2]) > 2:
+        if int(checkpoint.name.rpartition("_")[2]) > 1:
             shutil.rmtree(checkpoint)
-    (resumed / "checkpoints" / TRACKER).write_text("2")
+    (resumed / "checkpoints" / TRACKER).write_text("1")
     code, output = train(
-        tmp_path / "log", *settings(world, retriever.url, resumed, "trainer.total_training_steps=3")
+        tmp_path / "log", *settings(world, retriever.url, resumed, "trainer.total_training_steps=2")
     )
     assert code == 0, output
-    assert "resume: exact, from step 2" in output
-    assert [row["step"] for row in metrics(resumed)] == [1, 2, 3]
-    expected, found = metrics(folder)[2], metrics(resumed)[2]
+    assert "resume: exact, from step 1" in output
+    assert [row["step"] for row in metrics(resumed)] == [1, 2]
+    expected, found = metrics(folder)[1], metrics(resumed)[1]
     for name in (
         "actor/pg_loss",
         "actor/grad_norm",
