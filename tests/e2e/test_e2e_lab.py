@@ -193,7 +193,7 @@ def cluster(tmp_path):
         yield f"127.0.0.1:{port}"
     finally:
         for node in reversed(nodes):
-            os.killpg(node.pid, signal.SIGTERM)
+            os.killpg(node.pid, signal.SIGKILL)  # asked to end, a node waits half a minute for its workers
         for node in nodes:
             node.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)

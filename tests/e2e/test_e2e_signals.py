@@ -33,7 +33,7 @@ def plus_reward(tables, *, share=0.5):
     return advantage_B_K + share * (tables.reward_B_K - tables.reward_B_K.mean()), outcome_B, scale_B_K
 
 
-plus_reward.reads = ("anchors",)
+plus_reward.reads = ("rewards", "groups", "gains", "anchors")
 '''
 SCHEMA = {
     "type": "function",

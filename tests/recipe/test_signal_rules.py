@@ -32,6 +32,14 @@ def fails(group):
     return 1 / 0
 
 
+def outcomes_alone(tables):
+    outcome_B = tables.outcome_advantage("grpo")
+    return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+
+outcomes_alone.reads = ("rewards", "groups")
+
+
 def signals(*overrides):
     return CreditSettings.from_config(check(*overrides)).turn_signals
 
@@ -66,6 +74,7 @@ def test_a_judge_is_bound_but_not_called():
         ([f"{SIGNAL}=column:"], SIGNAL, "column:NAME"),
         ([f"{SIGNAL}=tool_reward"], SIGNAL, "the search gives no reward"),
         ([f"{SIGNAL}=tool_reward", f"{MODE}=none"], SIGNAL, "reads no turn rewards"),
+        ([f"{SIGNAL}=info_gain", f"{MODE}={HERE}.outcomes_alone"], SIGNAL, '"gains" among them'),
         ([f"{SIGNAL}=none"], SIGNAL, "has none to compare"),
         ([f"{SIGNAL}=info_gain", f"{SEVERAL}={{info_gain:1}}"], SIGNAL, "set one of the two"),
         ([f"{SEVERAL}={{info_gain:0}}"], SEVERAL, "weights other than 0"),

@@ -42,6 +42,8 @@ def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
     given = name not in ("auto", "none") or several is not None
     if given and not algorithm.takes_turn_rewards:
         use = "that mode reads no turn rewards, so that this key would do nothing; leave it out, or use another mode"
+        if is_path(algorithm.info_gain_norm_mode):
+            use += ' (one of your own that reads them and declares `reads` has "gains" among them)'
         raise ConfigError.of(config, SIGNAL if several is None else SEVERAL, MODE, accepted=use)
     if several is not None and name != "auto":
         use = "set one of the two; the other has every signal with its weight"
