@@ -17,6 +17,7 @@ from verl_credit.campaign.state import State, states
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.run.lock import run_lock
 
+pytestmark = pytest.mark.slow  # each composes a campaign's conditions several times
 FIRST, SECOND = ["grpo/seed-1", "joint/seed-1"], ["grpo/seed-2", "joint/seed-2"]
 
 

@@ -123,6 +123,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_told_to_stop_is_given_the_time_it_needs(tmp_path, number):
     file, pid = tmp_path / "left", tmp_path / "left.pid"

@@ -40,6 +40,7 @@ MISTYPED = [  # (what stands in the file, the key, the key that it was taken for
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line, key, meant", MISTYPED)
 def test_a_mistyped_key_in_a_file_is_refused(line, key, meant, tmp_path):
     copied = (recipes_folder() / "search_cpu.yaml").read_text()

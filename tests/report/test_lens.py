@@ -87,6 +87,7 @@ def test_a_gain_of_zero_gained_nothing(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform_mode", ["none", "gtpo_sepa_hicra"])
 def test_every_switch_shows_what_the_library_gives(tmp_path, transform_mode):
     write_step(tmp_path, transform_mode=transform_mode, reject=[1])
