@@ -16,7 +16,7 @@ CASES ?= 2000
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-slow test-e2e test-browser test-vllm fuzz docs gpu-evidence lint install clean
+.PHONY: demo test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz docs gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -30,10 +30,14 @@ demo: install
 	# 3: the run in $(RUN_DIR) is finished; its report is there
 	$(BIN)/verl-credit train --config-name lab run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
 
-test: lint docs test-fast test-slow test-e2e
+test: lint docs test-fast test-long
 
 test-fast: install
 	$(BIN)/python -m pytest -m "not e2e and not slow" -n logical --maxprocesses 8 --dist worksteal
+
+# Together, so that no core waits for the last test of either; at most four runs of Ray at a time.
+test-long: install
+	$(BIN)/python -m pytest -m "slow or e2e" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 8 --dist loadfile

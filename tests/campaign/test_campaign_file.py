@@ -6,7 +6,6 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from verl_credit.campaign import design
 from verl_credit.campaign.design import composed, overrides_of, planned
 from verl_credit.campaign.file import parse, read_campaign
 from verl_credit.errors import ConfigError
@@ -133,14 +132,11 @@ def test_a_runs_overrides_are_read_back_by_hydra(tmp_path):
     assert config.run_dir == str(folder / "separate/seed-2-world-3")
 
 
-def test_a_run_says_which_trial_it_is(tmp_path, monkeypatch):
+def test_a_run_says_which_trial_it_is(tmp_path):
     odd = campaign(
         hypothesis="it's \\ more,\n 'really'=1 ", expected_delta="+0.5 pp", overrides=["lineage.dir=mine"]
     )
     run = planned(odd)[0]
-    monkeypatch.setattr(design, "defaults_tree", lambda: {})
-    assert not any("lineage." in text for text in overrides_of(odd, run, tmp_path)[1:])
-    monkeypatch.setattr(design, "defaults_tree", lambda: {"lineage": {}})
     parsed = OverridesParser.create().parse_overrides(overrides_of(odd, run, tmp_path))
     values = {one.key_or_group: one.value() for one in parsed}  # the last of two counts, as in Hydra
     values = {key: getattr(value, "text", value) for key, value in values.items()}

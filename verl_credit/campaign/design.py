@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_credit.campaign.child import in_folder, quoted
 from verl_credit.campaign.file import Campaign
-from verl_credit.config.keys import defaults_tree
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.required import missing_line
@@ -52,9 +51,7 @@ def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]
 
 
 def of_trial(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
-    """What the run's row in the table of trials says, where runs write one; the campaign's own overrides win."""
-    if LINEAGE not in defaults_tree():
-        return []
+    """What the run's row in the table of trials says; the campaign's own overrides win."""
     said = {
         "dir": str(folder / LINEAGE),
         "exp_id": f"{campaign.name}-{run.folder.replace('/', '-')}",
