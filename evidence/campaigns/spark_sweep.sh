@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Six trials of the lab, one after the other, as one would try them night by night: what each tries is written down before it starts.
+# Six trials of the lab, 20 steps each, as one would try them night by night: what each tries is written down before it starts.
 #   bash evidence/campaigns/spark_sweep.sh runs/spark_sweep
 # A trial that has ended with a row is not repeated; the table becomes KNOWLEDGE.md at the end.
 set -uo pipefail
@@ -10,7 +10,7 @@ trial() { # name, hypothesis, expected change, overrides
   local name=$1 hypothesis=$2 expected=$3
   shift 3
   if [ -f "$dir/lineage/results.tsv" ] && cut -f1 "$dir/lineage/results.tsv" | grep -qx "$name"; then return; fi
-  "$command" train --config-name lab "run_dir=$dir/$name" trainer.test_freq=10 \
+  "$command" train --config-name lab "run_dir=$dir/$name" trainer.total_training_steps=20 trainer.test_freq=10 \
     "lineage.hypothesis='$hypothesis'" "lineage.expected_delta='$expected'" "$@"
 }
 
