@@ -35,9 +35,9 @@ test: lint docs test-fast test-long
 test-fast: install
 	$(BIN)/python -m pytest -m "not e2e and not slow" -n logical --maxprocesses 8 --dist worksteal
 
-# Together, so that no core waits for the last test of either; at most four runs of Ray at a time.
+# Together and in the order of the folders, so that no core waits for a long run at the end; at most four runs of Ray at a time.
 test-long: install
-	$(BIN)/python -m pytest -m "slow or e2e" -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "slow or e2e" -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 8 --dist loadfile
