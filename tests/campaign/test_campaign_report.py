@@ -185,6 +185,7 @@ def test_text_is_escaped(campaign):
     (folder / "grpo/seed-1/events.jsonl").write_text('{"kind": "start"}\n' + json.dumps(end) + "\n")
     found = page(folder)  # its parser refuses scripts
     assert "<script>alert(1)</script> ␛[31m & more" in found.text and "<b>x␀" in found.text
+    assert "default-src 'none'; img-src data:" in (folder / "campaign.html").read_text()
 
 
 def test_the_same_runs_give_the_same_page(campaign):
