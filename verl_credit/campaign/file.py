@@ -6,14 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from yaml import YAMLError
+from pydantic import BaseModel, ConfigDict, Field
 
-from verl_credit.errors import ConfigError, did_you_mean, one_line
+from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.recipe.compose import recipes_folder
-from verl_credit.recipe.unreadable import not_yaml
+from verl_credit.recipe.declared import declared, read_tree
 from verl_credit.search.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
@@ -105,15 +102,7 @@ class Campaign(_Part):
 def read_campaign(name: str) -> tuple[Campaign, Path]:
     """A file, or a shipped campaign by name, and where it stands. Errors: ConfigError names file, key and value."""
     path = find_campaign(name)
-    try:
-        tree = OmegaConf.to_container(
-            OmegaConf.load(path), resolve=False
-        )  # safe, and refuses a key that stands twice
-    except YAMLError as error:
-        raise not_yaml(error) from error
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {one_line(str(error))}") from error
-    campaign = parse(tree, str(path))
+    campaign = parse(read_tree(path), str(path))
     if campaign.config_dir is not None:
         campaign = campaign.model_copy(
             update={"config_dir": str((path.parent / campaign.config_dir).resolve())}
@@ -134,47 +123,9 @@ def find_campaign(name: str) -> Path:
 
 def parse(tree: Any, source: str) -> Campaign:
     """``source``: what messages call the file."""
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(Campaign.model_fields)}")
-    try:
-        campaign = Campaign.model_validate(tree)
-    except ValidationError as error:
-        errors = sorted(
-            error.errors(), key=lambda one: one["type"] != "extra_forbidden"
-        )  # a typo explains what is missing
-        raise _refusal(tree, source, errors[0]) from None
+    campaign = declared(Campaign, tree, source)
     _consistent(campaign, source)
     return campaign
-
-
-def _refusal(tree: dict, source: str, error: dict) -> ConfigError:
-    """FILE: KEY=VALUE: what is wrong; expected is ..."""
-    path = [part for part in error["loc"] if part != "[key]"]
-    model: Any = Campaign
-    value: Any = tree
-    told, right = [], ""
-    for part in path:
-        field = model.model_fields.get(part) if model is not None else None
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            if field is None and model is None:
-                continue  # which branch of a union pydantic tried
-        told.append(str(part))
-        if error["type"] == "extra_forbidden" and part == path[-1] and model is not None:
-            names = list(model.model_fields)
-            where = f"{source}: unknown key {'.'.join(told)}{did_you_mean(part, names)}"
-            return ConfigError(
-                f"{where}: accepted are {', '.join(names)}", key=".".join(told), accepted=names
-            )
-        right = field.description if field is not None else right
-        kind = field.annotation if field is not None else None
-        model = kind if isinstance(kind, type) and issubclass(kind, _Part) else None
-    key = ".".join(told)
-    if error["type"] == "missing":
-        return ConfigError(f"{source}: {key} is missing: expected {right}", key=key)
-    shown = redact_value(key, value)
-    return ConfigError(f"{source}: {key}={shown!r}: expected {right}", key=key, value=shown)
 
 
 def _consistent(campaign: Campaign, source: str) -> None:
