@@ -14,20 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from verl_credit.probe.returns import places
-
-
-@dataclass(frozen=True)
-class BaselineSettings:
-    """``estimator.baseline`` of a probe's configuration."""
-
-    mode: str = "residual_mu"
-    fit: str = "leave_one_out"
-    """which rollouts a mean is made of: leave_one_out (all other prompts) or previous (an EMA over the prompts before)"""
-    ema_decay: float = 0.9
-    """weight of the old mean: mu <- ema_decay * mu + (1 - ema_decay) * mean of one prompt"""
-    ridge_lambda: float = 1e-3
-    folds: int = 5
-    """of the regression: prompts are divided into so many parts, each predicted by a fit to the others"""
+from verl_credit.probe.settings import BaselineSettings
 
 
 @dataclass(frozen=True)

@@ -10,34 +10,14 @@ unbiased. The second sum, the pathwise term, belongs to the gradient: without it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from verl_credit.probe.baselines import BaselineSettings, Targets, baseline
+from verl_credit.probe.baselines import Targets, baseline
 from verl_credit.probe.policy import Tokens
 from verl_credit.probe.returns import prompt_numbers, returns_to_go
-
-PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
-ESTIMANDS = {
-    PER_SEQUENCE: "E[Σ H], nats per rollout",
-    PER_SEQUENCE_MEAN: "E[Σ H / T], the mean over rollouts of their mean entropy, nats",
-    PER_TOKEN: "E[Σ H] / E[T], nats per token, as training reports it",
-}
-
-
-@dataclass(frozen=True)
-class EstimatorSettings:
-    """``estimator`` and ``generation.rb_requires_grad`` of a probe's configuration."""
-
-    x_estimator_mode: str = "rb_residual"
-    estimand: str = PER_TOKEN
-    baseline: BaselineSettings = field(default_factory=BaselineSettings)
-    rb_requires_grad: bool = True
-
-    @property
-    def biased(self) -> bool:
-        return self.x_estimator_mode == "rb_residual" and not self.rb_requires_grad
+from verl_credit.probe.settings import PER_SEQUENCE_MEAN, PER_TOKEN, BaselineSettings, EstimatorSettings
 
 
 @dataclass(frozen=True)
@@ -98,11 +78,14 @@ def entropy_gradient(
     group_B: torch.Tensor,
     settings: EstimatorSettings,
     features_B_T_F: torch.Tensor | None = None,
+    *,
+    pathwise: bool = True,
 ) -> EntropyGradient:
     """The weights of X from log-probs and entropies at the sampling parameters, all rows at once.
 
     Nothing here depends on micro-batches: weights are made from the whole batch before any backward pass (the released code
     made them per micro-batch and multiplied by its prompts, defect E5). A row without a written token has weight 0.
+    ``pathwise=False`` leaves ∇H out, which biases the estimate.
     """
     prompt_B, n_prompts = prompt_numbers(group_B)
     tokens_B = written_B_T.sum(1).double()
@@ -111,7 +94,7 @@ def entropy_gradient(
     entropy_B, numerator, length = make(seen, where, settings)
     if settings.estimand != PER_TOKEN:
         length = None
-    if settings.biased:
+    if not pathwise:
         numerator = replace(numerator, path_B_T=torch.zeros_like(numerator.path_B_T))
     return EntropyGradient(
         entropy_B=entropy_B,

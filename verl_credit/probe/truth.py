@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.probe.entropy_gradient import PER_SEQUENCE_MEAN, PER_TOKEN
 from verl_credit.probe.policy import Tokens
 from verl_credit.probe.returns import mean_by_prompt, prompt_numbers
+from verl_credit.probe.settings import PER_SEQUENCE_MEAN, PER_TOKEN
 
 LOG_WEIGHT_LIMIT = 10.0
 

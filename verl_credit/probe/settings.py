@@ -1,0 +1,143 @@
+"""What a probe's file may hold: every key once, with its default and what it does (docs/probe.md prints them)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
+ESTIMANDS = {
+    PER_SEQUENCE: "E[Σ H], nats per rollout",
+    PER_SEQUENCE_MEAN: "E[Σ H / T], the mean over rollouts of their mean entropy, nats",
+    PER_TOKEN: "E[Σ H] / E[T], nats per token, as training reports it",
+}
+Count = Annotated[int, Field(ge=1)]
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class BaselineSettings(_Part):
+    """``estimator.baseline``"""
+
+    mode: Literal["none", "constant", "residual_mu", "regression"] = "residual_mu"
+    """none (b_j = H_j), constant, residual_mu (one mean per place) or regression (ridge on seven features of the state)"""
+    fit: Literal["leave_one_out", "previous"] = "leave_one_out"
+    """what constant and residual_mu are means of: leave_one_out (all other prompts) or previous (an EMA of those before)"""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """weight of the old mean, in [0, 1): mu <- ema_decay * mu + (1 - ema_decay) * mean of one prompt; with fit=previous"""
+    ridge_lambda: Above0 = 1e-3
+    """of the regression, a number above 0: per sample, on standardised features"""
+    folds: Annotated[int, Field(ge=2)] = 5
+    """of the regression, at least 2: prompts are divided into so many parts, each predicted by a fit to the others"""
+
+
+class EstimatorSettings(_Part):
+    """``estimator``"""
+
+    x_estimator_mode: Literal["naive", "rb_residual"] = "rb_residual"
+    """naive (-log q of the sampled tokens) or rb_residual (the entropy of every state, with a baseline)"""
+    estimand: Literal["per_sequence", "per_sequence_mean", "per_token"] | None = None
+    """per_sequence, per_sequence_mean or per_token; null: what rb_normalize_by_length says, else per_token"""
+    rb_normalize_by_length: bool | None = None
+    """the founding plan's switch: true is estimand=per_sequence_mean, false is per_sequence; null with estimand"""
+    baseline: BaselineSettings = Field(default_factory=BaselineSettings)
+    """a mapping with mode, fit, ema_decay, ridge_lambda, folds"""
+
+    @model_validator(mode="after")
+    def _one_estimand(self) -> EstimatorSettings:
+        chosen = {None: None, True: PER_SEQUENCE_MEAN, False: PER_SEQUENCE}[self.rb_normalize_by_length]
+        if chosen and self.estimand not in (None, chosen):
+            raise ValueError(
+                f"estimand={self.estimand} with rb_normalize_by_length={str(self.rb_normalize_by_length).lower()}, "
+                f"which means {chosen}: give one of the two"
+            )
+        object.__setattr__(self, "estimand", chosen or self.estimand or PER_TOKEN)
+        return self
+
+
+class GenerationSettings(_Part):
+    """``generation``"""
+
+    rb_requires_grad: bool = True
+    """true: the pathwise term Σ ∇H_k is part of rb_residual; false leaves it out, for comparison, and X is biased"""
+    source: Literal["run", "stored"] = "run"
+    """run: the run's own engine samples new rollouts from the checkpoint; stored: those that the run kept (keep_rollouts)"""
+
+
+class BatchSettings(_Part):
+    """``batch_config``"""
+
+    B_E: Count = 32
+    """a whole number of at least 1: prompts whose rollouts measure the entropy (2 for a standard error)"""
+    B_U: Count = 32
+    """a whole number of at least 1: prompts whose rollouts make the update; none of them is in E"""
+    seed: Annotated[int, Field(ge=0)] = 42
+    """a whole number of at least 0, of the division of prompts into E and U"""
+
+
+class UpdateSettings(_Part):
+    """``update``"""
+
+    step: Literal["adamw", "diagonal"] = "adamw"
+    """adamw: the exact step of the optimiser (momentum, decay, clipping); diagonal: the founding plan's P g alone"""
+    objective: Literal["credit", "outcome"] = "credit"
+    """credit: the run's own advantages and loss; outcome: reward minus the mean of its prompt, as in the founding plan"""
+    lr: Above0 | None = None
+    """learning rate, a number above 0; null: that of the checkpoint's optimiser"""
+
+
+class TruthSettings(_Part):
+    """``truth``"""
+
+    etas: Annotated[list[Above0], Field(min_length=2)] = Field(
+        default_factory=lambda: [round(10**x, 4) for x in (-0.5, -0.25, 0.0, 0.25, 0.5)]
+    )
+    """at least two numbers above 0: where the change is measured, in learning rates of the training; default: a decade around 1"""
+
+
+class RuntimeSettings(_Part):
+    """``runtime``"""
+
+    dtype: Literal["float64", "float32"] = "float64"
+    """of parameters and forward; softmax and entropy are always float64"""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N"""
+    micro_batch: Count = 16
+    """a whole number of at least 1: rollouts per forward; changes memory and time, never a result"""
+
+
+class ProbeSettings(_Part):
+    """A probe's file."""
+
+    estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
+    """a mapping: x_estimator_mode, estimand, rb_normalize_by_length, baseline"""
+    generation: GenerationSettings = Field(default_factory=GenerationSettings)
+    """a mapping: rb_requires_grad, source"""
+    batch_config: BatchSettings = Field(default_factory=BatchSettings)
+    """a mapping: B_E, B_U, seed"""
+    update: UpdateSettings = Field(default_factory=UpdateSettings)
+    """a mapping: step, objective, lr"""
+    truth: TruthSettings = Field(default_factory=TruthSettings)
+    """a mapping: etas"""
+    runtime: RuntimeSettings = Field(default_factory=RuntimeSettings)
+    """a mapping: dtype, device, micro_batch"""
+
+    def banner(self) -> str:
+        """What is in use, said before anything heavy starts."""
+        e, b = self.estimator, self.estimator.baseline
+        means = b.fit + (f", decay {b.ema_decay:g}" if b.fit == "previous" else "")
+        detail = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}.get(
+            b.mode, means
+        )
+        baseline = f"{b.mode} ({detail})" if e.x_estimator_mode == "rb_residual" else "leave one out"
+        said = f"X={e.x_estimator_mode} baseline={baseline} estimand={e.estimand}"
+        said += f" Y={self.update.step}/{self.update.objective}"
+        return said if self.unbiased else f"{said} WITHOUT the pathwise term: X is biased"
+
+    @property
+    def unbiased(self) -> bool:
+        return self.generation.rb_requires_grad or self.estimator.x_estimator_mode == "naive"
