@@ -25,6 +25,8 @@ class Rollouts:
     """int64, the prompt of the row"""
     outcome_B: torch.Tensor
     """float64, the reward of the whole rollout"""
+    trained_B_T: torch.Tensor | None = None
+    """bool, the written tokens that the loss counts; None: all of them"""
     advantage_B_T: torch.Tensor | None = None
     """float64, the run's own credit per token; None where the rollouts were stored without it"""
     log_prob_B_T: torch.Tensor | None = None
@@ -33,7 +35,7 @@ class Rollouts:
     def __post_init__(self) -> None:
         rows = len(self.prompt_ids)
         longest = max((len(ids) for ids in self.response_ids), default=0)
-        for name in ("written_B_T", "advantage_B_T", "log_prob_B_T"):
+        for name in ("written_B_T", "trained_B_T", "advantage_B_T", "log_prob_B_T"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (rows, longest):
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {(rows, longest)}")
@@ -48,6 +50,10 @@ class Rollouts:
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
+
+    @property
+    def trained(self) -> torch.Tensor:
+        return self.written_B_T if self.trained_B_T is None else self.trained_B_T & self.written_B_T
 
     @property
     def prompts(self) -> list[int]:

@@ -96,7 +96,7 @@ class TruthSettings(_Part):
     etas: Annotated[list[Above0], Field(min_length=2)] = Field(
         default_factory=lambda: [round(10**x, 4) for x in (-0.5, -0.25, 0.0, 0.25, 0.5)]
     )
-    """at least two numbers above 0: where the change is measured, in learning rates of the training; default: a decade around 1"""
+    """at least two numbers above 0: where the change is measured, in training learning rates; default: a decade around 1"""
 
 
 class RuntimeSettings(_Part):
