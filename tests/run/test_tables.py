@@ -5,11 +5,12 @@ import pyarrow.parquet as parquet
 import pytest
 
 from verl_credit.run.tables import (
+    ROLLOUTS,
     TOKENS,
     TURNS,
     TURNS_SCHEMA,
     DamagedTable,
-    drop_old_tokens,
+    drop_old,
     read_table,
     table_path,
     tables_of,
@@ -75,9 +76,9 @@ def test_token_tables_of_the_last_steps_are_kept(tmp_path):
     for step in range(1, 6):
         write_table(tmp_path, TURNS, step, turns(), PIPELINE)
         write_table(tmp_path, TOKENS, step, tokens(), PIPELINE)
-        drop_old_tokens(tmp_path, step, 2)
+        drop_old(tmp_path, TOKENS, step, 2)
     assert list(tables_of(tmp_path, TOKENS)) == [4, 5] and list(tables_of(tmp_path, TURNS)) == [1, 2, 3, 4, 5]
-    drop_old_tokens(tmp_path, 3, 2)  # a resume: what is later is made again
+    drop_old(tmp_path, TOKENS, 3, 2)  # a resume: what is later is made again
     assert list(tables_of(tmp_path, TOKENS)) == [4, 5]
 
 
@@ -146,3 +147,26 @@ def test_the_disk_that_tables_take_is_bounded(tmp_path):
     for name in ("log_prob", "entropy", "uncertainty", "pooled_uncertainty", "weight", "advantage"):
         columns[name] = [[rng.random() for _ in range(2000)] for _ in range(8)]
     assert write_table(tmp_path, TOKENS, 1, columns, PIPELINE).stat().st_size < 35 * 16000
+
+
+def test_rollouts_take_at_most_the_disk_that_is_stated(tmp_path):
+    """40 bytes a token, with a reference, importance weights, and nothing that repeats."""
+    import random
+
+    rng, n = random.Random(0), 2000
+    numbers = ("advantage", "old_log_prob", "entropy", "clip_scale", "ref_log_prob", "rollout_is_weight")
+    columns = {name: [[rng.random() for _ in range(n)] for _ in range(8)] for name in numbers}
+    columns |= {
+        name: [[rng.random() < 0.7 for _ in range(n)] for _ in range(8)] for name in ("written", "trained")
+    }
+    columns |= {
+        "turn": [[i // 500 for i in range(n)]] * 8,
+        "prompt_ids": [[1, 2, 3]] * 8,
+        "outcome": [1.0] * 8,
+    }
+    columns |= {"response_ids": [[rng.randrange(150_000) for _ in range(n)] for _ in range(8)]}
+    columns |= {"uid": ["a"] * 8, "group": [0] * 8, "row": list(range(8))}
+    path = write_table(tmp_path, ROLLOUTS, 12, columns, {})
+    assert path.name == "rollouts_000012.parquet" and path.stat().st_size < 40 * 8 * n
+    read = read_table(path).columns
+    assert read["response_ids"] == columns["response_ids"] and read["written"] == columns["written"]

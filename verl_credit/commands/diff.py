@@ -26,7 +26,7 @@ ACTOR = "actor_rollout_ref.actor."
 GROUPS = (
     ("paths and logging", (
         "run_dir", "lab.dir", "lab.index", "search.url", "sample_trajectories", "keep_token_tables",
-        "credit_preset", "credit_overrides",
+        "keep_rollouts", "credit_preset", "credit_overrides",
         "lineage.", "trainer.logger", "trainer.default_local_dir",
         "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir",
         "trainer.default_hdfs_dir", "global_profiler.", "*.save_path", "*.served_model_name",

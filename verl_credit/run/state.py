@@ -23,6 +23,7 @@ FREE = (
     "run_dir",
     "sample_trajectories",
     "keep_token_tables",
+    "keep_rollouts",
     "poll_interval_s",
     "max_hours",
     "hardware.",

@@ -1,9 +1,11 @@
-"""Credit as it was given, a file per step: `tables/turns_000012.parquet` of all rows, `tokens_000012.parquet` of a few.
+"""Credit as it was given, a file per step: `tables/turns_000012.parquet` of all rows, `tokens_000012.parquet` of a few, and
+`rollouts_000012.parquet`, what the update of the step read.
 
 A turns file has a line per turn, at most 40 bytes on disk. A tokens file has a line per rollout, with lists over the tokens
-that the policy wrote, at most 35 bytes a token. Both carry, as JSON, the pipeline that made them, so that a report can make
-the same credit again. A file is written under another name and then renamed: a reader finds it whole or not at all, and a
-step that is made again replaces its own.
+that the policy wrote, at most 35 bytes a token. A rollouts file has a line per rollout, with lists over the tokens of the
+response. All carry, as JSON, the settings that made them, so that a report can make the same credit again, and a probe the
+same update. A file is written under another name and then renamed: a reader finds it whole or not at all, and a step that is
+made again replaces its own.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-TABLES, TURNS, TOKENS = "tables", "turns", "tokens"
+TABLES, TURNS, TOKENS, ROLLOUTS = "tables", "turns", "tokens", "rollouts"
 _PIPELINE, _VERSION = b"verl_credit", 1
-_NAME = re.compile(r"(turns|tokens)_(\d{6,})\.parquet")
+_NAME = re.compile(r"(turns|tokens|rollouts)_(\d{6,})\.parquet")
 
 TURNS_SCHEMA = pa.schema(
     [
@@ -63,7 +65,26 @@ TOKENS_SCHEMA = pa.schema(
         ("advantage", _FLOATS),
     ]
 )
-_SCHEMAS = {TURNS: TURNS_SCHEMA, TOKENS: TOKENS_SCHEMA}
+ROLLOUTS_SCHEMA = pa.schema(
+    [
+        ("uid", pa.string()),  # of the prompt
+        ("group", pa.int32()),
+        ("row", pa.int32()),  # its place in the batch of the update, in which other rows stand too
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("response_ids", pa.list_(pa.int32())),  # observations included; every list below is as long
+        ("written", pa.list_(pa.bool_())),  # by the policy
+        ("trained", pa.list_(pa.bool_())),  # False also: rejected by rollout correction
+        ("turn", pa.list_(pa.int16())),  # -1: not the policy's token
+        ("outcome", pa.float64()),
+        ("advantage", _FLOATS),
+        ("old_log_prob", _FLOATS),
+        ("entropy", _FLOATS),  # null: not computed (rollout_correction.bypass_mode)
+        ("clip_scale", _FLOATS),
+        ("ref_log_prob", _FLOATS),  # null: no reference policy
+        ("rollout_is_weight", _FLOATS),  # null: the update has none
+    ]
+)
+_SCHEMAS = {TURNS: TURNS_SCHEMA, TOKENS: TOKENS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA}
 
 
 class DamagedTable(ValueError):
@@ -72,7 +93,7 @@ class DamagedTable(ValueError):
 
 @dataclass(frozen=True)
 class StepTable:
-    """``lines`` as the schema has them, by column; ``pipeline``: the settings that made the credit."""
+    """``lines`` as the schema has them, by column; ``pipeline``: the settings that made the credit, or the update."""
 
     step: int
     columns: dict[str, list]
@@ -125,8 +146,8 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
         raise DamagedTable(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
-def drop_old_tokens(run_dir: Path, step: int, keep: int) -> None:
-    """Remove the token tables of steps up to ``step - keep``."""
-    for old, path in tables_of(run_dir, TOKENS).items():
+def drop_old(run_dir: Path, kind: str, step: int, keep: int) -> None:
+    """Remove the tables of steps up to ``step - keep``."""
+    for old, path in tables_of(run_dir, kind).items():
         if old <= step - keep:
             path.unlink(missing_ok=True)

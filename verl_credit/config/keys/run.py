@@ -40,6 +40,8 @@ class Run(Section):
     """Sample trajectories written per step, for the report."""
     keep_token_tables: Annotated[int, Field(ge=0)] = 10
     """Last steps whose sampled groups are kept token by token, for the report; 0: none. Turn tables are all kept."""
+    keep_rollouts: Annotated[int, Field(ge=0)] = 0
+    """Last steps whose rollouts are kept as the update read them, for the entropy probe; 0: none."""
     poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
     """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None

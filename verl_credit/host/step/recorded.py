@@ -1,4 +1,4 @@
-"""What a run writes down: a line of metrics per step, checkpoints with our state, and the last step of ``max_hours``."""
+"""What a run writes down: metrics and rollouts of a step, checkpoints with our state, and the last step of ``max_hours``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ray
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.run import events
 from verl_credit.run.files import (
@@ -23,7 +24,7 @@ from verl_credit.run.time_limit import TimeLimit
 
 
 class RecordedTrainer(PPOTrainerSync):
-    """Expects ``run_dir`` and ``controller`` (SEPA's, or None) of the class that it is part of."""
+    """Expects ``run_dir``, ``controller`` (SEPA's, or None) and ``_turns`` (of the step) of the class that it is part of."""
 
     def __init__(self, config):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
@@ -36,6 +37,7 @@ class RecordedTrainer(PPOTrainerSync):
         return self._shortened_from or self.total_training_steps
 
     def _update_actor(self, batch, metrics):
+        keep_rollouts(self, batch)
         batch = super()._update_actor(batch, metrics)
         self._metrics_so_far = metrics  # for the checkpoint: verl saves before it has all of them
         return batch

@@ -15,7 +15,7 @@ from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.planning import pieces_of, planning_detector
 from verl_credit.host.step.token_stage import TokenInputs
 from verl_credit.reward.qa import gold_answers
-from verl_credit.run.tables import TOKENS, TURNS, drop_old_tokens, write_table
+from verl_credit.run.tables import TOKENS, TURNS, drop_old, write_table
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.signals import turn_texts
 
@@ -47,7 +47,7 @@ def keep_tables(trainer, batch, step: TurnStep) -> None:
             trainer.tokenizer,
         )
         write_table(run_dir, TOKENS, number, columns, about)
-    drop_old_tokens(run_dir, number, config.keep_token_tables)
+    drop_old(run_dir, TOKENS, number, config.keep_token_tables)
 
 
 def pipeline(step: TurnStep) -> dict:

@@ -1,0 +1,147 @@
+"""`keep_rollouts`: what the update of a step read, token by token, and what a probe reads of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from kit.credit_tables import GROUPS, OUTCOMES, ROWS, credited_step, tokenizer
+from kit.recipes import load_config
+from kit.turn_rows import lost_row
+from verl_credit.host.step import store
+from verl_credit.host.step.recorded import RecordedTrainer
+from verl_credit.host.step.rollouts import keep_rollouts
+from verl_credit.names import CLIP_SCALE
+from verl_credit.run.tables import ROLLOUTS, read_table, table_path, tables_of
+
+
+class Handle:
+    def __init__(self, keys):
+        self.keys = keys
+
+    def select_keys(self, keys):
+        return Handle(keys)
+
+
+def config_with(*overrides):
+    return load_config("lab", ["keep_rollouts=2", *overrides])
+
+
+def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
+    """(columns, pipeline, what stood in the batch by field, turns) of one step. Row 8 of the batch is lost to a fault."""
+    rows, gains = (
+        [*ROWS[:8], lost_row("http")],
+        [[0.4, 0.2], [0.1], [0.6, 0.1], [], [0.3], [-0.1, 0.05], [], [0.0], []],
+    )
+    advantages_B_T, step, turns, inputs, trained_B_T = credited_step(
+        rows, gains, OUTCOMES, GROUPS, reject=rejected
+    )
+    scores_B_T = torch.zeros(advantages_B_T.shape)
+    scores_B_T[:, 0] = torch.tensor(OUTCOMES)
+    fields = {
+        "advantages": advantages_B_T.float(), "response_mask": trained_B_T.long(), "old_log_probs": inputs.log_prob_B_T,
+        "entropy": inputs.entropy_B_T, CLIP_SCALE: step.clip_scale_B_T.float(), "rm_scores": scores_B_T,
+        "ref_log_prob": inputs.log_prob_B_T - 1, "rollout_is_weights": inputs.entropy_B_T + 1,
+        "token_level_rewards": scores_B_T - 0.5 / scores_B_T.shape[1],
+    }  # fmt: skip
+    fields = {name: value for name, value in fields.items() if name not in without}
+
+    def read(batch, *names):
+        cut = {
+            name: [fields[name][row, : len(turns.response_ids[row])] for row in batch.keys]
+            for name in names
+            if name in fields
+        }
+        nested = {
+            name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in cut.items()
+        }
+        return nested | {"uid": [GROUPS[row] for row in batch.keys]}
+
+    monkeypatch.setattr(store, "read", read)
+    trainer = SimpleNamespace(run_dir=tmp_path, global_steps=7, _turns=turns, config=config_with(*overrides))
+    keep_rollouts(trainer, Handle(list(range(9))))
+    table = read_table(table_path(tmp_path, ROLLOUTS, 7))
+    assert table.step == 7
+    return table.columns, table.pipeline, fields, turns
+
+
+def test_a_line_per_valid_row_has_what_the_update_read(tmp_path, monkeypatch):
+    c, _, fields, turns = kept(tmp_path, monkeypatch)
+    assert c["row"] == [0, 1, 2, 4, 5, 6, 7]  # 3 is padding, 8 was lost
+    assert c["uid"] == ["p", "p", "p", "q", "q", "q", "r"] and c["group"] == [0, 0, 0, 1, 1, 1, 2]
+    said = [tokenizer().decode(ids) for ids in c["response_ids"]]
+    assert said == ["".join(ROWS[row].parts) for row in c["row"]]
+    assert [tokenizer().decode(ids) for ids in c["prompt_ids"]] == [ROWS[row].prompt for row in c["row"]]
+    for place, row in enumerate(c["row"]):
+        length = len(c["response_ids"][place])
+        spoken = [turn for turn, text in enumerate(ROWS[row].parts) for _ in tokenizer()(text)["input_ids"]]
+        turn = [part // 2 if part % 2 == 0 else -1 for part in spoken]
+        assert c["turn"][place] == turn and c["written"][place] == [one >= 0 for one in turn]
+        for column, name in (
+            ("advantage", "advantages"), ("old_log_prob", "old_log_probs"), ("entropy", "entropy"),
+            ("clip_scale", CLIP_SCALE), ("ref_log_prob", "ref_log_prob"), ("rollout_is_weight", "rollout_is_weights"),
+        ):  # fmt: skip
+            assert c[column][place] == fields[name][row, :length].float().tolist(), (column, row)
+        assert c["trained"][place] == fields["response_mask"][row, :length].bool().tolist()
+    assert c["written"][0][0] and not c["trained"][0][0]  # rejected
+    assert c["outcome"][0] == pytest.approx(1 - 0.5 * len(c["response_ids"][0]) / turns.turn_ids_B_T.shape[1])
+
+
+def test_what_the_step_did_not_make_is_null(tmp_path, monkeypatch):
+    absent = ("entropy", "ref_log_prob", "rollout_is_weights", "token_level_rewards")
+    c, *_ = kept(tmp_path, monkeypatch, without=absent)
+    assert c["entropy"] == c["ref_log_prob"] == c["rollout_is_weight"] == [None] * 7
+    assert c["outcome"] == [OUTCOMES[row] for row in c["row"]]
+
+
+def test_the_objective_of_the_update_is_told(tmp_path, monkeypatch):
+    _, about, *_ = kept(
+        tmp_path,
+        monkeypatch,
+        "actor_rollout_ref.rollout.n=3",
+        "actor_rollout_ref.rollout.temperature=0.7",
+        "actor_rollout_ref.rollout.top_p=0.9",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.actor.optim.clip_grad=0.5",
+    )
+    assert about["policy_step"] == 6 and about["sampling"] == {"temperature": 0.7, "top_p": 0.9, "top_k": -1}
+    assert (about["rows"], about["updates"]) == (9, 6)  # 9 rows in mini-batches of 3, twice
+    assert about["loss_tokens"] == sum(
+        len(tokenizer()(text)["input_ids"])
+        for row in ROWS[:8]
+        for text in row.parts[::2]
+        if not row.is_padding
+    )
+    objective = about["objective"]
+    assert (
+        objective["loss_mode"] == "turn_ppo"
+        and objective["ratio_level"] == "turn"
+        and objective["grad_clip"] == 0.5
+    )
+    assert objective["loss_agg_mode"] == "token-mean" and "_target_" not in objective
+
+
+def test_old_ones_are_dropped_and_without_the_key_there_is_none(tmp_path, monkeypatch):
+    kept(tmp_path, monkeypatch)
+    turns = SimpleNamespace(row_valid_B=torch.zeros(2, dtype=torch.bool))
+    trainer = SimpleNamespace(run_dir=tmp_path, _turns=turns, config=OmegaConf.create({"keep_rollouts": 2}))
+    for trainer.global_steps, left in ((8, [7]), (9, [])):
+        keep_rollouts(trainer, Handle([0, 1]))
+        assert list(tables_of(tmp_path, ROLLOUTS)) == left
+    monkeypatch.setattr(store, "read", None)
+    turns.row_valid_B, trainer.config.keep_rollouts = torch.ones(2, dtype=torch.bool), 0
+    keep_rollouts(trainer, Handle([0, 1]))
+    assert not tables_of(tmp_path, ROLLOUTS)
+
+
+def test_the_trainer_keeps_them_before_its_update(monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        "verl_credit.host.step.recorded.keep_rollouts", lambda trainer, batch: said.append(batch)
+    )
+    update = "verl_credit.host.step.recorded.PPOTrainerSync._update_actor"
+    monkeypatch.setattr(update, lambda self, batch, metrics: said.append("update") or batch)
+    trainer = object.__new__(RecordedTrainer)
+    assert trainer._update_actor("batch", {}) == "batch" and said == ["batch", "update"]
