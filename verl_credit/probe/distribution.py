@@ -45,7 +45,7 @@ def scaled_and_kept(logits_N_V: torch.Tensor, sampling: Sampling) -> tuple[torch
     scaled_N_V = logits_N_V.double() / sampling.temperature
     if sampling.top_p == 1:
         return scaled_N_V, None
-    ordered_N_V, order_N_V = scaled_N_V.detach().softmax(-1).sort(-1, descending=True, stable=True)
+    ordered_N_V, order_N_V = scaled_N_V.detach().softmax(-1).sort(dim=-1, descending=True, stable=True)
     before_N_V = ordered_N_V.cumsum(-1) - ordered_N_V
     kept_N_V = torch.zeros_like(before_N_V, dtype=torch.bool)
     return scaled_N_V, kept_N_V.scatter(-1, order_N_V, before_N_V < sampling.top_p)
