@@ -154,6 +154,21 @@ def report(
     return report(run_dir, watch)
 
 
+@app.command(help="does one update change the entropy as first order says? of a saved step of a run")
+def probe(
+    checkpoint: Path = Option(help="RUN/checkpoints/global_step_N"),
+    config: Path | None = Option(None, help="the probe's file (docs/probe.md); defaults where not given"),
+    out: Path | None = Option(None, help="a folder for the result; probes/RUN-step-N beside the run"),
+    overrides: list[str] = Argument((), help="Hydra overrides of the run's configuration, for new rollouts"),
+):
+    from verl_credit.run.network import ray_on_loopback
+
+    ray_on_loopback(os.environ)
+    from verl_credit.commands.probe import probe
+
+    return probe(checkpoint, config, out, overrides)
+
+
 @app.command(help="show the pipeline that a recipe with overrides would run")
 def explain(
     config_name: str = Option("lab", help=SHIPPED),

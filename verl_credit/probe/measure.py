@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from scipy.stats import t as student_t
 from torch import nn
 
 from verl_credit.probe.distribution import FEATURES, Sampling
@@ -32,7 +33,8 @@ from verl_credit.probe.truth import entropy_change, log_log_slope
 from verl_credit.probe.update import OptimizerState, adamw_step, diagonal_step
 
 DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
-Say = Callable[[str], None]
+Say = Callable[[float, str], None]
+"""(share that is done, what is being done)"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Probe:
     optimizer: OptimizerState
     objective: Objective
     settings: ProbeSettings
-    say: Say = print
+    say: Say = lambda share, text: None
 
     def __post_init__(self) -> None:
         shared = set(self.e.group_B.tolist()) & set(self.u.group_B.tolist())
@@ -79,14 +81,12 @@ class Probe:
         e_policy = ModelPolicy(self.model, self.e, self.sampling)
         # The loss of the update divides logits by the temperature, and knows no nucleus.
         u_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
-        self.say(f"Y: the gradient of the loss over {len(self.u)} rollouts")
         y_gradient, direction = self._direction(u_policy)
-        self.say(f"X: log-probs and entropies of {len(self.e)} rollouts")
-        seen = observe(e_policy, len(self.e), self.micro_batch)
+        seen = self._observe(e_policy, "X: log-probs and entropies")
         features = self._features(e_policy)
         x = self._gradient_of(seen, features, self.settings.estimator)
-        self.say("δH₁: derivatives along the update")
-        derivative = along(e_policy, direction, len(self.e), self.micro_batch)
+        tick = self._tick("δH₁: derivatives along the update", len(self.e))
+        derivative = along(e_policy, direction, len(self.e), self.micro_batch, tick)
         prediction = predict(x, derivative)
         x_dot, norms = self._by_gradients(e_policy, x, direction)
         norms |= {"y_gradient": norm(y_gradient), "y_step": norm(direction)}
@@ -107,7 +107,7 @@ class Probe:
                 "value": value,
                 "se": se,
                 "conditional_se": self.lr * prediction.conditional_se,
-                "interval_95": [value - 1.96 * se, value + 1.96 * se],
+                "interval_95": [value - self._quantile * se, value + self._quantile * se],
                 "by_dot_product": self.lr * x_dot,
             },
             "norms": norms,
@@ -117,6 +117,27 @@ class Probe:
             "estimators": list(self._estimators(seen, features, derivative)),
             "u_statistic": self._u_statistic() if self.settings.update.step == "diagonal" else None,
         }
+
+    def _tick(self, text: str, total: int) -> Callable[[int], None]:
+        """Counts what is done of a stage, and says so."""
+        done = 0
+
+        def tick(more: int) -> None:
+            nonlocal done
+            done += more
+            self.say(done / total, text)
+
+        self.say(0.0, text)
+        return tick
+
+    def _observe(self, policy: ModelPolicy, text: str, parameters: Parameters | None = None) -> Tokens:
+        tick = self._tick(text, len(self.e))
+        return observe(policy, len(self.e), self.micro_batch, parameters, tick)
+
+    @property
+    def _quantile(self) -> float:
+        """Of Student's t: the jackknife has as many degrees of freedom as prompts, but one. nan for a single prompt."""
+        return float(student_t.ppf(0.975, len(self.e.prompts) - 1))
 
     # --- Y -----------------------------------------------------------------------------------------------------------
 
@@ -134,7 +155,8 @@ class Probe:
                 f"update.objective={self.settings.update.objective}: every advantage in U is 0 (all rollouts of each prompt "
                 "have the same reward), so there is no update to probe; take more prompts (batch_config.B_U)"
             )
-        found = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch)
+        tick = self._tick("Y: the gradient of the loss", len(self.u))
+        found = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
         if self.settings.update.step == "diagonal":
             return found, diagonal_step(found, self.optimizer)
         return found, adamw_step(
@@ -159,11 +181,11 @@ class Probe:
 
     def _by_gradients(self, policy, x: EntropyGradient, direction) -> tuple[float, dict[str, float]]:
         """X · v by reverse mode, and the norms of X and of its two terms."""
-        self.say("X by reverse mode, its score term and its pathwise term")
+        tick = self._tick("X by reverse mode: its two terms", 2 * len(self.e))
         combined = x.combined()
         nothing_B_T = torch.zeros_like(combined.score_B_T)
-        score = gradient(policy, combined.score_B_T, nothing_B_T, self.micro_batch)
-        path = gradient(policy, nothing_B_T, combined.path_B_T, self.micro_batch)
+        score = gradient(policy, combined.score_B_T, nothing_B_T, self.micro_batch, tick=tick)
+        path = gradient(policy, nothing_B_T, combined.path_B_T, self.micro_batch, tick=tick)
         total = {name: score[name] + path[name] for name in score}
         norms = {"x": norm(total), "x_score": norm(score), "x_pathwise": norm(path)}
         return dot(total, direction), norms
@@ -204,8 +226,8 @@ class Probe:
 
     def _truth(self, policy, seen: Tokens, direction, prediction, at: float) -> dict[str, float]:
         eta = at * self.lr
-        self.say(f"ΔH at {at:g} times the learning rate")
-        after = observe(policy, len(self.e), self.micro_batch, moved(policy.parameters, direction, eta))
+        there = moved(policy.parameters, direction, eta)
+        after = self._observe(policy, f"ΔH at {at:g} times the learning rate", there)
         estimand = self.settings.estimator.estimand
         change = entropy_change(seen, after, self.e.written_B_T, self.e.group_B, estimand)
         predicted, se = prediction.at(eta)
@@ -227,7 +249,6 @@ class Probe:
 
     def _u_statistic(self) -> dict[str, float]:
         """δH₁ from U alone, which then makes the update and measures it, without products of a prompt with itself."""
-        self.say("the U-statistic: gradients of U's prompts one by one")
         policy = ModelPolicy(self.model, self.u, self.sampling)
         y_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
         seen = observe(policy, len(self.u), self.micro_batch)
@@ -243,6 +264,7 @@ class Probe:
         ).combined()
         weight_B_T, nothing_B_T = self._weights(self.u), torch.zeros_like(x.score_B_T)
         P = len(self.u.prompts)
+        tick = self._tick("U-statistic: gradients of U's prompts one by one", P)
         mean_x = gradient(policy, x.score_B_T, x.path_B_T, self.micro_batch)
         mean_y = diagonal_step(gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch), self.optimizer)
         along_mean = x.along(along(policy, mean_y, len(self.u), self.micro_batch))
@@ -256,6 +278,7 @@ class Probe:
             x_dot_mean_y.append(P * float(along_mean[rows].sum()))
             mean_x_dot_y.append(P * dot(mean_x, y))
             own.append(P * P * dot(of_group, y))
+            tick(1)
         found = u_statistic(
             *(torch.tensor(v, dtype=torch.float64) for v in (x_dot_mean_y, mean_x_dot_y, own))
         )

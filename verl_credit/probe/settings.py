@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -34,6 +35,19 @@ class BaselineSettings(_Part):
     folds: Annotated[int, Field(ge=2)] = 5
     """of the regression, at least 2: prompts are divided into so many parts, each predicted by a fit to the others"""
 
+    @model_validator(mode="after")
+    def _read(self) -> BaselineSettings:
+        read = {"constant": ["fit"], "residual_mu": ["fit"], "regression": ["ridge_lambda", "folds"]}.get(
+            self.mode, []
+        )
+        if "fit" in read and self.fit == "previous":
+            read.append("ema_decay")
+        for name, declared in type(self).model_fields.items():
+            if name not in ("mode", *read) and getattr(self, name) != declared.default:
+                by = f"mode={self.mode}" + (f" with fit={self.fit}" if "fit" in read else "")
+                raise ValueError(f"{name}={getattr(self, name)} is not read by {by}")
+        return self
+
 
 class EstimatorSettings(_Part):
     """``estimator``"""
@@ -56,6 +70,10 @@ class EstimatorSettings(_Part):
                 f"which means {chosen}: give one of the two"
             )
         object.__setattr__(self, "estimand", chosen or self.estimand or PER_TOKEN)
+        if self.x_estimator_mode == "naive" and self.baseline != BaselineSettings():
+            raise ValueError(
+                "baseline is not read by x_estimator_mode=naive, which subtracts the other rollouts' mean"
+            )
         return self
 
 
@@ -126,6 +144,14 @@ class ProbeSettings(_Part):
     runtime: RuntimeSettings = Field(default_factory=RuntimeSettings)
     """a mapping: dtype, device, micro_batch"""
 
+    @model_validator(mode="after")
+    def _pathwise(self) -> ProbeSettings:
+        if self.estimator.x_estimator_mode == "naive" and not self.generation.rb_requires_grad:
+            raise ValueError(
+                "generation.rb_requires_grad=false with estimator.x_estimator_mode=naive: naive has no pathwise term"
+            )
+        return self
+
     def banner(self) -> str:
         """What is in use, said before anything heavy starts."""
         e, b = self.estimator, self.estimator.baseline
@@ -140,4 +166,16 @@ class ProbeSettings(_Part):
 
     @property
     def unbiased(self) -> bool:
-        return self.generation.rb_requires_grad or self.estimator.x_estimator_mode == "naive"
+        return self.generation.rb_requires_grad
+
+
+def defaults_page(part: BaseModel | None = None, indent: str = "") -> str:
+    """Every key with its default, as YAML: each below the line that says what it does."""
+    part, lines = part or ProbeSettings(), []
+    for name, declared in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, BaseModel):
+            lines += [f"{indent}{name}:", defaults_page(value, indent + "  ")]
+        else:
+            lines += [f"{indent}# {declared.description}", f"{indent}{name}: {json.dumps(value)}"]
+    return "\n".join(lines)

@@ -78,14 +78,14 @@ class Progress:
 class Throttled:
     """A (share, text) callback that says at most one line every ``every_s`` seconds, and the last one."""
 
-    def __init__(self, say, *, every_s: float = 5.0) -> None:
-        self.say, self.every_s, self._last = say, every_s, float("-inf")
+    def __init__(self, say, name: str = "lab", *, every_s: float = 5.0) -> None:
+        self.say, self.name, self.every_s, self._last = say, name, every_s, float("-inf")
 
     def __call__(self, share: float, text: str) -> None:
         now = time.monotonic()
         if share >= 1.0 or now - self._last >= self.every_s:
             self._last = now
-            self.say(f"lab {share:4.0%}  {text}")
+            self.say(f"{self.name} {share:4.0%}  {text}")
 
 
 def clock(seconds: float) -> str:
