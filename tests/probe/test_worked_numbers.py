@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from verl_credit.probe.baselines import BaselineSettings, Targets, baseline
+from kit.exact_policies import estimator
+from verl_credit.probe.baselines import Targets, baseline
 from verl_credit.probe.distribution import Sampling, log_prob_and_entropy, state_features
 from verl_credit.probe.entropy_gradient import (
     EntropyGradient,
-    EstimatorSettings,
     Surrogate,
     entropy_gradient,
     leave_one_out_mean,
@@ -19,6 +19,7 @@ from verl_credit.probe.entropy_gradient import (
 from verl_credit.probe.policy import Tokens
 from verl_credit.probe.prediction import predict, u_statistic
 from verl_credit.probe.returns import mean_by_prompt, places, prompt_numbers, returns_to_go
+from verl_credit.probe.settings import BaselineSettings
 from verl_credit.probe.truth import entropy_change, log_log_slope
 
 P = (0.5, 0.3, 0.15, 0.05)
@@ -125,7 +126,7 @@ RESIDUAL, WRITTEN = table((0.75, 0.25, 0), (0.2, 0), (1.2,)), mask(3, 2, 1)
 
 def predicted(mode="residual_mu", fit="leave_one_out", prompt=(0, 1, 2), decay=0.9):
     targets = Targets(RESIDUAL, WRITTEN, torch.tensor(prompt))
-    return baseline(targets, BaselineSettings(mode, fit, decay))
+    return baseline(targets, BaselineSettings(mode=mode, fit=fit, ema_decay=decay))
 
 
 def test_the_mean_of_the_other_prompts_at_each_place():
@@ -177,15 +178,15 @@ def seen(log_prob, entropy):
 def test_the_weights_of_both_estimators_without_a_baseline():
     """Rows: log q (-1, -2), (-3); H (1, .5), (.4). One prompt each."""
     tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
-    settings = EstimatorSettings("rb_residual", "per_sequence", BaselineSettings("none"))
+    settings = estimator("rb_residual", "per_sequence", "none")
     rb = entropy_gradient(tokens, mask(2, 1), group, settings)
     assert rb.entropy_B.tolist() == [1.5, 0.4]
     assert rb.numerator.score_B_T.tolist() == [[0.5, 0], [0, 0]]
     assert rb.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
-    naive = entropy_gradient(tokens, mask(2, 1), group, EstimatorSettings("naive", "per_sequence"))
+    naive = entropy_gradient(tokens, mask(2, 1), group, estimator("naive", "per_sequence"))
     assert naive.entropy_B.tolist() == [3, 3]  # S = -3 and -3, so each minus the other is 0
     assert naive.numerator.score_B_T.tolist() == [[0, 0], [0, 0]]
-    per_token = entropy_gradient(tokens, mask(2, 1), group, EstimatorSettings("naive", "per_token"))
+    per_token = entropy_gradient(tokens, mask(2, 1), group, estimator("naive", "per_token"))
     assert per_token.length.score_B_T.tolist() == [[1, 1], [-1, 0]]
     assert per_token.per_token == 2.0  # (3 + 3) / (2 + 1)
     torch.testing.assert_close(per_token.combined().score_B_T, table((-2 / 3, -2 / 3), (2 / 3, 0)))
@@ -193,7 +194,7 @@ def test_the_weights_of_both_estimators_without_a_baseline():
 
 def test_the_mean_over_a_rollout_divides_by_its_length():
     tokens = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)])
-    settings = EstimatorSettings("rb_residual", "per_sequence_mean", BaselineSettings("none"))
+    settings = estimator("rb_residual", "per_sequence_mean", "none")
     found = entropy_gradient(tokens, mask(2, 1), torch.tensor([0, 1]), settings)
     assert found.entropy_B.tolist() == [0.75, 0.4]
     assert found.numerator.score_B_T.tolist() == [[0.75, 0.75], [0.4, 0]]
@@ -233,9 +234,7 @@ def test_the_slope_and_its_standard_errors_per_token():
 
 
 def test_one_prompt_has_no_standard_error():
-    gradient = entropy_gradient(
-        seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), EstimatorSettings("naive")
-    )
+    gradient = entropy_gradient(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), estimator("naive"))
     found = predict(gradient, seen([(1, 1)], [(0, 0)]))
     assert math.isnan(found.conditional_se) and math.isnan(found.jackknife_se)
 
