@@ -89,6 +89,17 @@ def test_two_thousand_batches_do_not_differ_from_the_gradient(number):
     assert z_9.abs().max() < 4, sampling
 
 
+def test_there_is_no_naive_estimate_of_the_mean_over_a_rollout():
+    """E[-S / T] differs from E[Σ H / T], while E[-S] = E[Σ H]."""
+    policy = tabular(seed=3)
+    q_S, surprise_S = policy.probability_S() / policy.prompts, -policy.values().log_prob_B_T.sum(1)
+    assert float(q_S @ surprise_S) == pytest.approx(float(policy.entropy("per_sequence")), abs=1e-12)
+    off = float(q_S @ (surprise_S / policy.length_S)) - float(policy.entropy("per_sequence_mean"))
+    assert abs(off) > 0.005
+    with pytest.raises(ValueError, match="naive with estimand=per_sequence_mean: -S / T estimates another"):
+        estimator("naive", "per_sequence_mean")
+
+
 def variance(bench, settings, seed):
     drawn_R_B = bench.policy.draw(torch.Generator().manual_seed(seed), 8, 2, 400)
     return float(bench.gradients(drawn_R_B, torch.arange(8).repeat_interleave(2), settings).var(0).sum())

@@ -146,22 +146,17 @@ def _rb_residual(seen: Tokens, where: _Where, settings: EstimatorSettings):
 def _naive(seen: Tokens, where: _Where, settings: EstimatorSettings):
     """Score -(S_i - leave-one-out mean) for every token of the rollout.
 
-    The mean is over the other rollouts of the prompt; where it has one rollout only, over the other prompts. For the mean
-    over a rollout f = -S / T has a gradient of its own, -∇S / T, which does not vanish because T depends on the tokens; the
-    released code left it out.
+    The mean is over the other rollouts of the prompt; where it has one rollout only, over the other prompts. There is no
+    naive estimate of the mean over a rollout: E[-S / T] is not E[Σ H / T], because T depends on the sampled tokens.
     """
     log_prob_B_T = torch.where(where.written_B_T, seen.log_prob_B_T, 0.0)
     value_B = -log_prob_B_T.sum(1)
-    own_B = torch.zeros_like(value_B)
-    if settings.estimand == PER_SEQUENCE_MEAN:
-        value_B = value_B / where.tokens_B.clamp_min(1)
-        own_B = -1 / where.tokens_B.clamp_min(1)
     score_B = value_B - leave_one_out_mean(value_B, where.prompt_B, where.n_prompts)
     length_B = where.tokens_B - leave_one_out_mean(where.tokens_B, where.prompt_B, where.n_prompts)
     nothing_B_T = torch.zeros_like(log_prob_B_T)
     return (
         value_B,
-        Surrogate(where.spread(score_B + own_B), nothing_B_T),
+        Surrogate(where.spread(score_B), nothing_B_T),
         Surrogate(where.spread(length_B), nothing_B_T),
     )
 

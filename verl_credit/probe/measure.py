@@ -28,7 +28,13 @@ from verl_credit.probe.policy import (
 from verl_credit.probe.prediction import predict, u_statistic
 from verl_credit.probe.returns import places
 from verl_credit.probe.rollouts import Rollouts
-from verl_credit.probe.settings import ESTIMANDS, BaselineSettings, EstimatorSettings, ProbeSettings
+from verl_credit.probe.settings import (
+    ESTIMANDS,
+    PER_SEQUENCE_MEAN,
+    BaselineSettings,
+    EstimatorSettings,
+    ProbeSettings,
+)
 from verl_credit.probe.truth import entropy_change, log_log_slope
 from verl_credit.probe.update import OptimizerState, adamw_step, diagonal_step
 
@@ -194,7 +200,11 @@ class Probe:
         """Every estimator and baseline on the same rollouts and the same derivatives."""
         unit = self.settings.estimator.estimand
         choices = [
-            EstimatorSettings(x_estimator_mode="naive", estimand=unit),
+            *(
+                [EstimatorSettings(x_estimator_mode="naive", estimand=unit)]
+                if unit != PER_SEQUENCE_MEAN
+                else []
+            ),
             *(
                 EstimatorSettings(estimand=unit, baseline=BaselineSettings(mode=mode, fit=fit))
                 for mode, fit in (

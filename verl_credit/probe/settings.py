@@ -74,6 +74,11 @@ class EstimatorSettings(_Part):
             raise ValueError(
                 "baseline is not read by x_estimator_mode=naive, which subtracts the other rollouts' mean"
             )
+        if self.x_estimator_mode == "naive" and self.estimand == PER_SEQUENCE_MEAN:
+            raise ValueError(
+                "x_estimator_mode=naive with estimand=per_sequence_mean: -S / T estimates another quantity than Σ H / T, "
+                "because T depends on the tokens; take rb_residual, or per_sequence or per_token"
+            )
         return self
 
 
