@@ -85,8 +85,10 @@ def entropy_gradient(
 
     Nothing here depends on micro-batches: weights are made from the whole batch before any backward pass (the released code
     made them per micro-batch and multiplied by its prompts, defect E5). A row without a written token has weight 0.
-    ``pathwise=False`` leaves ∇H out, which biases the estimate.
+    ``pathwise=False`` leaves ∇H out, which biases the estimate. ValueError if no row has a written token.
     """
+    if not written_B_T.any():
+        raise ValueError(f"the policy wrote no token in any of the {len(written_B_T)} rollouts")
     prompt_B, n_prompts = prompt_numbers(group_B)
     tokens_B = written_B_T.sum(1).double()
     where = _Where(written_B_T, prompt_B, n_prompts, tokens_B, features_B_T_F)
