@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import nn
 from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from verl_credit.probe.distribution import Sampling, log_prob_and_entropy, state_features
 from verl_credit.probe.precision import KeepDouble
@@ -108,7 +109,7 @@ def along(
     tangents = {name: direction[name].to(p) for name, p in moving.items()}
 
     def derivatives(part: list[int]):
-        with torch.no_grad():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward mode
             return jvp(lambda p: policy.tokens({**fixed, **p}, part), (moving,), (tangents,))[1]
 
     return _joined((derivatives(part) for part in parts(rows, micro_batch)), tick)

@@ -45,6 +45,8 @@ class Rollouts:
         if rows == 0:
             raise ValueError("there is no rollout")
         for row, ids in enumerate(self.response_ids):
+            if not len(self.prompt_ids[row]):
+                raise ValueError(f"row {row} has an empty prompt: nothing comes before its first token")
             if self.written_B_T[row, len(ids) :].any():
                 raise ValueError(f"row {row}: written_B_T marks padding")
 
