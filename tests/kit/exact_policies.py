@@ -67,7 +67,8 @@ class ExactPolicy:
 
     def tokens(self, parameters: Parameters, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         logits_N_V, token_N, written_b_T = self._read(parameters, rows)
-        found = log_prob_and_entropy(logits_N_V, token_N, self.sampling)
+        sampled_N_V = self._read(self.parameters, rows)[0]
+        found = log_prob_and_entropy(logits_N_V, token_N, self.sampling, sampled_N_V)
         where = written_b_T.nonzero(as_tuple=True)
         return tuple(v.new_zeros(written_b_T.shape).index_put(where, v) for v in found)
 

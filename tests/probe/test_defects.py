@@ -182,8 +182,8 @@ def test_e7_entropy_and_score_belong_to_one_distribution(sampling, monkeypatch):
     bench = Bench(tabular(sampling, seed=3, prompts=1, longest=3))
     assert off(bench, rb()) < 1e-12
 
-    def mixed(logits_N_V, token_N, sampling):
-        entropy_N = log_prob_and_entropy(logits_N_V, token_N, sampling)[1]
+    def mixed(logits_N_V, token_N, sampling, sampled_N_V):
+        entropy_N = log_prob_and_entropy(logits_N_V, token_N, sampling, sampled_N_V)[1]
         return log_prob_and_entropy(logits_N_V, token_N, Sampling())[0], entropy_N
 
     monkeypatch.setattr(kit.exact_policies, "log_prob_and_entropy", mixed)

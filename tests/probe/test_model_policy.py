@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import verl_credit.probe.policy as policy_module
 from kit.exact_policies import estimator
 from kit.tiny_models import VOCABULARY, in_float64, log_probs, tiny_model
-from verl_credit.probe.distribution import Sampling
+from verl_credit.probe.distribution import Sampling, log_prob_and_entropy
 from verl_credit.probe.entropy_gradient import entropy_gradient
 from verl_credit.probe.policy import ModelPolicy, along, dot, gradient, moved, observe
 from verl_credit.probe.prediction import predict
@@ -119,6 +120,35 @@ def test_a_nucleus_without_a_sampled_token_is_refused(model):
         ValueError, match="top_p=0.1 excludes .* the rollouts were sampled with another top_p"
     ):
         observe(ModelPolicy(model, rollouts(), Sampling(top_p=0.1)), 4, 4)
+
+
+def test_after_a_step_the_nucleus_is_still_that_of_the_rollouts(model, direction):
+    """Tokens that leave the nucleus of the new parameters keep their log-prob; the sum of q over the old nucleus is 1."""
+    sampling = Sampling(top_p=0.95)
+    policy = ModelPolicy(model, greedy(model), sampling)
+    after = moved(policy.parameters, direction, 0.2)
+    new, old = policy._logits(after, [0, 1]), policy._logits(policy.parameters, [0, 1])
+    found = observe(policy, 2, 2, after)
+    with pytest.raises(ValueError, match="top_p=0.95 excludes"):
+        log_prob_and_entropy(new[0], new[1], sampling)
+    for i, (row, column) in enumerate(zip(*new[2], strict=True)):
+        p, kept, mass = old[0][i].softmax(-1).tolist(), [], 0.0
+        for token in sorted(range(VOCABULARY), key=lambda v: -p[v]):
+            kept += [token] if mass < 0.95 else []
+            mass += p[token]
+        q = dict(zip(kept, new[0][i][kept].softmax(-1).tolist(), strict=True))
+        assert float(found.log_prob_B_T[row, column]) == pytest.approx(math.log(q[int(new[1][i])]), abs=1e-12)
+        entropy = -sum(v * math.log(v) for v in q.values())
+        assert float(found.entropy_B_T[row, column]) == pytest.approx(entropy, abs=1e-12)
+
+
+def greedy(model):
+    """Two rows of four tokens, each the most probable one."""
+    ids = torch.tensor([[5, 9], [7, 3]])
+    for _ in range(4):
+        ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    written = torch.ones(2, 4, dtype=torch.bool)
+    return Rollouts(list(ids[:, :2]), list(ids[:, 2:]), written, torch.tensor([0, 1]), torch.zeros(2))
 
 
 def test_an_empty_prompt_is_refused():

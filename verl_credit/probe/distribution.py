@@ -36,32 +36,40 @@ class Sampling:
             raise ValueError(f"top_p={self.top_p!r}: expected a number in (0, 1]")
 
 
-def scaled_and_kept(logits_N_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
+def scaled_and_kept(
+    logits_N_V: torch.Tensor, sampling: Sampling, sampled_N_V: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """a = z / T in float64, and which tokens the nucleus keeps (None: all of them).
 
     Tokens in descending probability are kept while the mass *before* them is below top_p, so the token that crosses it is
-    kept, as samplers do. The nucleus is a constant of the gradient: where it changes, the entropy jumps.
+    kept, as samplers do. The nucleus is that of ``sampled_N_V`` where given, the logits that the tokens were sampled from.
+    It is a constant of the gradient and of a step: where it changes the entropy jumps, and no rollout has the new tokens.
     """
     scaled_N_V = logits_N_V.double() / sampling.temperature
     if sampling.top_p == 1:
         return scaled_N_V, None
-    ordered_N_V, order_N_V = scaled_N_V.detach().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    of_N_V = scaled_N_V if sampled_N_V is None else sampled_N_V.double() / sampling.temperature
+    ordered_N_V, order_N_V = of_N_V.detach().softmax(-1).sort(dim=-1, descending=True, stable=True)
     before_N_V = ordered_N_V.cumsum(-1) - ordered_N_V
     kept_N_V = torch.zeros_like(before_N_V, dtype=torch.bool)
     return scaled_N_V, kept_N_V.scatter(-1, order_N_V, before_N_V < sampling.top_p)
 
 
 def log_prob_and_entropy(
-    logits_N_V: torch.Tensor, token_N: torch.Tensor, sampling: Sampling
+    logits_N_V: torch.Tensor,
+    token_N: torch.Tensor,
+    sampling: Sampling,
+    sampled_N_V: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log q(token) and H(q) = logsumexp_S(a) - Σ_S q a, both float64 [N], differentiable in both modes.
 
     q is softmax(logits / T) renormalised on the nucleus S. The released probe took H of q and the score of the raw softmax:
     the two then belong to different policies, and E[∇log q] = 0 holds for neither of them together (defect E7).
+    ``sampled_N_V``: the logits whose nucleus is meant; default: ``logits_N_V`` itself.
 
     Errors: ValueError for a sampled token that the nucleus excludes, with its place and its probability.
     """
-    scaled_N_V, kept_N_V = scaled_and_kept(logits_N_V, sampling)
+    scaled_N_V, kept_N_V = scaled_and_kept(logits_N_V, sampling, sampled_N_V)
     if kept_N_V is None:
         log_q_N_V = scaled_N_V.log_softmax(-1)
         entropy_N = -(log_q_N_V.exp() * log_q_N_V).sum(-1)

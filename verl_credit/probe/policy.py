@@ -40,7 +40,10 @@ class Tokens:
 
 
 class ModelPolicy:
-    """A causal language model on ``rollouts``. Rows are padded on the right, where causal attention cannot see them."""
+    """A causal language model on ``rollouts``. Rows are padded on the right, where causal attention cannot see them.
+
+    At other parameters the nucleus stays that of the model's own, which sampled the rollouts: one more forward.
+    """
 
     def __init__(self, model: nn.Module, rollouts: Rollouts, sampling: Sampling):
         self._model, self._rollouts, self._sampling = model, rollouts, sampling
@@ -67,7 +70,11 @@ class ModelPolicy:
     def tokens(self, parameters: Parameters, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         logits_N_V, token_N, where = self._logits(parameters, rows)
         shape = len(rows), self._rollouts.written_B_T.shape[1]
-        found = log_prob_and_entropy(logits_N_V, token_N, self._sampling)
+        sampled_N_V = None
+        if self._sampling.top_p < 1 and parameters is not self.parameters:
+            with torch.no_grad():
+                sampled_N_V = self._logits(self.parameters, rows)[0]
+        found = log_prob_and_entropy(logits_N_V, token_N, self._sampling, sampled_N_V)
         return tuple(value.new_zeros(shape).index_put(where, value) for value in found)
 
     def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:

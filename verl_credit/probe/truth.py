@@ -29,7 +29,8 @@ def entropy_change(
     """Σ w F' / Σ w T - Σ F / Σ T with w_i = exp(clip(Σ_j log q'_j - log q_j, ±10)) and F' the entropies after the step.
 
     T is the number of tokens (per token), or 1; F is ΣH, or ΣH / T for the mean over a rollout. Rows weigh 1 / (rollouts of
-    their prompt). ``se``: jackknife over prompts (nan below two). ``ess`` = (Σw)² / Σw².
+    their prompt). Under top_p below 1, q' keeps the nucleus of q. ``se``: jackknife over prompts (nan below two).
+    ``ess`` = (Σw)² / Σw².
     Example (per token): log-weights (.1, -.1, 0), F' = (2, 3, 1), T = (4, 6, 2), F = (2.1, 3.1, 1.05): -.020833, ESS 2.980.
     """
     prompt_B, P = prompt_numbers(group_B)
