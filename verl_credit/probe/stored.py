@@ -23,7 +23,7 @@ class RolloutFacts:
     top_k: int
     """-1: all tokens"""
     updates: int
-    """Of the optimiser in the step. Where there are several, only the first is made at the parameters that wrote the rollouts."""
+    """Of the optimiser in the step; only the first is made at the parameters that wrote the rollouts"""
     rows: int
     """Of the whole batch: those that are not among the rollouts (padding, lost to a fault) count in the loss's means."""
     loss_tokens: int
