@@ -133,6 +133,13 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
 
 
 def read_run_side(folder: Path) -> Side:
+    config = run_config(folder)
+    versions = read_versions(folder)
+    return Side(str(folder), flat_values(config), versions or {}, last_scores(folder))
+
+
+def run_config(folder: Path) -> DictConfig:
+    """The resolved configuration of a run. Raises ConfigError where there is none, or a damaged one."""
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
@@ -142,8 +149,7 @@ def read_run_side(folder: Path) -> Side:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
-    versions = read_versions(folder)
-    return Side(str(folder), flat_values(config), versions or {}, last_scores(folder))
+    return config
 
 
 def last_scores(folder: Path) -> dict[str, float]:

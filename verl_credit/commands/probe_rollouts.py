@@ -1,0 +1,235 @@
+"""Fresh rollouts of a saved policy for the entropy probe: verl's trainer, resumed from the checkpoint for one more step.
+
+The run's own configuration, engine and reward make them, so that they are what its next step could have been. They stand in
+a folder of their own; the run that saved the checkpoint is only read, and may still be going.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.campaign.child import Children, train_command
+from verl_credit.commands.diff import run_config
+from verl_credit.commands.trial_row import CONFIG
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError, ExitCode, PreflightError
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.rules import validate
+from verl_credit.run.finished import last_checkpoint
+from verl_credit.run.lock import holder_is_gone
+from verl_credit.run.state import planned_steps
+from verl_credit.run.tables import ROLLOUTS, table_path, tables_of
+
+RECIPE, LOG = "one_more_step", "train.log"
+DATA_ORDER = "data.pt"
+_STEP = re.compile(r"global_step_(\d+)")
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """Step ``step`` of the run in ``run_dir``, saved in ``folder``."""
+
+    run_dir: Path
+    folder: Path
+    step: int
+    config: DictConfig
+
+
+def collect(
+    checkpoint: Path, folder: Path, *, prompts: int, overrides: Sequence[str] = (), save: bool = False
+) -> Path:
+    """The parquet file with the rollouts of ``prompts`` prompts (verl_credit.run.tables: ROLLOUTS), in the new ``folder``
+    (or one in which an earlier try failed).
+
+    ``checkpoint``: RUN/global_step_N or RUN/checkpoints/global_step_N. The step makes one update with all rollouts;
+    ``save`` keeps what it made, in ``folder``/checkpoints/global_step_{N+1}. Prompts are the first ones of the run's data in
+    the order of ``data.seed``: each at most once, and the same ones at every call. ``overrides``: Hydra's, of the run's
+    resolved configuration, in which a key no longer follows another one.
+    Raises PreflightError and ConfigError for what is refused, RuntimeError where the step fails (the message has the end of
+    ``folder``/train.log), KeyboardInterrupt where it was told to stop.
+    """
+    saved, folder = saved_step(Path(checkpoint)), Path(folder).expanduser().resolve()
+    _check_folder(folder, saved)
+    _check_prompts(prompts, saved.config)
+    fixed = _fixed(folder, saved, prompts, save)
+    _check_overrides(overrides, fixed, saved.config)
+    _link_checkpoint(saved, Path(fixed["trainer.resume_from_path"]))
+    _write_recipe(folder, saved.config, fixed)
+    try:
+        config = load_config(RECIPE, overrides, str(folder))
+        validate(config)
+        frozen = _frozen_curriculum(config, saved)
+    except (ConfigError, PreflightError):
+        shutil.rmtree(folder)  # it was empty: the next try may have it again
+        raise
+    _run(folder, [*overrides, *frozen])
+    path = table_path(folder, ROLLOUTS, saved.step + 1)
+    if not path.exists():
+        raise RuntimeError(f"step {saved.step + 1} left no rollout that counts; {folder / LOG} says more")
+    return path
+
+
+def saved_step(checkpoint: Path) -> SavedStep:
+    """Raises PreflightError, with the steps that are saved where this one is not."""
+    checkpoint = checkpoint.expanduser().resolve()
+    match = _STEP.fullmatch(checkpoint.name)
+    run_dir = next(
+        (place for place in (checkpoint.parent, checkpoint.parent.parent) if (place / CONFIG).is_file()), None
+    )
+    if match is None or run_dir is None:
+        lacks = (
+            "" if match is None else f": neither {checkpoint.parent} nor the folder above it has a {CONFIG}"
+        )
+        raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
+    config, step = run_config(run_dir), int(match[1])
+    folder = checkpoint.parent if (checkpoint / "actor").is_dir() else _checkpoints(run_dir, config)
+    steps = _saved_steps(folder)
+    if step not in steps:
+        said = ", ".join(map(str, steps)) or "no step"
+        raise PreflightError(f"{checkpoint}: step {step} is not saved; {folder} has {said}")
+    return SavedStep(run_dir, folder / checkpoint.name, step, config)
+
+
+def _checkpoints(run_dir: Path, config: DictConfig) -> Path:
+    """Also of a run whose folder was moved."""
+    folder, before = Path(config.trainer.default_local_dir), Path(config.run_dir)
+    return run_dir / folder.relative_to(before) if folder.is_relative_to(before) else folder
+
+
+def _saved_steps(folder: Path) -> list[int]:
+    """Complete ones: verl names the last in a file, and empties old ones."""
+    found = [
+        int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))
+    ]
+    last = last_checkpoint(folder)
+    return sorted(step for step in found if last is None or step <= last)
+
+
+def _check_folder(folder: Path, saved: SavedStep) -> None:
+    if folder.is_relative_to(saved.run_dir) or folder.is_relative_to(saved.folder.parent):
+        raise PreflightError(
+            f"{folder} belongs to the run in {saved.run_dir}, which stays as it is; give another folder"
+        )
+    failed = (folder / f"{RECIPE}.yaml").is_file() and not tables_of(folder, ROLLOUTS)
+    if failed and holder_is_gone(folder):
+        shutil.rmtree(folder)  # an earlier try
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PreflightError(f"{folder} is not empty; give a new folder for the rollouts")
+
+
+def _check_prompts(prompts: int, config: DictConfig) -> None:
+    """How many rows the files have is a check of `train`."""
+    if prompts < 1:
+        raise ConfigError(key="prompts", value=prompts, accepted="expected at least 1")
+    if 0 < (most := config.data.get("train_max_samples") or -1) < prompts:
+        raise ConfigError(
+            key="prompts",
+            value=prompts,
+            beside={"data.train_max_samples": most},
+            accepted="no prompt is taken twice; ask for fewer, or let the data have more",
+        )
+
+
+def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
+    """Keys that make it one step in a folder of its own; none of them can be overridden."""
+    return {
+        "run_dir": str(folder),
+        "keep_rollouts": 1,
+        "max_hours": None,
+        "credit_preset": None,
+        "lineage.dir": str(folder / "lineage"),
+        "lineage.exp_id": None,
+        "lineage.parent": None,
+        "data.train_batch_size": prompts,
+        "data.gen_batch_size": None,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,
+        "actor_rollout_ref.actor.ppo_epochs": 1,
+        "critic.ppo_mini_batch_size": prompts,
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.default_hdfs_dir": None,
+        "trainer.rollout_data_dir": None,
+        "trainer.validation_data_dir": None,
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": str(folder / "from" / saved.folder.name),
+        "trainer.del_local_ckpt_after_load": False,
+        "trainer.total_training_steps": saved.step + 1,
+        "trainer.total_epochs": saved.step + 2,  # an epoch may be one step now
+        "trainer.save_freq": 1 if save else -1,
+        "trainer.max_actor_ckpt_to_keep": None,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": False,
+        "trainer.val_only": False,
+        "trainer.logger": ["console"],
+        "global_profiler.steps": None,
+    }
+
+
+def _check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig) -> None:
+    keys = {text.lstrip("+~").partition("=")[0]: text for text in overrides}
+    for key, text in keys.items():
+        if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
+            raise ConfigError(f"{text}: {taken[0]} is set by the probe and cannot be overridden")
+    urls = config.search.url if OmegaConf.is_list(config.search.url) else [config.search.url]
+    if "search.url" not in keys and "lab" not in config and any("***" in (url or "") for url in urls):
+        raise ConfigError(
+            key="search.url",
+            value=", ".join(map(str, urls)),
+            accepted="a run stores no passwords; give the address with an override",
+        )
+
+
+def _link_checkpoint(saved: SavedStep, there: Path) -> None:
+    """The saved step without the order of its data, whose state fits no other batch size; nothing is copied."""
+    there.mkdir(parents=True)
+    for path in saved.folder.iterdir():
+        if path.name != DATA_ORDER:
+            (there / path.name).symlink_to(path)
+
+
+def _write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
+    """The run's configuration as a recipe: keys that it did not know yet have their defaults."""
+    recipe = OmegaConf.create({"defaults": ["ppo_trainer", "credit_defaults", "_self_"]})
+    recipe = OmegaConf.merge(recipe, config)
+    for key, value in fixed.items():
+        OmegaConf.update(recipe, key, value, force_add=True)
+    if "lab" in config:  # its server ended with the run; the next one starts its own
+        recipe.search.url = None
+    OmegaConf.save(recipe, folder / f"{RECIPE}.yaml")
+
+
+def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
+    """The weights that the run would have had in this step, whatever number of steps it now has."""
+    curriculum = config.algorithm.info_gain_curriculum
+    if all(ends[0] == ends[1] for ends in curriculum.values()):
+        return []
+    steps = saved.config.trainer.total_training_steps or planned_steps(saved.folder, saved.config)
+    if steps is None:
+        raise PreflightError(
+            f"{saved.folder} does not say how many steps the run has, which its curriculum follows"
+        )
+    weights = CreditSettings.from_config(config).curriculum_at(saved.step + 1, steps)
+    return [
+        f"algorithm.info_gain_curriculum.{name}=[{weight},{weight}]"
+        for name, weight in zip(("gain", "outcome"), weights, strict=True)
+    ]
+
+
+def _run(folder: Path, overrides: Sequence[str]) -> None:
+    """A process of its own, for Ray and verl to start afresh; what it says goes to a file."""
+    log = folder / LOG
+    with Children() as children:
+        children.start("", train_command(RECIPE, overrides, str(folder)), log)
+        _, code = children.wait()
+    if children.stopped or code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code != ExitCode.DONE:
+        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        error = PreflightError if code == ExitCode.PREFLIGHT else RuntimeError
+        last = said[-1:] if code == ExitCode.PREFLIGHT else said[-8:]
+        raise error("\n".join([f"no rollouts: the step ended with exit code {code} ({log}):", *last]))
