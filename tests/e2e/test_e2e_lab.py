@@ -13,15 +13,21 @@ import sys
 import tempfile
 from contextlib import suppress
 from ipaddress import ip_address
+from itertools import islice
 from types import SimpleNamespace
 
 import psutil
+import pyarrow.parquet as parquet
 import pytest
 import torch
+from torchdata.stateful_dataloader.sampler import RandomSampler
+from transformers import AutoTokenizer
 
 from kit.train_run import TrainRun, train
+from verl_credit.commands.probe_rollouts import collect
+from verl_credit.probe.stored import read_rollouts
 from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
-from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.run.network import RAY
 from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
 
@@ -138,6 +144,56 @@ def test_resume(one_rank):
     ]
     assert "the clip can never act" in events[1]["text"]
     assert [row["reason"] for row in events if row["kind"] == "end"] == ["interrupted", "done"]
+
+
+def test_fresh_rollouts_of_a_checkpoint(one_rank, tmp_path):
+    """Another step of the run, from its last checkpoint: 6 prompts of 8 rollouts, one update, and the run stays as it is."""
+    before, folder = contents(one_rank.run_dir), tmp_path / "fresh"
+    path = collect(one_rank.run_dir / "global_step_3", folder, prompts=6, save=True)
+    assert contents(one_rank.run_dir) == before
+    rollouts, facts = read_rollouts(path)
+    rows = range(len(rollouts))
+    assert (facts.step, facts.policy_step, facts.updates, facts.rows) == (4, 3, 1, 48)
+    assert len(rollouts.prompts) == len(set(facts.uid)) == 6 and len(rollouts) == 48 == 8 * 6
+    assert facts.loss_tokens == rollouts.written_B_T.sum()
+    assert torch.equal(rollouts.written_B_T, facts.turn_ids_B_T >= 0) and torch.equal(
+        rollouts.trained, rollouts.written_B_T
+    )
+    log_prob_t, entropy_t = (
+        rollouts.log_prob_B_T[rollouts.written_B_T],
+        facts.entropy_B_T[rollouts.written_B_T],
+    )
+    assert log_prob_t.isfinite().all() and (log_prob_t <= 1e-6).all() and (entropy_t > 0).all()
+    assert rollouts.advantage_B_T[~rollouts.written_B_T].abs().max() == 0 < rollouts.advantage_B_T.abs().max()
+    # what the ids say is what the step showed
+    tokenizer = AutoTokenizer.from_pretrained(one_rank.lab / "policy")
+    said = {tuple(texts_of(tokenizer, rollouts.response_ids[row], facts.turn_ids_B_T[row])) for row in rows}
+    asked = {tokenizer.decode(ids) for ids in rollouts.prompt_ids}
+    data = parquet.read_table(one_rank.lab / "train.parquet").column("prompt").to_pylist()
+    order = RandomSampler(data, generator=torch.Generator().manual_seed(1))
+    assert all(any(data[row][-1]["content"] in prompt for prompt in asked) for row in islice(order, 6))
+    shown = [row for row in read_json_lines(folder / TRAJECTORIES) if row["step"] == 4]
+    assert shown
+    for row in shown:
+        assert tuple(turn["text"] for turn in row["turns"]) in said
+        assert any(row["question"] in prompt for prompt in asked)
+    # the update of the same step
+    (metrics,) = (row for row in read_json_lines(folder / METRICS) if row["step"] == 4)
+    mean = float(entropy_t.mean())
+    assert metrics["actor/entropy"] == pytest.approx(mean, rel=1e-4)
+    old, new = (root / "actor" / "model_world_size_1_rank_0.pt" for root in (
+        one_rank.run_dir / "checkpoints" / "global_step_3", folder / "checkpoints" / "global_step_4"))  # fmt: skip
+    assert old.read_bytes() != new.read_bytes() and (new.parent / "optim_world_size_1_rank_0.pt").exists()
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def texts_of(tokenizer, ids, turn_ids):
+    """What the policy wrote in each turn."""
+    turns = turn_ids[: len(ids)]
+    return [tokenizer.decode(ids[turns == turn]) for turn in range(int(turns.max()) + 1)]
 
 
 # Ray asks everyone who joins or uses a cluster for its token.
