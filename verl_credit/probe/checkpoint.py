@@ -131,7 +131,12 @@ def _steps_beside(folder: Path) -> str:
 def _config(actor: Path):
     if not (actor / "huggingface" / "config.json").is_file():
         raise _refused(actor, "huggingface/config.json is missing: the model is built from it")
-    return AutoConfig.from_pretrained(actor / "huggingface", local_files_only=True, trust_remote_code=False)
+    return AutoConfig.from_pretrained(
+        actor / "huggingface",
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation="eager",  # the saved name may be one of ours, which only training registers
+    )
 
 
 def _meta_model(actor: Path) -> PreTrainedModel:

@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
 ESTIMANDS = {
-    PER_SEQUENCE: "E[Σ H], nats per rollout",
-    PER_SEQUENCE_MEAN: "E[Σ H / T], the mean over rollouts of their mean entropy, nats",
-    PER_TOKEN: "E[Σ H] / E[T], nats per token, as training reports it",
+    PER_SEQUENCE: "nats per rollout",
+    PER_SEQUENCE_MEAN: "nats, mean of rollouts' means",
+    PER_TOKEN: "nats per token",
 }
+"""Units; docs/probe.md defines the three."""
 Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

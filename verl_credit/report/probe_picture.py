@@ -45,7 +45,7 @@ def _change(axes, result: dict[str, Any]) -> None:
     axes.set_xticks(etas, [f"{eta:.2g}" for eta in etas])
     axes.minorticks_off()
     axes.set_xlabel("learning rate (dashed: that of training)")
-    axes.set_ylabel(result["unit"].split(", ")[-1])
+    axes.set_ylabel(f"change of entropy, {result['unit']}")
     slope = result["log_log_slope"]
     told = "" if slope is None else f" (log-log slope {slope:.3f})"
     axes.set_title(
