@@ -215,6 +215,10 @@ def test_what_does_not_fit_is_refused():
 
 def test_other_optimisers_are_refused():
     parameters = parameters_of(6)
+    with pytest.raises(
+        ValueError, match=r"moves a parameter of shape \(7, 3\) that is not among the named ones"
+    ):
+        optimizer_state(one_group(parameters), [])
     refused = [
         (torch.optim.SGD(parameters.values(), lr=1.0), "not torch's AdamW: it has no betas, eps"),
         (torch.optim.Adam(parameters.values(), weight_decay=0.1), "Adam with weight decay in the gradient"),

@@ -89,6 +89,10 @@ def optimizer_state(
     found = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            if parameter not in names:
+                raise ValueError(
+                    f"the optimiser moves a parameter of shape {tuple(parameter.shape)} that is not among the named ones"
+                )
             found[names[parameter]] = parameter_state(optimizer.state.get(parameter, {}), group, parameter)
     return OptimizerState(lr=float(optimizer.param_groups[0]["lr"]), parameters=found)
 
