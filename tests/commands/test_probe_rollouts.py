@@ -22,6 +22,11 @@ def make_run(folder, *overrides):
     """A run with steps 5 (emptied), 10, 11 and, half written, 15; with the address of a search server that is gone."""
     config = load_config("lab", ["trainer.total_training_steps=20", f"run_dir={folder}", *overrides])
     config.search.url = "http://127.0.0.1:1"
+    config.trainer.del_local_ckpt_after_load, config.trainer.default_hdfs_dir, config.max_hours = (
+        True,
+        "/h",
+        5.0,
+    )
     for step in (5, 10, STEP, 15):
         saved = folder / "checkpoints" / f"global_step_{step}"
         (saved / ("actor" if step > 5 else "")).mkdir(parents=True)
@@ -60,29 +65,18 @@ def test_one_more_step_of_the_run_in_a_folder_of_its_own(run_dir, started, tmp_p
     assert path == table_path(folder, ROLLOUTS, 12) and contents(run_dir) == before
     was, now = flat_values(OmegaConf.load(run_dir / "config.yaml")), flat_values(started[0])
     changed = {key for key in {*was, *now} if was.get(key) != now.get(key)}
-    assert changed == {
-        *(
-            "run_dir",
-            "keep_rollouts",
-            "lineage.dir",
-            "search.url",
-            "trainer.default_local_dir",
-            "trainer.resume_mode",
-        ),
-        *(
-            "data.train_batch_size",
-            "actor_rollout_ref.actor.ppo_mini_batch_size",
-            "critic.ppo_mini_batch_size",
-        ),
-        *(
-            "trainer.resume_from_path",
-            "trainer.total_training_steps",
-            "trainer.total_epochs",
-            "trainer.save_freq",
-        ),
-        *("trainer.max_actor_ckpt_to_keep", "trainer.test_freq", "trainer.val_before_train"),
-    }
-    assert (now["data.train_batch_size"], now["actor_rollout_ref.actor.ppo_mini_batch_size"]) == (12, 12)
+    of_trainer = (
+        "default_local_dir default_hdfs_dir resume_mode resume_from_path del_local_ckpt_after_load save_freq"
+    )
+    of_trainer += " total_training_steps total_epochs max_actor_ckpt_to_keep test_freq val_before_train"
+    batch = (
+        "data.train_batch_size",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "critic.ppo_mini_batch_size",
+    )
+    own = ("run_dir", "keep_rollouts", "lineage.dir", "search.url", "max_hours")
+    assert changed == {*own, *batch, *(f"trainer.{name}" for name in of_trainer.split())}
+    assert [now[key] for key in batch] == [12, 12, 12]
     assert (now["trainer.total_training_steps"], now["trainer.save_freq"], now["search.url"]) == (
         12,
         -1,
