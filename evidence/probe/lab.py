@@ -2,14 +2,15 @@
 
     python evidence/probe/lab.py runs/spark_sweep/separate/checkpoints/global_step_15 --out runs/probe_lab
 
-One update is made from 32 prompts. All other prompts are the pool: its change of entropy, by importance sampling, is the truth;
-100 parts of it without a common prompt each predict it. Writes OUT/lab.json and OUT/lab.md.
+One update is made from 8 prompts, the run's mini-batch. 800 other prompts are the pool: its change of entropy, by importance
+sampling, is the truth. 100 seeds draw 32 prompts of the pool each, and predict it. Writes OUT/lab.json and OUT/lab.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from verl_credit.probe.truth import entropy_change, log_log_slope
 from verl_credit.probe.update import adamw_step
 from verl_credit.run.tables import ROLLOUTS, table_path
 
-SEEDS, PER_SEED, UPDATE = 100, 16, 32
+SEEDS, POOL, PER_SEED, UPDATE = 100, 800, 32, 8
 ETAS = [10 ** (k / 4 - 0.5) for k in range(5)]  # the decade around the learning rate of training
 CHOICES = {
     "naive": EstimatorSettings(x_estimator_mode="naive"),
@@ -58,12 +59,12 @@ def main() -> None:
     )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--micro-batch", type=int, default=8)
     args = parser.parse_args()
     saved = saved_step(args.checkpoint)
     path = table_path(args.out / "rollouts", ROLLOUTS, saved.step + 1)
     if not path.exists():
-        collect(saved.folder, args.out / "rollouts", prompts=SEEDS * PER_SEED + UPDATE)
+        collect(saved.folder, args.out / "rollouts", prompts=POOL + UPDATE)
     result = measure(saved, path, args.micro_batch)
     (args.out / "lab.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "lab.md").write_text(page(result))
@@ -122,13 +123,13 @@ def measure(saved, path: Path, micro: int) -> dict:
 
 
 def table(pool, seen, features, derivative, lr: float, truth: float) -> dict:
-    """By estimator: 100 predictions from parts without a common prompt, their intervals, and how often these hold the truth."""
+    """By estimator: 100 predictions, their intervals, and how often these hold the truth."""
     groups, found = pool.prompts, {}
     quantile = float(stats.t.ppf(0.975, PER_SEED - 1))
     for name, choice in CHOICES.items():
         values, errors = [], []
         for seed in range(SEEDS):
-            part = set(groups[seed * PER_SEED : (seed + 1) * PER_SEED])
+            part = set(random.Random(seed).sample(groups, PER_SEED))
             rows = [row for row, group in enumerate(pool.group_B.tolist()) if group in part]
             cut = [Tokens(t.log_prob_B_T[rows], t.entropy_B_T[rows]) for t in (seen, derivative)]
             x = entropy_gradient(cut[0], pool.written_B_T[rows], pool.group_B[rows], choice, features[rows])
@@ -166,7 +167,7 @@ def checks(policy, pool, seen, features, derivative, v, micro: int) -> dict:
         "norm_x": norm(total),
         "norm_score_term": norm(score),
         "norm_pathwise_term": norm(path),
-        "relative_difference_of_micro_batches_5_and_32": norm(off) / norm(total),
+        "relative_difference_of_two_micro_batch_sizes": norm(off) / norm(total),
         "dot_product_over_jvp": dot(total, v) / predicted,
         "variance_of_score_weights_none": bare.residual_variance,
         "variance_of_score_weights_residual_mu": rb.residual_variance,

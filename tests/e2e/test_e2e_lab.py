@@ -25,7 +25,12 @@ from transformers import AutoTokenizer
 
 from kit.train_run import TrainRun, train
 from verl_credit.commands.probe_rollouts import collect
+from verl_credit.probe.checkpoint import build_model, read_checkpoint
+from verl_credit.probe.distribution import Sampling
+from verl_credit.probe.objective import credit_weights
+from verl_credit.probe.policy import ModelPolicy, gradient, norm
 from verl_credit.probe.stored import read_rollouts
+from verl_credit.probe.update import adamw_step
 from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.run.network import RAY
@@ -183,9 +188,20 @@ def test_fresh_rollouts_of_a_checkpoint(one_rank, tmp_path):
     (metrics,) = (row for row in read_json_lines(folder / METRICS) if row["step"] == 4)
     mean = float(entropy_t.mean())
     assert metrics["actor/entropy"] == pytest.approx(mean, rel=1e-4)
-    old, new = (root / "actor" / "model_world_size_1_rank_0.pt" for root in (
-        one_rank.run_dir / "checkpoints" / "global_step_3", folder / "checkpoints" / "global_step_4"))  # fmt: skip
-    assert old.read_bytes() != new.read_bytes() and (new.parent / "optim_world_size_1_rank_0.pt").exists()
+    old, new = (
+        read_checkpoint(root / "checkpoints" / step)
+        for root, step in ((one_rank.run_dir, "global_step_3"), (folder, "global_step_4"))
+    )
+    model = build_model(
+        one_rank.run_dir / "checkpoints" / "global_step_3", old.parameters, torch.float64, "cpu"
+    )
+    policy, objective = ModelPolicy(model, rollouts, Sampling(facts.temperature)), facts.objective
+    weight_B_T = credit_weights(rollouts, objective["loss_agg_mode"], objective["loss_scale_factor"], 1)
+    loss_gradient = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), 8)
+    v = adamw_step(policy.parameters, loss_gradient, old.optimizer, max_grad_norm=objective["grad_clip"])
+    real = {name: new.parameters[name].double() - old.parameters[name].double() for name in v}
+    off = {name: old.optimizer.lr * v[name] - real[name] for name in v}
+    assert norm(real) > 0 and norm(off) < 1e-3 * norm(real)
 
 
 def contents(folder):

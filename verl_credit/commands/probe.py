@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from verl_credit.commands.probe_rollouts import SavedStep, collect, saved_step
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
@@ -33,6 +32,7 @@ def probe(checkpoint: Path, config: Path | None, out: Path | None, overrides: Se
         settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
         saved = saved_step(checkpoint)
         folder = out or saved.run_dir.parent / "probes" / f"{saved.run_dir.name}-step-{saved.step}"
+        settings = _with_mini_batch(settings, saved)
         print(f"probe: {settings.banner()}")
         path = _rollout_file(saved, folder, settings, overrides)
         result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
@@ -47,13 +47,23 @@ def probe(checkpoint: Path, config: Path | None, out: Path | None, overrides: Se
     return ExitCode.DONE
 
 
+def _with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
+    """An update of the run is made from ``ppo_mini_batch_size`` prompts."""
+    batch = settings.batch_config
+    if batch.B_U is None:
+        batch = batch.model_copy(
+            update={"B_U": int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)}
+        )
+    return settings.model_copy(update={"batch_config": batch})
+
+
 def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str, Any]:
     """The probe of one checkpoint on the rollouts in ``path``."""
     rollouts, facts = read_rollouts(path)
     _check_facts(saved, path, facts)
     e, u = divide(rollouts, settings)
     checkpoint = read_checkpoint(saved.folder)
-    notes = _left_out(facts, saved.config)
+    notes = _left_out(facts)
     dtype = getattr(torch, settings.runtime.dtype)
     if checkpoint.stored_dtype in (torch.bfloat16, torch.float16):
         notes.append(
@@ -130,7 +140,7 @@ def _check_facts(saved: SavedStep, path: Path, facts: RolloutFacts) -> None:
         raise ConfigError(f"{path}: sampled greedily (temperature=0), which has no entropy to change")
 
 
-def _left_out(facts: RolloutFacts, config: DictConfig) -> list[str]:
+def _left_out(facts: RolloutFacts) -> list[str]:
     """What the run's update has and Y has not."""
     o, notes = facts.objective, []
     if o["use_kl_loss"] and o["kl_loss_coef"]:

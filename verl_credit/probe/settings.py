@@ -97,8 +97,8 @@ class BatchSettings(_Part):
 
     B_E: Count = 32
     """a whole number of at least 1: prompts whose rollouts measure the entropy (2 for a standard error)"""
-    B_U: Count = 32
-    """a whole number of at least 1: prompts whose rollouts make the update; none of them is in E"""
+    B_U: Count | None = None
+    """a whole number of at least 1: prompts whose rollouts make the update, none of them in E; null: the run's mini-batch"""
     seed: Annotated[int, Field(ge=0)] = 42
     """a whole number of at least 0, of the division of prompts into E and U"""
 
