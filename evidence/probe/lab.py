@@ -175,29 +175,29 @@ def checks(policy, pool, seen, features, derivative, v, micro: int) -> dict:
 
 
 def page(r: dict) -> str:
-    rows = [
-        f"| {t['eta']:.3g} | {t['change']:+.5f} | {t['se']:.5f} | {t['ess']:.0f} | {100 * t['clipped']:.1f} % |"
-        for t in r["truth"]
-    ]
+    u, pool, naive = r["u"], r["pool"], r["table"]["naive"]["sd"]
     lines = [
-        f"{r['checkpoint']}, learning rate {r['lr']:g}, entropy {r['entropy']:.4f} nats per token; update from {r['u']['rollouts']} "
-        f"rollouts of {r['u']['prompts']} prompts, pool of {r['pool']['rollouts']} rollouts of {r['pool']['prompts']} prompts "
-        f"({r['pool']['tokens']} tokens). {r['seconds']:.0f} s.",
+        f"{r['checkpoint']}, learning rate {r['lr']:g}, entropy {r['entropy']:.4f} nats per token. "
+        f"Update: {u['rollouts']} rollouts of {u['prompts']} prompts. "
+        f"Pool: {pool['rollouts']} rollouts of {pool['prompts']} prompts, {pool['tokens']} tokens. "
+        f"{r['seconds']:.0f} s.",
         "",
         "| learning rate | ΔH | se | effective rollouts | clipped |",
         "|---|---|---|---|---|",
-        *rows,
+    ]
+    for t in r["truth"]:
+        change = f"{t['change']:+.6f} | {t['se']:.6f}"
+        lines.append(f"| {t['eta']:.3g} | {change} | {t['ess']:.0f} | {100 * t['clipped']:.1f} % |")
+    lines += [
         "",
         f"log |ΔH| grows with log η by {r['slope']:.4f}.",
         "",
-        f"| estimator | mean δH₁ of {SEEDS} | sd | variance, naive = 1 | mean jackknife se | 95 % interval holds the truth |",
+        f"| estimator | mean of {SEEDS} δH₁ | sd | variance (naive: 1) | mean jackknife se | 95 % intervals that hold ΔH |",
         "|---|---|---|---|---|---|",
     ]
-    naive = r["table"]["naive"]["sd"]
     for name, t in r["table"].items():
-        lines.append(
-            f"| {name} | {t['mean']:+.5f} | {t['sd']:.5f} | {(t['sd'] / naive) ** 2:.3f} | {t['mean_se']:.5f} | {t['held']} of {SEEDS} |"
-        )
+        value, share = f"{t['mean']:+.6f} | {t['sd']:.6f}", (t["sd"] / naive) ** 2
+        lines.append(f"| {name} | {value} | {share:.3f} | {t['mean_se']:.6f} | {t['held']} of {SEEDS} |")
     return "\n".join([*lines, ""])
 
 
