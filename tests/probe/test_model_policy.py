@@ -39,9 +39,11 @@ def rollouts():
     )
 
 
-@pytest.fixture(scope="module", params=["eager", "sdpa"])
+@pytest.fixture(scope="module", params=["eager", "sdpa", "tied"])
 def model(request):
-    return tiny_model("qwen3", attention=request.param, dtype=torch.float64)
+    tied = request.param == "tied"
+    attention = "eager" if tied else request.param
+    return tiny_model("qwen3", attention=attention, dtype=torch.float64, tie_word_embeddings=tied)
 
 
 @pytest.fixture
@@ -57,7 +59,8 @@ def direction(model):
 
 def test_log_probs_and_entropies_are_those_of_each_row_alone(model):
     found, rows = observe(ModelPolicy(model, rollouts(), Sampling()), 4, 4), rollouts()
-    alone = in_float64(tiny_model("qwen3", attention="eager", dtype=torch.float64))
+    tied = model.config.tie_word_embeddings
+    alone = in_float64(tiny_model("qwen3", attention="eager", dtype=torch.float64, tie_word_embeddings=tied))
     for row in range(4):
         prompt, written = rows.prompt_ids[row], rows.written_B_T[row]
         expected = log_probs(alone, torch.cat([prompt, rows.response_ids[row]]))[len(prompt) - 1 :]
