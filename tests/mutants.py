@@ -99,6 +99,18 @@ MUTANTS = [
     ("host/step/tables.py", "chosen[-1] = telling[0]", "chosen[0] = telling[0]", "step_tables"),
     ("run/tables.py", "old <= step - keep", "old < step - keep", "tables"),
     ("report/watch.py", "kinds[-1] == END or", "kinds[0] == END or", "watch"),
+    ("probe/distribution.py", "before_N_V < sampling.top_p", "before_N_V + ordered_N_V <= sampling.top_p", "worked_numbers"),
+    ("probe/baselines.py", "counted_P_J.sum(0) - counted_P_J", "counted_P_J.sum(0)", "exact_gradient"),
+    ("probe/baselines.py", "before.append(mu_J)", "before.append(mu_J if len(before) else summed_J)", "exact_gradient"),
+    ("probe/baselines.py", "(fold_B != number)", "(fold_B >= 0)", "exact_gradient"),
+    ("probe/entropy_gradient.py", "residual_B_T = where.spread(mean_B)", "residual_B_T = entropy_B_T", "exact_gradient"),
+    ("probe/entropy_gradient.py", "- self.per_token * self.length", "+ self.per_token * self.length", "derivatives"),
+    ("probe/prediction.py", "- d * (f_P / t - f * t_P / t**2)", "", "worked_numbers"),
+    ("probe/prediction.py", "total_P - x_dot_y_P", "total_P", "exact_gradient"),
+    ("probe/truth.py", "w_B * length_B, f_B", "length_B, f_B", "truth"),
+    ("probe/policy.py", "where[1] - 1]", "where[1]]", "model_policy"),
+    ("probe/policy.py", "and parameters is not self.parameters", "and parameters is None", "model_policy"),
+    ("probe/precision.py", "if func is torch.Tensor.float:", "if False:", "model_policy"),
 ]  # fmt: skip
 
 

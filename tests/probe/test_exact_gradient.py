@@ -100,6 +100,7 @@ def test_there_is_no_naive_estimate_of_the_mean_over_a_rollout():
         estimator("naive", "per_sequence_mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [s for s in ESTIMATORS if s.estimand == "per_sequence"], ids=name)
 def test_the_u_statistic_of_one_batch_is_the_product_of_the_expectations(settings):
     """Three rollouts make an update (reward times score) and measure the entropy: all 343 batches."""

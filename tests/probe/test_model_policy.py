@@ -109,6 +109,14 @@ def test_derivatives_are_central_differences_only_where_the_model_stays_in_float
     assert off_central_difference(policy, direction) > 1e-6
 
 
+def test_a_family_whose_norm_asks_for_float32_by_name():
+    """Gemma's norm calls .float(), where Qwen's calls .to(torch.float32)."""
+    model = tiny_model("gemma2", attention="eager", dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    direction = {n: torch.randn(p.shape, generator=generator).double() for n, p in model.named_parameters()}
+    assert off_central_difference(ModelPolicy(model, rollouts(), Sampling(0.7)), direction) < 1e-7
+
+
 def test_the_gradient_times_the_direction_is_the_slope(policy, direction):
     rows = rollouts()
     weights = entropy_gradient(observe(policy, 4, 2), rows.written_B_T, rows.group_B, estimator())
