@@ -92,8 +92,24 @@ def test_the_run_s_mini_batch_is_the_update(tmp_path, monkeypatch, capsys):
         raise RuntimeError("enough")
 
     monkeypatch.setattr(command, "collect", collect)
-    assert probe(saved_run(tmp_path / "run"), None, tmp_path / "out", ["a=b"]) == ExitCode.PREFLIGHT
+    assert probe(saved_run(tmp_path / "run"), None, tmp_path / "out", ["a=b"]) == ExitCode.FAILED
     assert asked == [("global_step_11", tmp_path / "out" / "rollouts", 32 + 1, ["a=b"])]
+
+
+def test_rollouts_of_an_earlier_probe_are_those_of_the_same_step_and_take_no_overrides(tmp_path, capsys):
+    checkpoint, out = saved_run(tmp_path / "run"), tmp_path / "out"
+    stored(out / "rollouts")
+    assert probe(checkpoint, None, out, ["seed=2"]) == ExitCode.PREFLIGHT
+    assert "seed=2: overrides are for new rollouts" in capsys.readouterr().out
+    link = out / "rollouts" / "from" / checkpoint.name
+    link.mkdir(parents=True)
+    (link / "actor").symlink_to(tmp_path)
+    assert probe(checkpoint, None, out, []) == ExitCode.PREFLIGHT
+    assert "of another run's step 11; give another --out" in capsys.readouterr().out
+    (link / "actor").unlink()
+    (link / "actor").symlink_to(checkpoint / "actor")
+    assert probe(checkpoint, None, out, []) == ExitCode.PREFLIGHT
+    assert "there are rollouts of 2" in capsys.readouterr().out  # it went on to them
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from verl_credit.probe.settings import ProbeSettings
 from verl_credit.probe.stored import RolloutFacts, read_rollouts
 from verl_credit.recipe.declared import declared, read_tree
 from verl_credit.report.probe_picture import picture
-from verl_credit.run.files import write_text
+from verl_credit.run.files import plain, write_text
 from verl_credit.run.progress import Throttled, say_at_once
 from verl_credit.run.tables import ROLLOUTS, DamagedTable, table_path
 
@@ -27,7 +27,7 @@ RESULT, PICTURE = "probe.json", "probe.png"
 
 
 def probe(checkpoint: Path, config: Path | None, out: Path | None, overrides: Sequence[str]) -> int:
-    """Exit code 4 for what is refused before anything is measured."""
+    """Exit code 4 for what is refused, 1 where the trainer's step or the measurement fails; nothing is written then."""
     try:
         settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
         saved = saved_step(checkpoint)
@@ -36,11 +36,14 @@ def probe(checkpoint: Path, config: Path | None, out: Path | None, overrides: Se
         print(f"probe: {settings.banner()}")
         path = _rollout_file(saved, folder, settings, overrides)
         result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
-    except (ConfigError, PreflightError, DamagedTable, ValueError, OSError, RuntimeError) as error:
+    except (ConfigError, PreflightError, DamagedTable, ValueError, OSError) as error:
         print(f"verl-credit probe: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
+    except RuntimeError as error:  # the trainer's step, or memory
+        print(f"verl-credit probe: {error}")
+        return ExitCode.FAILED
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / RESULT, json.dumps(result, indent=1, allow_nan=True) + "\n")
+    write_text(folder / RESULT, json.dumps(plain(result), indent=1, allow_nan=False) + "\n")
     (folder / PICTURE).write_bytes(picture(result))
     print("\n".join(summary(result)))
     print(f"{folder / RESULT}\n{folder / PICTURE}")
@@ -102,7 +105,7 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
     if len(prompts) < wanted.B_E + wanted.B_U:
         raise ConfigError(
             f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {wanted.B_E + wanted.B_U} different "
-            f"prompts, and there are rollouts of {len(prompts)}"
+            f"prompts, and there are rollouts of {len(prompts)}; ask for fewer, or give another --out for new rollouts"
         )
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(wanted.seed)).tolist()
     u, e = order[: wanted.B_U], order[wanted.B_U : wanted.B_U + wanted.B_E]
@@ -111,6 +114,7 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
 
 def _rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overrides: Sequence[str]) -> Path:
     if settings.generation.source == "stored":
+        _refuse_overrides(overrides, "generation.source=stored samples nothing")
         path = table_path(saved.run_dir, ROLLOUTS, saved.step + 1)
         if not path.exists():
             raise ConfigError(
@@ -120,6 +124,11 @@ def _rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overr
         return path
     made = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)
     if made.exists():
+        _refuse_overrides(overrides, f"{made} is there; give another --out for other rollouts")
+        if (folder / "rollouts" / "from" / saved.folder.name / "actor").resolve() != (
+            saved.folder / "actor"
+        ).resolve():
+            raise ConfigError(f"{made}: of another run's step {saved.step}; give another --out")
         print(f"probe: rollouts of an earlier probe, {made}")
         return made
     prompts = settings.batch_config.B_E + settings.batch_config.B_U
@@ -127,6 +136,11 @@ def _rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overr
         f"probe: verl's trainer samples rollouts of {prompts} prompts; what it says is in {folder / 'rollouts'}"
     )
     return collect(saved.folder, folder / "rollouts", prompts=prompts, overrides=overrides)
+
+
+def _refuse_overrides(overrides: Sequence[str], why: str) -> None:
+    if overrides:
+        raise ConfigError(f"{' '.join(overrides)}: overrides are for new rollouts, and {why}")
 
 
 def _check_facts(saved: SavedStep, path: Path, facts: RolloutFacts) -> None:
