@@ -2,7 +2,7 @@
 
     python evidence/probe/lab.py runs/spark_sweep/separate/checkpoints/global_step_15 --out runs/probe_lab
 
-One update is made from 8 prompts, the run's mini-batch. 800 other prompts are the pool: its change of entropy, by importance
+One update is made from a mini-batch of the run, 4 prompts. 800 other prompts are the pool: its change of entropy, by importance
 sampling, is the truth. 100 seeds draw 32 prompts of the pool each, and predict it. Writes OUT/lab.json and OUT/lab.md.
 """
 
@@ -41,7 +41,7 @@ from verl_credit.probe.truth import entropy_change, log_log_slope
 from verl_credit.probe.update import adamw_step
 from verl_credit.run.tables import ROLLOUTS, table_path
 
-SEEDS, POOL, PER_SEED, UPDATE = 100, 800, 32, 8
+SEEDS, POOL, PER_SEED, UPDATE = 100, 800, 32, 4
 ETAS = [10 ** (k / 4 - 0.5) for k in range(5)]  # the decade around the learning rate of training
 CHOICES = {
     "naive": EstimatorSettings(x_estimator_mode="naive"),
@@ -64,7 +64,9 @@ def main() -> None:
     saved = saved_step(args.checkpoint)
     path = table_path(args.out / "rollouts", ROLLOUTS, saved.step + 1)
     if not path.exists():
-        collect(saved.folder, args.out / "rollouts", prompts=POOL + UPDATE)
+        collect(
+            saved.folder, args.out / "rollouts", prompts=POOL + UPDATE, overrides=["search.timeout_s=900"]
+        )
     result = measure(saved, path, args.micro_batch)
     (args.out / "lab.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "lab.md").write_text(page(result))
