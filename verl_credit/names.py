@@ -29,3 +29,9 @@ ADV_ESTIMATOR = "info_gain"
 LOSS_MODE = "turn_ppo"
 TRAINER_MODE = "credit"
 ROLLOUT_NAME = "hf"
+
+PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
+"""Per response token: weights of the entropy probe on its log-prob and on its entropy."""
+
+PROBE_GROUP = "entropy_probe_group"
+"""Per row: the group of prompts that the entropy probe's standard error counts it in."""

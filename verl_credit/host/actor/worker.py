@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from verl.single_controller.base.decorator import Dispatch, register
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import (
+    Dispatch,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.branch_engine import BranchEngine
@@ -44,3 +51,24 @@ class CreditWorker(ActorRolloutRefWorker):
         function = getattr(self.loss_fn, "func", self.loss_fn)
         lines = {"attention": self._attention, "log_probs": self._log_probs}
         return {**registered_names(), "actor_loss": function.__name__, **lines}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_parameters(self) -> None:
+        """The actor's parameters as they are now, for the entropy probe; what was kept before is dropped."""
+        self._kept = None
+        self._kept = KeptParameters(self.actor.engine)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def measure_update(self, data: TensorDict) -> TensorDict:
+        """`entropy_probe.measure` with the engine's training micro-batches, from the kept parameters to the present ones."""
+        engine, config = self.actor.engine, self.actor.engine_config
+        tu.assign_non_tensor(
+            data,
+            use_remove_padding=self.actor.model_config.get("use_remove_padding", False),
+            use_dynamic_bsz=config.use_dynamic_bsz,
+            max_token_len_per_gpu=config.max_token_len_per_gpu,
+            micro_batch_size_per_gpu=config.micro_batch_size_per_gpu,
+            use_fused_kernels=config.use_fused_kernels,
+        )
+        kept, self._kept = self._kept, None
+        return measure(engine, kept, data)

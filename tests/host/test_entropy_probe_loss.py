@@ -1,0 +1,68 @@
+"""The loss whose gradient the entropy probe takes, and the entropies of verl's fused head."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.experimental.torch_functional import FusedLinearForPPO
+
+from verl_credit.host.actor.entropy_probe import surrogate_loss
+from verl_credit.names import PROBE_PATH, PROBE_SCORE
+
+ROWS = [(3, 4), (1, 2), (2, 5)]  # prompt and response tokens
+
+
+def nested(rows):
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_its_gradient_is_the_weights_where_the_model_reads_them(ranks):
+    """Row by row: output j of a row is about its token j + 1."""
+    random = torch.Generator().manual_seed(0)
+    score = [torch.randn(r, generator=random, dtype=torch.float64) for _, r in ROWS]
+    path = [torch.rand(r, generator=random, dtype=torch.float64) for _, r in ROWS]
+    score[2][1] = path[2][1] = 0.0  # not the policy's, and nothing finite is promised there
+    leaves = {
+        name: [torch.randn(p + r, requires_grad=True) for p, r in ROWS] for name in ("log_probs", "entropy")
+    }
+    with torch.no_grad():
+        leaves["log_probs"][2][2], leaves["entropy"][2][2] = -torch.inf, torch.nan
+    ids = [[torch.zeros(n, dtype=torch.long) for n in row] for row in ROWS]
+    fields = {"prompts": nested([p for p, _ in ids]), "responses": nested([r for _, r in ids])}
+    data = TensorDict(fields | {PROBE_SCORE: nested(score), PROBE_PATH: nested(path)}, batch_size=len(ROWS))
+    tu.assign_non_tensor(data, dp_size=ranks)
+    loss, metrics = surrogate_loss({name: nested(rows) for name, rows in leaves.items()}, data)
+    loss.backward()
+    by_hand = 0.0
+    for row, (prompt, response) in enumerate(ROWS):
+        for j in range(response):
+            at = prompt - 1 + j
+            for name, weight in (("log_probs", score), ("entropy", path)):
+                assert float(leaves[name][row].grad[at]) == pytest.approx(
+                    ranks * float(weight[row][j]), rel=1e-6
+                )
+                if weight[row][j]:
+                    by_hand += float(weight[row][j]) * float(leaves[name][row][at].detach())
+    for rows in leaves.values():
+        assert all(float(leaf.grad[-1]) == 0 for leaf in rows)
+    assert metrics == {} and float(loss.detach()) == pytest.approx(ranks * by_hand, rel=1e-6)
+
+
+def test_the_fused_heads_entropies_carry_a_gradient():
+    """verl's `torch` backend, which the probe accepts (model.fused_kernel_options.impl_backend)."""
+    random = torch.Generator().manual_seed(1)
+    hidden = torch.randn(1, 6, 5, generator=random, requires_grad=True)
+    head = torch.randn(11, 5, generator=random, requires_grad=True)
+    tokens = torch.randint(0, 11, (1, 6), generator=random)
+    score, path = torch.randn(2, 6, generator=random)
+    log_p, entropy = FusedLinearForPPO(chunk_size=4, impl_backend="torch")(
+        hidden, head, tokens, temperature=0.7
+    )
+    (score @ log_p.flatten() + path @ entropy.flatten()).backward()
+    found, hidden.grad, head.grad = (hidden.grad, head.grad), None, None
+    all_log_p = (hidden[0] @ head.T / 0.7).log_softmax(1)
+    own = all_log_p.gather(1, tokens.T).squeeze(1)
+    (score @ own - path @ (all_log_p.exp() * all_log_p).sum(1)).backward()
+    for ours, expected in zip(found, (hidden.grad, head.grad), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,170 @@
+"""The actor's part of the entropy probe: the parameters before an update, and the engine's gradients along the update.
+
+Everything is verl's own forward and backward (`forward_backward_batch`), in the engine's dtype, at the run's temperature.
+Nothing of it stays: no gradient, no parameter, no state of the optimiser or of a random generator is another one afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from tensordict import TensorDict
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_torch_device
+from verl.workers.utils.padding import no_padding_2_padding, response_from_nested
+
+from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
+
+CHUNK = 2**24
+"""Parameters whose products are summed in float64 at a time."""
+
+
+def surrogate_loss(model_output, data, dp_group=None):
+    """dp_size · Σ_rows Σ_j (score_j log π(y_j | s_j) + path_j H_j), of which the engine makes the gradient.
+
+    Ranks' gradients are averaged by FSDP, so the factor makes them a sum over all rows; micro-batches add up. Neither
+    changes the result. Both weights are 0 on tokens that are not the policy's.
+    """
+    weights = data.select(PROBE_SCORE, PROBE_PATH).to_padded_tensor()
+    total = 0.0
+    for output, name in (("log_probs", PROBE_SCORE), ("entropy", PROBE_PATH)):
+        weight_B_T = weights[name]
+        value_B_T = no_padding_2_padding(model_output[output], data)
+        total = total + torch.where(weight_B_T != 0, weight_B_T * value_B_T, 0.0).sum()
+    return total * data["dp_size"], {}
+
+
+class KeptParameters:
+    """θ_t: this rank's shards of the trainable parameters, where the engine keeps them between steps (in main memory with
+    ``param_offload``). While the update runs and until the next step they are a second copy of the parameters."""
+
+    def __init__(self, engine) -> None:
+        _reshard(engine.module)
+        get_torch_device().synchronize()  # verl offloads without waiting for the copy
+        self._shards = [shard.clone() for shard in _shards(engine.module)]
+
+    def load(self) -> None:
+        """To the device of the forward."""
+        self._shards = [shard.to(get_device_id()) for shard in self._shards]
+
+    def along_update(self, engine) -> torch.Tensor:
+        """(Σ gradient · (θ - θ_t), Σ gradient²) over all ranks, float64 [2]."""
+        found = torch.zeros(2, dtype=torch.float64, device=get_device_id())
+        with torch.no_grad():
+            for parameter, before in zip(_trainable(engine.module), self._shards, strict=True):
+                if parameter.grad is None:
+                    continue
+                gradient, now = _local(parameter.grad).reshape(-1), _local(parameter).reshape(-1)
+                for start in range(0, len(now), CHUNK):
+                    part = slice(start, start + CHUNK)
+                    was = before.reshape(-1)[part].to(now.device)
+                    step, slope = now[part].double() - was.double(), gradient[part].double()
+                    found += torch.stack([slope @ step, slope @ slope]).to(found.device)
+        mesh = engine.device_mesh
+        copies = (
+            mesh.size(0) if mesh.ndim == 2 else 1
+        )  # verl's (ddp, fsdp): shards are repeated over the first
+        torch.distributed.all_reduce(found)
+        return found / copies
+
+    @contextmanager
+    def in_place(self, engine) -> Iterator[None]:
+        """The engine computes with θ_t; afterwards with its own parameters again, to the bit."""
+        self._swap(engine)
+        try:
+            yield
+        finally:
+            self._swap(engine)
+
+    def _swap(self, engine) -> None:
+        _reshard(engine.module)  # a gathered copy of the parameters would be used again
+        get_torch_device().synchronize()
+        with torch.no_grad():
+            for shard, kept in zip(_shards(engine.module), self._shards, strict=True):
+                now = shard.clone()
+                shard.copy_(kept)
+                kept.copy_(now)
+
+
+def measure(engine, kept: KeptParameters, data: TensorDict) -> TensorDict:
+    """What the driver needs of this rank's rows. ``data``: rows as for ``compute_log_prob``, with the weights of
+    `surrogate_loss` and their group (PROBE_GROUP, [rows] int64); every rank has equally many rows of every group.
+
+    Per row and response token, nested: ``log_probs`` and ``entropy`` at the engine's parameters, ``old_log_probs`` and
+    ``old_entropy`` at the kept ones. For all ranks alike, repeated in each row: ``along`` [rows, G, 2] float64, what
+    `KeptParameters.along_update` finds once groups 0 .. g have had their backward.
+    """
+    settings = {"calculate_entropy": True, "return_model_output": True}
+    tu.assign_non_tensor(data, **settings)
+    groups = data[PROBE_GROUP].tolist()
+    rows_of = [[row for row, group in enumerate(groups) if group == g] for g in range(max(groups) + 1)]
+    parts = [tu.index_select_tensor_dict(data, rows) for rows in rows_of]
+    along = []
+    if engine.is_optimizer_offload_enabled:  # whose state leaves twice this room
+        kept.load()
+    with engine.eval_mode(), _checkpoints_activations(engine.module):
+        engine.optimizer_zero_grad()
+        try:
+            new = []
+            for part in parts:
+                new.append(engine.forward_backward_batch(part, surrogate_loss)["model_output"])
+                along.append(kept.along_update(engine))
+        finally:
+            engine.optimizer_zero_grad()
+        with kept.in_place(engine):
+            old = [
+                engine.forward_backward_batch(part, None, forward_only=True)["model_output"] for part in parts
+            ]
+    place = torch.tensor([row for rows in rows_of for row in rows]).argsort().tolist()
+
+    def in_order(outputs, name):
+        found = [
+            response_from_nested(o[name], p["response_mask"]) for o, p in zip(outputs, parts, strict=True)
+        ]
+        values = [row.cpu() for part in found for row in part.unbind()]
+        return torch.nested.as_nested_tensor([values[at] for at in place], layout=torch.jagged)
+
+    names = ("log_probs", "entropy")
+    fields = {name: in_order(new, name) for name in names}
+    fields |= {f"old_{name}": in_order(old, name) for name in names}
+    fields["along"] = torch.stack(along).cpu().expand(len(groups), -1, -1).clone()
+    return TensorDict(fields, batch_size=len(groups))
+
+
+@contextmanager
+def _checkpoints_activations(module: torch.nn.Module) -> Iterator[None]:
+    """Layers of a module in eval mode drop their activations as in training; dropout stays off."""
+    layers = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False)]
+    for layer in layers:
+        layer.training = True  # of this module alone, not of those inside
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+def _trainable(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _shards(module: torch.nn.Module) -> list[torch.Tensor]:
+    """This rank's part of every trainable parameter: the storage itself."""
+    return [_local(parameter.detach()) for parameter in _trainable(module)]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _reshard(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+        elif isinstance(part, FullyShardedDataParallel) and part._handle is not None:
+            part._handle.reshard(part._handle.uses_sharded_strategy)
+            part._handle.post_reshard()
