@@ -78,6 +78,11 @@ def without_effect(config: DictConfig) -> list[str]:
     steps = config.trainer.total_training_steps
     if steps is not None:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
+        if config.probe.every >= steps:
+            found.append(
+                f"probe.every={config.probe.every}: the update of that step is measured in the next, and "
+                f"trainer.total_training_steps={steps}"
+            )
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":

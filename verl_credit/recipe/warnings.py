@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig
 
 from verl_credit.recipe.agent_loops import may_call
+from verl_credit.recipe.rules.entropy_probe import compute_dtype
 
 CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
@@ -15,7 +16,14 @@ NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 def doubts(config: DictConfig) -> list[str]:
     """One sentence each, with keys and values."""
-    return [*_clip(config), *_sampling(config), *_normalisation(config), *_room(config), *_manager(config)]
+    return [
+        *_clip(config),
+        *_sampling(config),
+        *_normalisation(config),
+        *_room(config),
+        *_manager(config),
+        *_probe(config),
+    ]
 
 
 def _clip(config: DictConfig) -> Iterator[str]:
@@ -71,4 +79,13 @@ def _manager(config: DictConfig) -> Iterator[str]:
         yield (
             f"reward.reward_manager.source={manager.source}: a manager of yours has to hand tool_extra_fields to the reward "
             "function, as verl's naive does; without them an answer in what a tool returns counts as the policy's"
+        )
+
+
+def _probe(config: DictConfig) -> Iterator[str]:
+    if config.probe.every and (dtype := compute_dtype(config)) not in ("fp32", "float32"):
+        key = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+        yield (
+            f"probe.every={config.probe.every}: {key} computes in {dtype}, whose rounding can be larger than the change of "
+            "entropy that one update makes; read credit/probe/delta_h with that in mind, or compute in fp32"
         )

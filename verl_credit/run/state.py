@@ -31,6 +31,7 @@ FREE = (
     "evaluation.",
     "faults.",
     "lineage.",
+    "probe.",
     "lab.dir",
     "search.url",
     "search.timeout_s",

@@ -11,6 +11,7 @@ from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.lineage import Lineage
 from verl_credit.config.keys.loss import LOSS, PolicyLoss
+from verl_credit.config.keys.probe import Probe
 from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
@@ -30,7 +31,7 @@ from verl_credit.config.keys.verl import (
 )
 
 # In the order in which they are checked.
-OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Lineage)
+OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
 # fmt: off
 VERLS: tuple[type[Section], ...] = (
     KL, Data, Model, Actor, ActorEngine, Losses, Rollout, Reference, ReferenceEngine, Trainer, TrainerV1, RayInit,
@@ -77,6 +78,6 @@ def defaults_tree() -> dict[str, Any]:
 
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
-    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Lineage", "Lab",
+    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab",
     "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

@@ -19,9 +19,15 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.loop_fields import no_turn_ids, record_of, turn_ids_of, turn_rewards_of
 
 
-def read(batch, *names: str) -> TensorDict:
-    """These fields of all rows."""
-    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
+def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:
+    """These fields of all rows, or of some."""
+    keys = batch.keys if rows is None else [batch.keys[row] for row in rows]
+    return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names))
+
+
+def prompt_ids(batch) -> list[str]:
+    """verl's ``uid`` of each row: rollouts of one prompt share it."""
+    return [str(uid) for uid in _objects(read(batch, "uid")["uid"])]
 
 
 def write(batch, fields: dict[str, torch.Tensor]):

@@ -27,6 +27,7 @@ from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.rollout.watch import RolloutWatch
 from verl_credit.host.step import store
+from verl_credit.host.step.entropy_probe import ProbingTrainer
 from verl_credit.host.step.estimator import TurnStep, bring_turns
 from verl_credit.host.step.forward import TrainerForward
 from verl_credit.host.step.held_out import EvaluatingTrainer
@@ -54,7 +55,7 @@ from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
 
 
 @register_trainer(TRAINER_MODE)
-class CreditTrainer(EvaluatingTrainer, RecordedTrainer):
+class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
     """One instance in the task runner process; workers are Ray actors."""
 
     def __init__(self, config):

@@ -1,0 +1,81 @@
+"""The entropy probe inside training beside other keys: what is refused, and what is said at the start."""
+
+import pytest
+
+from kit.recipes import check, load_config
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.unread import without_effect
+from verl_credit.recipe.warnings import doubts
+
+ON = "probe.every=5"
+
+WRONG = {
+    "actor_rollout_ref.rollout.top_p=0.9": "set it to 1",
+    "actor_rollout_ref.rollout.top_k=20": "set it to -1",
+    "algorithm.rollout_correction.bypass_mode=true": "set it to false",
+    "algorithm.filter_groups.enable=true": "set it to false",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16": "set it to fp32 (mixed_precision may stay bf16)",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16": "set it to bf16 or fp32",
+    "actor_rollout_ref.actor.fsdp_config.qat.enable=true": "set it to false",
+    "actor_rollout_ref.model.enable_activation_offload=true": "set it to false",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_what_the_probe_cannot_work_with_is_refused(override):
+    with pytest.raises(ConfigError) as caught:
+        check(ON, "algorithm.info_gain_scorer=rows", override)
+    key, _, value = override.partition("=")
+    assert caught.value.key == key
+    assert str(caught.value).startswith(f"{key}={value} with probe.every=5: ")
+    assert f"{WRONG[override]}, or switch the entropy probe off with probe.every=0" in str(caught.value)
+
+
+@pytest.mark.parametrize("override", [o for o in WRONG if "bypass" not in o])
+def test_without_the_probe_it_is_accepted(override):
+    check(override)
+
+
+def test_a_fused_head_whose_entropies_nobody_tried():
+    fused = ["actor_rollout_ref.model.use_fused_kernels=true"]
+    fused += [
+        "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "algorithm.info_gain_scorer=rows",
+    ]
+    check(ON, *fused)
+    with pytest.raises(
+        ConfigError, match=r"impl_backend=triton with .*use_fused_kernels=true, probe.every=5: .*torch"
+    ):
+        check(ON, *fused, "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton")
+
+
+def test_more_groups_than_prompts_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"probe.groups=17 with data.train_batch_size=16: every group needs a prompt"
+    ):
+        check(ON, "probe.groups=17")
+    check(ON, "probe.groups=16")
+    check("probe.groups=17")
+
+
+def test_half_precision_compute_is_named_once_and_accepted():
+    half = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"
+    (said,) = [line for line in doubts(check(ON, half)) if "probe" in line]
+    assert "computes in bf16" in said and "credit/probe/delta_h" in said
+    for config in (check(ON), check(half)):
+        assert not [line for line in doubts(config) if "probe" in line]
+
+
+@pytest.mark.parametrize("every, steps, said", [(5, 5, 1), (5, 6, 0), (0, 5, 0)])
+def test_a_probe_that_never_measures_is_named(every, steps, said):
+    config = check(f"probe.every={every}", f"trainer.total_training_steps={steps}")
+    assert len([line for line in without_effect(config) if line.startswith(f"probe.every={every}: ")]) == said
+
+
+def test_verls_default_of_half_precision_is_known():
+    config = load_config(
+        "multihop_qwen3_4b", ["data.train_files=x", "data.val_files=x", "search.url=http://x", ON]
+    )
+    validate(config)
+    assert [line for line in doubts(config) if "computes in bf16" in line]

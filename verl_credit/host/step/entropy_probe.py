@@ -1,0 +1,200 @@
+"""The trainer's part of the entropy probe: which updates, which rows, and the metrics ``credit/probe/*``.
+
+The actors keep the parameters before update t. The update is measured at step t + 1, before that step's own, on rollouts
+that the new parameters wrote; the metrics stand in step t + 1, with t as ``of_step``. Equations:
+`verl_credit.probe.online`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from verl_credit.config.keys import Probe, read_section
+from verl_credit.host.step import store
+from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
+from verl_credit.probe.entropy_gradient import PER_TOKEN, EstimatorSettings, Surrogate, entropy_gradient
+from verl_credit.probe.online import deal, group_prompts, predicted_change, prompts_within
+from verl_credit.probe.policy import Tokens
+from verl_credit.probe.truth import entropy_change
+from verl_credit.run import events
+from verl_credit.turns.batch import TurnBatch
+
+ROW_FIELDS = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask")
+NAME = "credit/probe"
+OF_STEP = f"{NAME}/of_step"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows of a step that count, and the weights of the entropy's gradient on their tokens."""
+
+    places: list[int]
+    """in the step's batch"""
+    prompt_B: torch.Tensor
+    """Prompts counted in the order of their ids, which no rollout decides: those that are left out are no special ones."""
+    tokens_B: torch.Tensor
+    """Tokens of the row, prompt and observations included, float64."""
+    written_B_T: torch.Tensor
+    weights: Surrogate
+    """Summed over the rows of a prompt: the surrogate of its mean row, with (ΣH - H̄ T) for the entropy."""
+    rows_of_prompt_B: torch.Tensor
+
+    @classmethod
+    def of_step(cls, batch, turns: TurnBatch) -> Sample | None:
+        """None without a row that counts. H̄ and the baselines are those of all of the step's rows."""
+        places = turns.row_valid_B.nonzero().squeeze(1).tolist()
+        if not places:
+            return None
+        data = store.read(batch, "old_log_probs", "entropy").to_padded_tensor(padding=0)
+        seen = Tokens(data["old_log_probs"][places].double(), data["entropy"][places].double())
+        ids = store.prompt_ids(batch)
+        number = {name: n for n, name in enumerate(sorted({ids[place] for place in places}))}
+        prompt_B = torch.tensor([number[ids[place]] for place in places])
+        written_B_T = turns.turn_ids_B_T[places] >= 0
+        gradient = entropy_gradient(seen, written_B_T, prompt_B, EstimatorSettings(estimand=PER_TOKEN))
+        rows_B = prompt_B.bincount()[prompt_B].double()
+        score_B_T = gradient.numerator.score_B_T - gradient.per_token * gradient.length.score_B_T
+        return cls(
+            places=places,
+            prompt_B=prompt_B,
+            tokens_B=torch.tensor(
+                [len(turns.prompt_ids[p]) + len(turns.response_ids[p]) for p in places], dtype=torch.float64
+            ),
+            written_B_T=written_B_T,
+            weights=Surrogate(
+                score_B_T / rows_B[:, None], gradient.numerator.path_B_T * written_B_T / rows_B[:, None]
+            ),
+            rows_of_prompt_B=rows_B,
+        )
+
+    @property
+    def prompts(self) -> int:
+        return int(self.prompt_B.max()) + 1
+
+
+class ProbingTrainer(PPOTrainerSync):
+    """Expects ``run_dir``, and ``_turns`` of the step, of the class that it is part of."""
+
+    _kept_step: int | None = None
+    """The update that the actors have kept the parameters of."""
+    _probe_s = 0.0
+    """Seconds of the probe in this step."""
+    _step_s: float | None = None
+    """Seconds of the last step without the probe."""
+    _token_s: float | None = None
+    """Seconds of the last measurement per token of its rows, prompts included."""
+    _over_noted = False
+
+    def __init__(self, config):
+        self.probe = read_section(Probe, config)
+        super().__init__(config)
+
+    def _update_actor(self, batch, metrics):
+        start, step = time.perf_counter(), self.global_steps
+        if self._kept_step is not None:
+            metrics.update(self._measure_update(batch))
+            self._kept_step = None
+        if self.probe.every and step % self.probe.every == 0 and step < self.total_training_steps:
+            self.actor_rollout_wg.keep_parameters()
+            self._kept_step = step
+        self._probe_s = time.perf_counter() - start
+        return super()._update_actor(batch, metrics)
+
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        if OF_STEP in metrics:
+            share = self._probe_s / timing_raw["step"]
+            metrics |= {f"{NAME}/time_s": self._probe_s, f"{NAME}/time_share": share}
+            self._note_over(metrics, share)
+        self._step_s, self._probe_s = timing_raw["step"] - self._probe_s, 0.0
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+
+    def _measure_update(self, batch) -> dict[str, float]:
+        start = time.perf_counter()
+        sample, groups = Sample.of_step(batch, self._turns), self.probe.groups
+        available = 0 if sample is None else sample.prompts
+        prompt_s = None
+        if sample is not None and self._token_s is not None:
+            prompt_s = self._token_s * float(sample.tokens_B.sum()) / available
+        n = prompts_within(self.probe.budget, groups, available, self._step_s, prompt_s)
+        if n == 0:
+            text = f"the update of step {self._kept_step} is not measured: step {self.global_steps} has rows that count of "
+            events.note(
+                self.run_dir, "entropy_probe", f"{text}{available} prompts, and probe.groups={groups}"
+            )
+            return {}
+        rows_G = group_prompts(sample.prompt_B, list(range(n)), groups)
+        metrics = self._measured(batch, sample, rows_G)
+        rows = [row for group in rows_G for row in group]
+        self._token_s = (time.perf_counter() - start) / float(sample.tokens_B[rows].sum())
+        return metrics | {f"{NAME}/prompts": n, f"{NAME}/rows": len(rows), OF_STEP: self._kept_step}
+
+    def _measured(self, batch, sample: Sample, rows_G: list[list[int]]) -> dict[str, float]:
+        config = self.config.actor_rollout_ref
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        micro = 1 if config.actor.use_dynamic_bsz else config.actor.ppo_micro_batch_size_per_gpu
+        dealt = deal(rows_G, ranks, micro)
+        data = rows_for_actors(batch, sample, dealt)
+        tu.assign_non_tensor(data, temperature=config.rollout.temperature)
+        output = self.actor_rollout_wg.measure_update(data)
+        place = {row: at for at, (row, _, counts) in enumerate(dealt) if counts}
+        rows = [row for group in rows_G for row in group]
+        order, written_B_T = [place[row] for row in rows], sample.written_B_T[rows]
+
+        def tokens(prefix: str) -> Tokens:
+            padded = [
+                padded_to(output[f"{prefix}{name}"], order, written_B_T) for name in ("log_probs", "entropy")
+            ]
+            return Tokens(*padded)
+
+        written_B = sample.written_B_T.sum(1) / sample.rows_of_prompt_B
+        tokens_G = torch.stack([written_B[group].sum() for group in rows_G])
+        along_G_2 = output["along"][0]
+        delta_h1, se = predicted_change(along_G_2[:, 0].diff(prepend=torch.zeros(1)), tokens_G)
+        change = entropy_change(tokens(""), tokens("old_"), written_B_T, sample.prompt_B[rows], PER_TOKEN)
+        return {
+            f"{NAME}/delta_h1": delta_h1,
+            f"{NAME}/delta_h1_se": se,
+            f"{NAME}/delta_h": -change.change,  # the other parameters are the earlier ones
+            f"{NAME}/delta_h_se": change.se,
+            f"{NAME}/ess": change.ess,
+            f"{NAME}/clipped": change.clipped,
+            f"{NAME}/grad_norm": float(along_G_2[-1, 1].sqrt() / tokens_G.sum()),
+        }
+
+    def _note_over(self, metrics, share: float) -> None:
+        """Once a run: the metric has the rest."""
+        if share <= self.probe.budget or self._over_noted:
+            return
+        self._over_noted = True
+        prompts = int(metrics[f"{NAME}/prompts"])
+        least = ", the least that it can measure (probe.groups)" if prompts == self.probe.groups else ""
+        text = f"the entropy probe took {share:.1%} of step {self.global_steps}, more than probe.budget="
+        text += f"{self.probe.budget:g}: it measured {prompts} prompts{least}"
+        events.note(self.run_dir, "entropy_probe", text)
+
+
+def rows_for_actors(batch, sample: Sample, dealt: list[tuple[int, int, bool]]):
+    """The dealt rows with their weights, as `host.actor.entropy_probe.measure` takes them."""
+    rows = list(dict.fromkeys(row for row, _, _ in dealt))
+    data = store.read(batch, *ROW_FIELDS, rows=[sample.places[row] for row in rows])
+    at = {row: n for n, row in enumerate(rows)}
+    data = tu.index_select_tensor_dict(data, [at[row] for row, _, _ in dealt])
+    lengths = data["responses"].offsets().diff().tolist()
+    for name, weight_B_T in ((PROBE_SCORE, sample.weights.score_B_T), (PROBE_PATH, sample.weights.path_B_T)):
+        cut = [weight_B_T[row, :n] * counts for (row, _, counts), n in zip(dealt, lengths, strict=True)]
+        data[name] = torch.nested.as_nested_tensor(cut, layout=torch.jagged)
+    data[PROBE_GROUP] = torch.tensor([group for _, group, _ in dealt])
+    return data
+
+
+def padded_to(nested: torch.Tensor, order: list[int], like_B_T: torch.Tensor) -> torch.Tensor:
+    """These rows, float64, as wide as ``like_B_T``."""
+    rows, padded_B_T = nested.unbind(), torch.zeros(like_B_T.shape, dtype=torch.float64)
+    for n, at in enumerate(order):
+        padded_B_T[n, : len(rows[at])] = rows[at].double()
+    return padded_B_T

@@ -1,0 +1,89 @@
+"""What the entropy probe inside training cannot work with."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.keys import Probe, read_section
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules.correction import KEY as CORRECTION
+
+EVERY = "probe.every"
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+ENGINE = "actor_rollout_ref.actor.fsdp_config"
+OFF = "or switch the entropy probe off with probe.every=0"
+FUSED = f"{MODEL}.use_fused_kernels"
+BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
+
+
+def validate_entropy_probe(config: DictConfig) -> None:
+    """Raise ConfigError for the first thing that is wrong."""
+    probe = read_section(Probe, config)
+    if not probe.every:
+        return
+    for key, right, why in _WRONG:
+        value = OmegaConf.select(config, key)
+        if value is not None and not right(value):
+            raise ConfigError(key=key, value=value, beside={EVERY: probe.every}, accepted=f"{why}, {OFF}")
+    backend = OmegaConf.select(config, BACKEND)
+    if OmegaConf.select(config, FUSED) and backend != "torch":
+        why = "the gradient of that kernel's entropies has not been looked at; set it to torch, or use_fused_kernels=false"
+        beside = {FUSED: True, EVERY: probe.every}
+        raise ConfigError(key=BACKEND, value=backend, beside=beside, accepted=f"{why}, {OFF}")
+    if config.data.train_batch_size < probe.groups:
+        why = "every group needs a prompt of the step; at most data.train_batch_size"
+        raise ConfigError.of(config, "probe.groups", "data.train_batch_size", accepted=why)
+
+
+def compute_dtype(config: DictConfig) -> str:
+    """In which the engine runs the model; verl's default is bfloat16."""
+    mixed = OmegaConf.select(config, f"{ENGINE}.mixed_precision")
+    return str((mixed or {}).get("param_dtype") or "bf16")
+
+
+def _full(name: str) -> bool:
+    return name in ("fp32", "float32")
+
+
+_WRONG = (
+    (
+        f"{ROLLOUT}.top_p",
+        lambda p: p >= 1,
+        "the actor's entropies are those of the whole distribution, and rollouts would be drawn from another; set it to 1",
+    ),
+    (
+        f"{ROLLOUT}.top_k",
+        lambda k: k <= 0,
+        "the actor's entropies are those of the whole distribution, and rollouts would be drawn from another; set it to -1",
+    ),
+    (
+        f"{CORRECTION}.bypass_mode",
+        lambda on: not on,
+        "verl then computes no entropies of the step's rollouts; set it to false",
+    ),
+    (
+        "algorithm.filter_groups.enable",
+        lambda on: not on,
+        "the rollouts that are left are chosen by their rewards, no sample of the policy; set it to false",
+    ),
+    (
+        f"{ENGINE}.model_dtype",
+        _full,
+        "weights in half precision hide the change that one update makes; set it to fp32 (mixed_precision may stay bf16)",
+    ),
+    (
+        f"{ENGINE}.mixed_precision.param_dtype",
+        lambda name: name not in ("fp16", "float16"),
+        "verl scales the loss in fp16, and gradients of another loss could overflow; set it to bf16 or fp32",
+    ),
+    (
+        f"{ENGINE}.qat.enable",
+        lambda on: not on,
+        "quantised weights change in steps, which no gradient predicts; set it to false",
+    ),
+    (
+        f"{MODEL}.enable_activation_offload",
+        lambda on: not on,
+        "verl offloads activations in training mode only, and the probe runs without dropout; set it to false",
+    ),
+)
