@@ -226,16 +226,31 @@ def assert_same_losses(one_rank, name, *overrides, environment=None):
     )  # fmt: skip
     assert code == 0, output
     rows = read_json_lines(run_dir / METRICS)
-    assert [row["step"] for row in rows] == [1, 2] and any(row["actor/grad_norm"] > 0 for row in rows)
-    for ours, expected in zip(rows, one_rank.rows[:2], strict=True):
+    assert [row["step"] for row in rows[:2]] == [1, 2] and any(row["actor/grad_norm"] > 0 for row in rows[:2])
+    for ours, expected in zip(rows[:2], one_rank.rows[:2], strict=True):
         gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
         for key in (*SAME, *gain):
             assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)
-    return read_json_lines(run_dir / EVENTS)
+    return read_json_lines(run_dir / EVENTS), rows
 
 
-def test_two_ranks_have_the_losses_of_one(one_rank):
-    assert_same_losses(one_rank, "two", "trainer.n_gpus_per_node=2")
+def test_two_ranks_have_the_losses_of_one_that_is_not_probed(one_rank):
+    """The entropy probe measures the first two updates, each in the step after it."""
+    probe = ["probe.every=1", "probe.budget=0.9", "trainer.total_training_steps=3"]
+    _, rows = assert_same_losses(one_rank, "two", "trainer.n_gpus_per_node=2", *probe)
+    assert not any(name.startswith("credit/probe/") for name in rows[0] | one_rank.rows[1])
+    for step, row in enumerate(rows[1:], 1):
+        found = {
+            name.removeprefix("credit/probe/"): v
+            for name, v in row.items()
+            if name.startswith("credit/probe/")
+        }
+        assert found["of_step"] == step and found["rows"] == 8 * found["prompts"] > 0
+        assert 0 < found["time_share"] < 1 and 0 < found["ess"] <= found["rows"] and found["clipped"] == 0
+        apart = found["delta_h"] - found["delta_h1"]
+        assert abs(apart) <= 4 * (found["delta_h_se"] ** 2 + found["delta_h1_se"] ** 2) ** 0.5 + 1e-6
+    # update 1 has no gradient; update 2 changes the entropy, and the prediction has its size
+    assert found["delta_h"] != 0 and found["delta_h1"] != 0 and found["grad_norm"] > 0
 
 
 def free_port():
@@ -285,7 +300,7 @@ def wait_for(port, node):
 
 
 def test_two_nodes_have_the_losses_of_one_rank(one_rank, cluster):
-    events = assert_same_losses(
+    events, _ = assert_same_losses(
         one_rank, "nodes", "trainer.nnodes=2", f"+ray_kwargs.ray_init.address='{cluster}'",
         "ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null",
         "ray_kwargs.ray_init.object_store_memory=null", "ray_kwargs.ray_init.include_dashboard=null",
