@@ -45,6 +45,8 @@ CASES = [
     ),
     ((ENDLESS, "algorithm.info_gain_every=100"), "gains are measured in step 1 alone of 40 steps"),
     ((ENDLESS, "algorithm.transform_mode=gtpo_sepa"), "lambda is 0 until step 51, and 40 steps"),
+    ((ENDLESS, "probe.every=40"), "probe.every=40: no update is measured in 40 steps"),
+    ((ENDLESS, "probe.every=39"), ""),
     ((ENDLESS, "algorithm.info_gain_warmup_steps=39"), ""),
     (("trainer.total_training_steps=40", "algorithm.info_gain_warmup_steps=40"), ""),  # said before the start
 ]

@@ -78,11 +78,7 @@ def without_effect(config: DictConfig) -> list[str]:
     steps = config.trainer.total_training_steps
     if steps is not None:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
-        if config.probe.every >= steps:
-            found.append(
-                f"probe.every={config.probe.every}: the update of that step is measured in the next, and "
-                f"trainer.total_training_steps={steps}"
-            )
+        found += probe_without_effect(config.probe.every, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":
@@ -107,6 +103,11 @@ def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str
     if reads.transform(credit).uses_sepa_controller:
         found += sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, said)
     return found
+
+
+def probe_without_effect(every: int, steps: int, said: str) -> list[str]:
+    """An update is measured in the step after it, so that of the last step is not."""
+    return [f"probe.every={every}: no update is measured in {said}"] if every >= steps else []
 
 
 def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:

@@ -43,7 +43,7 @@ from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
-from verl_credit.recipe.unread import without_effect_in
+from verl_credit.recipe.unread import probe_without_effect, without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.small_groups import small_groups_note
@@ -135,7 +135,8 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             return  # said before the start
         steps = self.total_training_steps
         said = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
-        for line in without_effect_in(self.settings, steps, said):
+        idle = probe_without_effect(self.config.probe.every, steps, said)
+        for line in [*without_effect_in(self.settings, steps, said), *idle]:
             events.note(self.run_dir, "idle", f"without effect: {line}")
 
     @property
