@@ -3,7 +3,7 @@
     python evidence/probe/lab.py runs/spark_sweep/separate/checkpoints/global_step_15 --out runs/probe_lab
 
 One update is made from a mini-batch of the run, 4 prompts. 800 other prompts are the pool: its change of entropy, by
-importance sampling, is the truth. 100 seeds draw 32 prompts of the pool each, and predict it. Writes OUT/lab.json and lab.md.
+importance sampling, is the truth. 100 seeds draw 32 prompts of the pool each, and predict it. Writes OUT/lab.json, lab.md.
 """
 
 from __future__ import annotations

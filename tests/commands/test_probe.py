@@ -139,6 +139,12 @@ def test_what_the_update_leaves_out_is_named():
     assert command._left_out(SimpleNamespace(objective=nothing, rollout_is_weight_B_T=None)) == []
 
 
+def test_weights_in_half_precision_are_used_and_named():
+    (said,) = command._rounded(torch.bfloat16, "float64")
+    assert "weights are bfloat16: here they are computed with in float64" in said
+    assert command._rounded(torch.float32, "float64") == []
+
+
 def test_the_summary_names_clipped_weights_and_the_u_statistic():
     result = {
         "entropy": 0.1, "unit": "nats per token", "lr": 1e-3, "log_log_slope": 0.99, "derivative_check": 1e-9,

@@ -66,13 +66,8 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
     _check_facts(saved, path, facts)
     e, u = divide(rollouts, settings)
     checkpoint = read_checkpoint(saved.folder)
-    notes = _left_out(facts)
+    notes = [*_left_out(facts), *_rounded(checkpoint.stored_dtype, settings.runtime.dtype)]
     dtype = getattr(torch, settings.runtime.dtype)
-    if checkpoint.stored_dtype in (torch.bfloat16, torch.float16):
-        notes.append(
-            f"the checkpoint's weights are {str(checkpoint.stored_dtype).removeprefix('torch.')}: they are computed with in "
-            f"{settings.runtime.dtype} here, but training rounds its steps to them, so its own change differs"
-        )
     for note in notes:
         print(f"probe: {note}")
     found = Probe(
@@ -166,6 +161,17 @@ def _left_out(facts: RolloutFacts) -> list[str]:
     if (epochs := int(o["ppo_epochs"])) > 1:
         notes.append(f"Y is the first of ppo_epochs={epochs} passes over the rollouts")
     return notes
+
+
+def _rounded(stored: torch.dtype, used: str) -> list[str]:
+    """Weights in half precision can be computed with, and training rounds every step to them."""
+    if stored not in (torch.bfloat16, torch.float16):
+        return []
+    name = str(stored).removeprefix("torch.")
+    return [
+        f"the checkpoint's weights are {name}: here they are computed with in {used}, but training rounds its steps to {name}, "
+        "so its own change of entropy differs"
+    ]
 
 
 def summary(result: dict[str, Any]) -> list[str]:
