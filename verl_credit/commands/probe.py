@@ -169,8 +169,8 @@ def _rounded(stored: torch.dtype, used: str) -> list[str]:
         return []
     name = str(stored).removeprefix("torch.")
     return [
-        f"the checkpoint's weights are {name}: here they are computed with in {used}, but training rounds its steps to {name}, "
-        "so its own change of entropy differs"
+        f"the checkpoint's weights are {name}: here they are computed with in {used}, but training rounds its steps to "
+        f"{name}, so its own change of entropy differs"
     ]
 
 
