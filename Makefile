@@ -11,6 +11,7 @@ VLLM_VENV ?= .venv-vllm
 DOCS_VENV ?= .venv-docs
 RUN_DIR ?= runs/demo
 CASES ?= 2000
+LONG ?= 3
 # A Linux user without a GPU avoids the CUDA download with
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -35,9 +36,10 @@ test: lint docs test-fast test-long
 test-fast: install
 	$(BIN)/python -m pytest -m "not e2e and not slow" -n logical --maxprocesses 8 --dist worksteal
 
-# Together and in the order of the folders, so that no core waits for a long run at the end; at most four runs of Ray at a time.
+# Together and in the order of the folders, so that no core waits for a long run at the end. Three at a time also on two cores,
+# because a run of Ray often waits.
 test-long: install
-	$(BIN)/python -m pytest -m "slow or e2e" -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "slow or e2e" -n $(LONG) --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 8 --dist loadfile

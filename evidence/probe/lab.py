@@ -42,7 +42,11 @@ from verl_credit.probe.update import adamw_step
 from verl_credit.run.tables import ROLLOUTS, table_path
 
 SEEDS, POOL, PER_SEED, UPDATE = 100, 800, 32, 4
-ETAS = [10 ** (k / 4 - 0.5) for k in range(5)]  # the decade around the learning rate of training
+ETAS = [
+    10 ** (k / 4 - 1.5) for k in range(9)
+]  # two decades; the upper one is around the learning rate of training
+DECADES = {"around the learning rate": ETAS[4:], "around a tenth of it": ETAS[:5]}
+BLOCKS = 20  # of prompts, for the error of a slope
 CHOICES = {
     "naive": EstimatorSettings(x_estimator_mode="naive"),
     "rb, none": EstimatorSettings(baseline=BaselineSettings(mode="none")),
@@ -97,12 +101,13 @@ def measure(saved, path: Path, micro: int) -> dict:
     derivative = along(policy, v, len(pool), micro)
     print(f"derivatives after {time.time() - begun:.0f} s", flush=True)
     unit = EstimatorSettings().estimand
-    changes = []
+    changes, afters = [], []
     for factor in ETAS:
         after = observe(policy, len(pool), micro, moved(policy.parameters, v, factor * lr))
+        afters.append(after)
         changes.append(entropy_change(seen, after, pool.written_B_T, pool.group_B, unit))
         print(f"{factor:.3f} lr: {changes[-1]}", flush=True)
-    truth = changes[2]  # at the learning rate of training
+    truth = changes[6]  # at the learning rate of training
     engine = (pool.log_prob_B_T - seen.log_prob_B_T)[pool.written_B_T].abs()
     return {
         "checkpoint": saved.folder.name,
@@ -117,11 +122,35 @@ def measure(saved, path: Path, micro: int) -> dict:
             {"eta": f * lr, "change": c.change, "se": c.se, "ess": c.ess, "clipped": c.clipped}
             for f, c in zip(ETAS, changes, strict=True)
         ],
-        "slope": log_log_slope([f * lr for f in ETAS], [c.change for c in changes]),
+        "slopes": {name: slope(pool, seen, afters, lr, factors) for name, factors in DECADES.items()},
         "table": table(pool, seen, features, derivative, lr, truth.change),
         "checks": checks(policy, pool, seen, features, derivative, v, micro),
         "seconds": time.time() - begun,
     }
+
+
+def slope(pool, seen, afters, lr: float, factors: list[float]) -> dict[str, float]:
+    """log |ΔH| against log η, and its error: blocks of prompts are left out one by one."""
+
+    def of(groups: set[int]) -> float:
+        rows = [row for row, group in enumerate(pool.group_B.tolist()) if group in groups]
+        before, etas, changes = cut(seen, rows), [], []
+        for factor in factors:
+            after = cut(afters[ETAS.index(factor)], rows)
+            args = pool.written_B_T[rows], pool.group_B[rows], EstimatorSettings().estimand
+            changes.append(entropy_change(before, after, *args).change)
+            etas.append(factor * lr)
+        return log_log_slope(etas, changes)
+
+    every = set(pool.prompts)
+    left_out = [of(every - set(pool.prompts[block::BLOCKS])) for block in range(BLOCKS)]
+    mean = sum(left_out) / BLOCKS
+    se = ((BLOCKS - 1) / BLOCKS * sum((one - mean) ** 2 for one in left_out)) ** 0.5
+    return {"slope": of(every), "se": se}
+
+
+def cut(tokens: Tokens, rows: list[int]) -> Tokens:
+    return Tokens(tokens.log_prob_B_T[rows], tokens.entropy_B_T[rows])
 
 
 def table(pool, seen, features, derivative, lr: float, truth: float) -> dict:
@@ -133,9 +162,10 @@ def table(pool, seen, features, derivative, lr: float, truth: float) -> dict:
         for seed in range(SEEDS):
             part = set(random.Random(seed).sample(groups, PER_SEED))
             rows = [row for row, group in enumerate(pool.group_B.tolist()) if group in part]
-            cut = [Tokens(t.log_prob_B_T[rows], t.entropy_B_T[rows]) for t in (seen, derivative)]
-            x = entropy_gradient(cut[0], pool.written_B_T[rows], pool.group_B[rows], choice, features[rows])
-            value, se = predict(x, cut[1]).at(lr)
+            x = entropy_gradient(
+                cut(seen, rows), pool.written_B_T[rows], pool.group_B[rows], choice, features[rows]
+            )
+            value, se = predict(x, cut(derivative, rows)).at(lr)
             values.append(value)
             errors.append(se)
         held = sum(abs(value - truth) <= quantile * se for value, se in zip(values, errors, strict=True))
@@ -149,9 +179,9 @@ def checks(policy, pool, seen, features, derivative, v, micro: int) -> dict:
     """Section 6 of the founding plan, on the first 32 prompts of the pool."""
     part = set(pool.prompts[:32])
     rows = [row for row, group in enumerate(pool.group_B.tolist()) if group in part]
-    cut = Tokens(seen.log_prob_B_T[rows], seen.entropy_B_T[rows])
-    rb = entropy_gradient(cut, pool.written_B_T[rows], pool.group_B[rows], EstimatorSettings())
-    bare = entropy_gradient(cut, pool.written_B_T[rows], pool.group_B[rows], CHOICES["rb, none"])
+    part_seen = cut(seen, rows)
+    rb = entropy_gradient(part_seen, pool.written_B_T[rows], pool.group_B[rows], EstimatorSettings())
+    bare = entropy_gradient(part_seen, pool.written_B_T[rows], pool.group_B[rows], CHOICES["rb, none"])
     combined, zero = rb.combined(), torch.zeros(len(rows), pool.written_B_T.shape[1], dtype=torch.float64)
     whole_zero = torch.zeros_like(pool.written_B_T, dtype=torch.float64)
 
@@ -164,7 +194,7 @@ def checks(policy, pool, seen, features, derivative, v, micro: int) -> dict:
     total = {name: score[name] + path[name] for name in score}
     small = of(combined.score_B_T, combined.path_B_T, 5)
     off = {name: total[name] - small[name] for name in total}
-    predicted = predict(rb, Tokens(derivative.log_prob_B_T[rows], derivative.entropy_B_T[rows])).slope
+    predicted = predict(rb, cut(derivative, rows)).slope
     return {
         "norm_x": norm(total),
         "norm_score_term": norm(score),
@@ -188,11 +218,15 @@ def page(r: dict) -> str:
         "|---|---|---|---|---|",
     ]
     for t in r["truth"]:
-        change = f"{t['change']:+.6f} | {t['se']:.6f}"
+        change = f"{t['change']:+.7f} | {t['se']:.7f}"
         lines.append(f"| {t['eta']:.3g} | {change} | {t['ess']:.0f} | {100 * t['clipped']:.1f} % |")
     lines += [
         "",
-        f"log |ΔH| grows with log η by {r['slope']:.4f}.",
+        "log |ΔH| grows with log η by "
+        + ", ".join(
+            f"{s['slope']:.4f} ± {s['se']:.4f} in the decade {name}" for name, s in r["slopes"].items()
+        )
+        + ".",
         "",
         f"| estimator | mean of {SEEDS} δH₁ | sd | variance (naive: 1) | mean jackknife se | 95 % intervals that hold ΔH |",
         "|---|---|---|---|---|---|",

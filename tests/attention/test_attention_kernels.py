@@ -166,7 +166,7 @@ def largest_difference(model, pack, ids, positions=None, told=None):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("kernel", ["sdpa", "flex"])
+@pytest.mark.parametrize("kernel", ["sdpa", pytest.param("flex", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_branch_is_a_row_of_its_own(family, kernel):
     pack = pack_rows(TRUNKS, BRANCHES)

@@ -188,6 +188,7 @@ def test_text_is_escaped(campaign):
     assert "default-src 'none'; img-src data:" in (folder / "campaign.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(campaign):
     folder = campaign()
     whole(folder)

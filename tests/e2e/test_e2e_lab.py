@@ -234,25 +234,6 @@ def assert_same_losses(one_rank, name, *overrides, environment=None):
     return read_json_lines(run_dir / EVENTS), rows
 
 
-def test_two_ranks_have_the_losses_of_one_that_is_not_probed(one_rank):
-    """The entropy probe measures the first two updates, each in the step after it."""
-    probe = ["probe.every=1", "probe.budget=0.9", "trainer.total_training_steps=3"]
-    _, rows = assert_same_losses(one_rank, "two", "trainer.n_gpus_per_node=2", *probe)
-    assert not any(name.startswith("credit/probe/") for name in rows[0] | one_rank.rows[1])
-    for step, row in enumerate(rows[1:], 1):
-        found = {
-            name.removeprefix("credit/probe/"): v
-            for name, v in row.items()
-            if name.startswith("credit/probe/")
-        }
-        assert found["of_step"] == step and found["rows"] == 8 * found["prompts"] > 0
-        assert 0 < found["time_share"] < 1 and 0 < found["ess"] <= found["rows"] and found["clipped"] == 0
-        apart = found["delta_h"] - found["delta_h1"]
-        assert abs(apart) <= 4 * (found["delta_h_se"] ** 2 + found["delta_h1_se"] ** 2) ** 0.5 + 1e-6
-    # update 1 has no gradient; update 2 changes the entropy, and the prediction has its size
-    assert found["delta_h"] != 0 and found["delta_h1"] != 0 and found["grad_norm"] > 0
-
-
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -299,12 +280,27 @@ def wait_for(port, node):
     raise TimeoutError(f"no Ray on port {port}")
 
 
-def test_two_nodes_have_the_losses_of_one_rank(one_rank, cluster):
-    events, _ = assert_same_losses(
+def test_two_nodes_have_the_losses_of_one_rank_that_is_not_probed(one_rank, cluster):
+    """The entropy probe measures the first two updates of the two, each in the step after it."""
+    events, rows = assert_same_losses(
         one_rank, "nodes", "trainer.nnodes=2", f"+ray_kwargs.ray_init.address='{cluster}'",
         "ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null",
         "ray_kwargs.ray_init.object_store_memory=null", "ray_kwargs.ray_init.include_dashboard=null",
+        "probe.every=1", "probe.budget=0.9", "trainer.total_training_steps=3",
         environment=TOKEN,
     )  # fmt: skip
     (network,) = [row["text"] for row in events if row["kind"] == "network"]
     assert f"others can reach the nodes of the Ray cluster at {cluster}" in network
+    assert not any(name.startswith("credit/probe/") for name in rows[0] | one_rank.rows[1])
+    for step, row in enumerate(rows[1:], 1):
+        found = {
+            name.removeprefix("credit/probe/"): v
+            for name, v in row.items()
+            if name.startswith("credit/probe/")
+        }
+        assert found["of_step"] == step and found["rows"] == 8 * found["prompts"] > 0
+        assert 0 < found["time_share"] < 1 and 0 < found["ess"] <= found["rows"] and found["clipped"] == 0
+        apart = found["delta_h"] - found["delta_h1"]
+        assert abs(apart) <= 4 * (found["delta_h_se"] ** 2 + found["delta_h1_se"] ** 2) ** 0.5 + 1e-6
+    # update 1 has no gradient; update 2 changes the entropy, and the prediction has its size
+    assert found["delta_h"] != 0 and found["delta_h1"] != 0 and found["grad_norm"] > 0

@@ -142,6 +142,15 @@ def test_the_diagonal_step_has_a_u_statistic_without_own_products(model, optimiz
     assert probe(model, optimizer).measure()["u_statistic"] is None
 
 
+def test_the_update_is_the_same_to_the_bit_whatever_estimates_the_entropy(model, optimizer):
+    a, b = (
+        probe(model, optimizer, estimator=estimator)._direction(ModelPolicy(model, U, Sampling()))
+        for estimator in ({"x_estimator_mode": "naive"}, {"baseline": {"mode": "regression"}})
+    )
+    for one, other in zip(a, b, strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_without_the_pathwise_term_its_part_is_missing(model, optimizer):
     whole = probe(model, optimizer).measure()
     bare = probe(model, optimizer, generation={"rb_requires_grad": False}).measure()

@@ -142,6 +142,7 @@ def test_what_cannot_be_plugged_in_is_refused_and_the_docs_say_so(key):
     assert f"{key.rpartition('.')[2]}`" in paragraph
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_docs_keep_the_laws_with_the_params_that_the_docs_give(tmp_path, monkeypatch):
     text = DOCS.read_text()
     monkeypatch.syspath_prepend(tmp_path)

@@ -45,6 +45,7 @@ def test_a_form_that_is_stated_is_believed(tmp_path, truth):
     assert len(read_rows(write(tmp_path / "train.parquet", [row]), "k", searches=False)) == 1
 
 
+@pytest.mark.slow
 def test_train_refuses_rows_whose_answers_nothing_would_read(tmp_path, capsys, monkeypatch):
     inputs = [check for check in checks.CHECKS if check.stage is checks.Stage.INPUTS]
     monkeypatch.setattr(checks, "CHECKS", inputs)

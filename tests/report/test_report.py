@@ -224,6 +224,7 @@ def test_a_step_written_twice_counts_as_last_written(run_dir):
     assert read_run(run_dir).series("critic/score/mean") == Series((1, 2), (0.2, 9.0))
 
 
+@pytest.mark.slow
 def test_same_run_same_bytes(run_dir, pictures):
     first = report(run_dir), (run_dir / "curves.png").read_bytes()
     assert (report(run_dir), (run_dir / "curves.png").read_bytes()) == first

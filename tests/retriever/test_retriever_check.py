@@ -227,6 +227,7 @@ def test_scores_of_every_kind_are_as_exact_as_check_expects(checked, tmp_path, k
     assert not wrong or not has_exact_scores(served.manifest)
 
 
+@pytest.mark.slow
 def test_overload_is_counted_and_is_no_problem_as_long_as_something_is_answered(exact, search):
     index, encoder = exact
     seen, lock = [0], threading.Lock()

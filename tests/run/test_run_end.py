@@ -62,6 +62,7 @@ def test_sigterm_ends_as_an_interruption(tmp_path, capsys, ends_with, monkeypatc
     assert last_end(tmp_path)[:2] == ["interrupted", 130]
 
 
+@pytest.mark.slow
 def test_done_and_the_time_limit_are_two_ends(tmp_path, capsys, ends_with):
     ends_with(steps=2, note=(events.MAX_HOURS, "max_hours=1: step 2 is the last"))
     assert run(capsys, tmp_path, FIVE)[0] == 0

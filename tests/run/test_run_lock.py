@@ -141,6 +141,7 @@ def test_checkpoints_in_the_run_s_own_folder_are_no_second_run(tmp_path, capsys,
 
 
 @pytest.mark.skipif(bool(os.environ.get("RAY_ADDRESS")), reason="a cluster may bring the devices")
+@pytest.mark.slow
 def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, nothing_heavy):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code, lines = run(capsys, tmp_path, "trainer.device=cuda")

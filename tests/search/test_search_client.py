@@ -118,6 +118,7 @@ def test_a_server_that_says_nothing_more_ends_at_the_deadline(server, step):
     assert (found.code, found.attempts) == ("deadline", 1)
 
 
+@pytest.mark.slow
 def test_the_deadline_covers_the_retries_and_the_reason_before_it_is_kept(server):
     server.script = [(503, b"overloaded"), "hang"]
     found = fault(SearchClient(server.url, timeout_s=1.5))

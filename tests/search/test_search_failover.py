@@ -234,6 +234,7 @@ def test_copies_of_a_client_begin_with_closed_breakers(servers, time):
 # --- the deadline ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_search_outlives_its_deadline_whatever_the_servers_ask_for(servers, time):
     """Random scripts of busy servers: pauses never reach beyond the deadline, and nothing is asked after it."""
     chance = random.Random(3)
