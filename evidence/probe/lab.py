@@ -2,7 +2,7 @@
 
     python evidence/probe/lab.py runs/spark_sweep/separate/checkpoints/global_step_15 --out runs/probe_lab
 
-One update is made from a mini-batch of the run, 4 prompts. 800 other prompts are the pool: its change of entropy, by
+One update is made from a mini-batch of the run, 4 prompts. 804 other prompts are the pool: its change of entropy, by
 importance sampling, is the truth. 100 seeds draw 32 prompts of the pool each, and predict it. Writes OUT/lab.json, lab.md.
 """
 
@@ -41,7 +41,7 @@ from verl_credit.probe.truth import entropy_change, log_log_slope
 from verl_credit.probe.update import adamw_step
 from verl_credit.run.tables import ROLLOUTS, table_path
 
-SEEDS, POOL, PER_SEED, UPDATE = 100, 800, 32, 4
+SEEDS, POOL, PER_SEED, UPDATE = 100, 804, 32, 4
 ETAS = [
     10 ** (k / 4 - 1.5) for k in range(9)
 ]  # two decades; the upper one is around the learning rate of training
