@@ -63,7 +63,7 @@ PARTS = (
         "steps", "gpu.part_steps",
         "a training step of every recipe that fits: peaks and seconds of its phases",
         "verl-credit plan",
-        needs=("verl", "vllm", "cuda"), limit_s=7200, tiny_limit_s=240,
+        needs=("verl", "vllm", "cuda"), limit_s=7200, tiny_limit_s=600,
     ),
     Part(
         "resume", "gpu.part_resume",

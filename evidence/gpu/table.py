@@ -15,8 +15,9 @@ HEAD = """# One command for a GPU machine
 
 `make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]`, or `python evidence/gpu/run.py --help`. The parts
 run in order of value, each in a process of its own with a time limit; called again, the command goes on where it was. It
-writes this page from `results/DEVICE/PART.json`. torch and transformers are enough for the first four parts; with
-`--model FOLDER` they use trained weights in place of random ones. `--device cpu --tiny` runs the same code at a small size.
+writes this page from `results/DEVICE/PART.json`, and from `results/DEVICE/NOTES.md` where somebody wrote one. torch and
+transformers are enough for the first four parts; with `--model FOLDER` they use trained weights in place of random ones.
+`--device cpu --tiny` runs the same code at a small size.
 """
 NO_GPU = """
 **No GPU has run this yet.** The table below is of a CPU at toy sizes: it shows that the command works and says nothing about
@@ -29,7 +30,7 @@ def write_page(out: Path) -> str:
     devices = _read(out)
     on_gpu = any(parts[0]["gpus"] for parts in devices.values())
     tables = "\n\n".join(f"{parts[0]['device']}:\n\n{_parts(parts)}" for parts in devices.values())
-    pages = [_device(parts) for parts in devices.values()]
+    pages = [_device(parts, _notes(out / "results" / name)) for name, parts in devices.items()]
     page = "\n".join([HEAD, *([] if on_gpu else [NO_GPU]), *pages])
     out.mkdir(parents=True, exist_ok=True)
     (out / "README.md").write_text(page.replace("\n\n\n", "\n\n").rstrip("\n") + "\n", encoding="utf-8")
@@ -47,12 +48,23 @@ def _read(out: Path) -> dict[str, list[dict]]:
     return dict(sorted(found.items(), key=lambda item: (not item[1][0]["gpus"], item[0])))
 
 
-def _device(parts: list[dict]) -> str:
+def _notes(folder: Path) -> str:
+    """What somebody wrote about this machine's results by hand; no number in the tables comes from it."""
+    path = folder / "NOTES.md"
+    return path.read_text(encoding="utf-8").strip() + "\n" if path.exists() else ""
+
+
+def _device(parts: list[dict], notes: str = "") -> str:
     one = parts[0]
     size = "toy sizes" if one["tiny"] else f"hardware={one['hardware']}"
     gpus = f"{one['gpus']} x " if one["gpus"] else ""
     software = ", ".join(f"{name} {version}" for name, version in one["software"].items())
-    lines = [f"\n## {gpus}{one['device']}, {size}\n", f"Python {one['python']}, {software}.\n", _parts(parts)]
+    lines = [
+        f"\n## {gpus}{one['device']}, {size}\n",
+        f"Python {one['python']}, {software}.\n",
+        *([notes] if notes else []),
+        _parts(parts),
+    ]
     for part in parts:
         if part["rows"]:
             lines += [f"\n### {part['part']}\n", _rows(part)]

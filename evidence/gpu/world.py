@@ -115,7 +115,7 @@ def _make(root: Path) -> None:
     tokenizer = _tokenizer()
     _write_corpus(lab, root / "corpus.jsonl")
     save_encoder(train_encoder(lab, tokenizer, seed=0, steps=2), tokenizer, root / "encoder")
-    build_index(root / "corpus.jsonl", root / "encoder", root / "index")
+    build_index(root / "corpus.jsonl", root / "encoder", root / "index", kind="exact")  # no FAISS needed
     hops = [(q.text, q.gold) for q in make_splits(lab, size.world, 0)["train"]][:QUESTIONS]
     sums = [(f"What is {n} + {7 * n + 5}?", str(8 * n + 5)) for n in range(QUESTIONS)]
     for name, form, pairs in (("questions", TAG, hops), ("problems", BOXED, sums)):

@@ -249,9 +249,11 @@ def test_the_page_says_that_no_gpu_has_run_it_until_one_has(scripted, setting):
     assert "**No GPU has run this yet.**" in page and "predicted" in page and "toy sizes" in page
     on_gpu = content(setting, "kernels") | {"device": "Some GPU", "gpus": 1, "tiny": False}
     record.write(out / "results" / slug("Some GPU", False) / "kernels.json", on_gpu)
+    (out / "results" / slug("Some GPU", False) / "NOTES.md").write_text("It was lent for an hour.\n")
     table.write_page(out)
     page = (out / "README.md").read_text()
-    assert "No GPU" not in page and page.index("1 x Some GPU") < page.index("## CPU")
+    assert "No GPU" not in page
+    assert page.index("1 x Some GPU") < page.index("lent for an hour") < page.index("## CPU")
 
 
 def test_the_committed_page_is_what_its_json_says(tmp_path):
