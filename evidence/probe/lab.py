@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from verl_credit.probe.policy import (
 )
 from verl_credit.probe.prediction import predict
 from verl_credit.probe.returns import places
+from verl_credit.probe.rollouts import Rollouts
 from verl_credit.probe.settings import BaselineSettings, EstimatorSettings
 from verl_credit.probe.stored import read_rollouts
 from verl_credit.probe.truth import entropy_change, log_log_slope
@@ -77,15 +79,27 @@ def main() -> None:
     print(page(result))
 
 
-def measure(saved, path: Path, micro: int) -> dict:
-    begun = time.time()
+@dataclass(frozen=True)
+class Update:
+    """One update from the first prompts of the rollouts, and the other prompts, on which its effect is measured."""
+
+    pool: Rollouts
+    u: Rollouts
+    policy: ModelPolicy
+    v: dict[str, torch.Tensor]
+    """Change of the parameters per learning rate: the exact step of the run's AdamW."""
+    lr: float
+    tokens: int
+
+
+def one_update(saved, path: Path, micro: int) -> Update:
     rollouts, facts = read_rollouts(path)
     u, pool = rollouts.of_prompts(rollouts.prompts[:UPDATE]), rollouts.of_prompts(rollouts.prompts[UPDATE:])
     checkpoint = read_checkpoint(saved.folder)
     model = build_model(saved.folder, checkpoint.parameters, torch.float64, "cpu")
     sampling = Sampling(facts.temperature, facts.top_p)
     tokens = int(saved.config.actor_rollout_ref.rollout.response_length)
-    o, lr = facts.objective, checkpoint.optimizer.lr
+    o = facts.objective
     policy_u, policy = ModelPolicy(model, u, Sampling(facts.temperature)), ModelPolicy(model, pool, sampling)
     weight_B_T = credit_weights(u, o["loss_agg_mode"], o["loss_scale_factor"], tokens)
     loss_gradient = gradient(policy_u, weight_B_T, torch.zeros_like(weight_B_T), micro)
@@ -94,6 +108,13 @@ def measure(saved, path: Path, micro: int) -> dict:
         f"{len(u)} rollouts of U, {len(pool)} of the pool; |g| {norm(loss_gradient):.3g}, |v| {norm(v):.3g}",
         flush=True,
     )
+    return Update(pool, u, policy, v, checkpoint.optimizer.lr, tokens)
+
+
+def measure(saved, path: Path, micro: int) -> dict:
+    begun = time.time()
+    made = one_update(saved, path, micro)
+    pool, u, policy, v, lr, tokens = made.pool, made.u, made.policy, made.v, made.lr, made.tokens
     seen = observe(policy, len(pool), micro)
     print(f"log-probs and entropies after {time.time() - begun:.0f} s", flush=True)
     state_B_T_F = observe_features(policy, len(pool), micro)
