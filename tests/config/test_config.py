@@ -21,9 +21,12 @@ from verl_credit.config.keys import (
 )  # fmt: skip
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
+from verl_credit.credit.turn.options import check_range
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import compose_recipe, load_config, shipped_recipes
 from verl_credit.recipe.rules import validate
+
+MODE = "algorithm.info_gain_norm_mode=turn-group-v1d"
 
 
 def settings_of(*overrides, recipe="lab"):
@@ -201,3 +204,23 @@ def test_a_curriculum_begins_behind_the_warm_up_and_leaves_other_steps_alone():
     weights = {"gain": (0.0, 1.0), "outcome": (0.0, 1.0)}
     found = settings(info_gain_curriculum=weights, info_gain_warmup_steps=2, info_gain_every=2)
     assert [found.curriculum_at(step, 7)[1] for step in range(1, 8)] == [1, 1, 0, 1, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("value", [-0.1, 0, 0.99, 1, 2, "nan", "inf"])
+@pytest.mark.parametrize(
+    "key, option",
+    [
+        ("actor_rollout_ref.actor.policy_loss.clip_beta", "clip_beta"),
+        ("algorithm.adv_rescale_alpha", "alpha"),
+    ],
+)
+def test_a_key_accepts_what_the_turn_mode_accepts(key, option, value):
+    """Or a run would end at its first update for a value that the start let through."""
+    refused = []
+    for attempt in (lambda: check_range(option, float(value)), lambda: check(f"{key}={value}", MODE)):
+        try:
+            attempt()
+            refused.append(False)
+        except ValueError:
+            refused.append(True)
+    assert refused in ([True, True], [False, False])

@@ -62,7 +62,9 @@ def test_information_gain_is_info_gain_with_its_settings_kept(info_gain_type, fi
     got = part(score_B_K1, mask_B_K1)
     want = info_gain(score_B_K1, mask_B_K1, info_gain_type=info_gain_type, first_turn=first_turn)
     for field in dataclasses.fields(want):
-        assert torch.equal(getattr(got, field.name), getattr(want, field.name))
+        assert torch.allclose(
+            getattr(got, field.name), getattr(want, field.name), rtol=0, atol=0, equal_nan=True
+        )
     assert got.failed_gains == (2 if first_turn == "prior" else 1)
     last = math.exp(score_B_K1[0, 3]) - math.exp(score_B_K1[0, 2])
     if info_gain_type == "log_prob_diff":
@@ -136,7 +138,7 @@ def test_chained_they_are_the_gains_part_of_turn_credit(seed):
     torch.testing.assert_close(credit.advantage_B_K, 0.5 * to_go_B_K / n_B_K.sqrt(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.99])
 def test_clipper_is_odd_around_one_monotone_and_bounded(beta):
     z = torch.tensor([0.0, 0.5, 2.0, 50.0], dtype=torch.float64)
     scale = AdaptiveTurnClipper(beta=beta)(z)
@@ -153,9 +155,9 @@ def test_parts_are_values():
             setattr(part, dataclasses.fields(part)[0].name, 0)
 
 
-@pytest.mark.parametrize("beta", [-0.1, 1.5, NAN])
+@pytest.mark.parametrize("beta", [-0.1, 1.0, 1.5, NAN])
 def test_a_beta_outside_its_range_is_refused(beta):
-    with pytest.raises(ValueError, match=f"beta={beta}; expected a number from 0 to 1"):
+    with pytest.raises(ValueError, match=f"beta={beta}; expected a number at least 0 and below 1"):
         AdaptiveTurnClipper(beta=beta)
 
 

@@ -71,6 +71,5 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
             f"({reasons[0] if reasons else 'log-probs that are not finite'}). With algorithm.info_gain_on_error=drop the "
             "run goes on without them"
         )
-    lost = float("nan") if on_error == "drop" else 0.0
-    gain_B_K = torch.where(gain.failed_B_K, lost, gain.info_gain_B_K)
-    return gain_B_K, gain.turn_mask_B_K | gain.failed_B_K
+    gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
+    return gain_B_K, gain.turn_mask_B_K

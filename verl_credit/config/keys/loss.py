@@ -22,5 +22,5 @@ class PolicyLoss(Section):
     """Level of the importance ratio."""
     dynamic_clip: bool | Literal["auto"] = "auto"
     """Scale each turn's clip range by its gain; auto: where the mode gives turns a scale and the loss is ours."""
-    clip_beta: Annotated[float, Field(ge=0, le=1), When(reads.scaled_clip)] = 0.3
-    """Largest relative change of the clip range."""
+    clip_beta: Annotated[float, Field(ge=0, lt=1), When(reads.scaled_clip)] = 0.3
+    """Largest relative change of the clip range, below 1: at 1 a turn's range could shrink to nothing."""

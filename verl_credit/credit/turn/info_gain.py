@@ -14,9 +14,11 @@ FIRST_TURN = ("prior", "none")
 class InfoGain:
     """Gains per tool turn, which of them exist, and which were lost to a score that is not finite."""
 
-    info_gain_B_K: torch.Tensor  # 0 where turn_mask is False
-    turn_mask_B_K: torch.Tensor  # True where the tool turn has a gain of its own (which may be 0)
-    failed_B_K: torch.Tensor  # True where both contexts were asked for and a score was NaN or infinite
+    info_gain_B_K: torch.Tensor  # 0 where turn_mask is False, NaN where the gain was lost
+    turn_mask_B_K: (
+        torch.Tensor
+    )  # True where the tool turn should have a gain of its own (which may be 0, or lost)
+    failed_B_K: torch.Tensor  # True where the gain was lost: a score of its two contexts was NaN or infinite
 
     @property
     def failed_gains(self) -> int:
@@ -46,8 +48,9 @@ def info_gain(
     (turn_mask False in column 0, whatever its score): `turn_credit` then lets it share turn 1's advantage and
     clip scale, or the outcome's where there is no turn 1.
 
-    A score that is not finite costs the two gains it enters: they are masked, set to 0 and reported in
-    `failed_B_K`. The released code instead measures the next gain from the last good score, across two turns.
+    A score that is not finite costs the two gains it enters: they are NaN, which is a missing gain to every turn
+    mode, and `failed_B_K` has them. The released code instead measures the next gain from the last good score,
+    across two turns.
     Raises ValueError for unknown names, shapes, and scores above 0 (they are log-probabilities).
     Released defaults are log_prob_diff and none; the paper's (2605.06200, equation 3) are the ones here.
     """
@@ -69,6 +72,7 @@ def info_gain(
     exists_B_K = asked_B_K1[:, 1:] & asked_B_K1[:, :-1]
     if first_turn == "none":
         exists_B_K = exists_B_K & (torch.arange(exists_B_K.shape[1], device=score.device) > 0)
-    turn_mask_B_K = exists_B_K & finite_B_K1[:, 1:] & finite_B_K1[:, :-1]
-    gain_B_K = torch.where(turn_mask_B_K, score[:, 1:] - score[:, :-1], 0.0)
-    return InfoGain(gain_B_K.to(output_dtype(score_B_K1)), turn_mask_B_K, exists_B_K & ~turn_mask_B_K)
+    failed_B_K = exists_B_K & ~(finite_B_K1[:, 1:] & finite_B_K1[:, :-1])
+    gain_B_K = torch.where(exists_B_K, score[:, 1:] - score[:, :-1], 0.0)
+    gain_B_K = gain_B_K.masked_fill(failed_B_K, float("nan"))
+    return InfoGain(gain_B_K.to(output_dtype(score_B_K1)), exists_B_K, failed_B_K)

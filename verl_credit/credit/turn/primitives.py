@@ -27,7 +27,7 @@ class InformationGain:
 class TurnGroupNormalizer:
     """Gains -> z-scores against the same tool turn of the same prompt's other trajectories.
 
-    Exactly 0 where a turn has no gain, where all gains of its group are equal, and in groups of one.
+    Exactly 0 where a turn has no gain or lost it (NaN), where all gains of its group are equal, and in groups of one.
     """
 
     norm_by_std: bool = True
@@ -42,7 +42,7 @@ class TurnGroupNormalizer:
         check_shape("group_B", group_B, info_gain_B_K.shape[:1], "info_gain_B_K has rows")
         z_B_K = z_score_per_turn(
             info_gain_B_K,
-            as_bool("turn_mask_B_K", turn_mask_B_K),
+            as_bool("turn_mask_B_K", turn_mask_B_K) & info_gain_B_K.isfinite(),
             as_group_ids("group_B", group_B),
             norm_by_std=self.norm_by_std,
             ddof=self.ddof,
@@ -59,8 +59,8 @@ class AdaptiveTurnClipper:
     beta: float = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta={self.beta}; expected a number from 0 to 1")
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta={self.beta}; expected a number at least 0 and below 1")
 
     def __call__(self, z_B_K: torch.Tensor) -> torch.Tensor:
         return adaptive_clip_scale(z_B_K, self.beta)
