@@ -1,5 +1,6 @@
 """A user's own operators: found by dotted path, given plain lists of one prompt, checked in what they return."""
 
+import dataclasses
 import sys
 import types
 
@@ -297,3 +298,9 @@ def test_an_algorithm_reads_turns_where_the_caller_brings_them():
     algorithm(reading, turns=turns)
     assert seen[0] == ([[0, 1, 2], [0, 1]], [[0.5, None], [None]], [], [])
     assert seen[1] == ([[0]], [[]], [], [])
+    seen.clear()
+    states = torch.tensor([[3, 4, -1], [5, -1, -1], [3, 6, -1], [7, 8, 9]])
+    texts = [["page", "nothing"], [], ["page"], ["a", "b"]]
+    algorithm(reading, turns=dataclasses.replace(turns, anchor_B_K1=states, observations_B=texts))
+    assert seen[0][2:] == ([[3, 4, None], [3, 6]], [["page", "nothing"], ["page"]])
+    assert seen[1][2:] == ([[5]], [[]])

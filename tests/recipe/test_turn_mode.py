@@ -89,8 +89,9 @@ def test_an_options_value_is_tried():
 
 
 def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
-    error = refused(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=zero")
-    assert (error.key, error.value) == ("algorithm.info_gain_on_error", "zero")
+    for mode in ("turn-group-unbiased", "leave_one_out"):
+        error = refused(f"{MODE}={mode}", "algorithm.info_gain_on_error=zero")
+        assert (error.key, error.value) == ("algorithm.info_gain_on_error", "zero")
     check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=drop")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.mode import TurnMode
@@ -26,7 +27,12 @@ TITLES = {
     "turn": (
         "Turn level",
         f"`algorithm.info_gain_norm_mode`. `dynamic_clip` works with {modes_that('scales_clip')}; any outcome operator "
-        f"works with {modes_that('any_outcome_operator')}, the others accept `grpo` only.",
+        f"works with {modes_that('any_outcome_operator')}, the others accept `grpo` only. Options stand with the library's "
+        "defaults. In training four of them come from keys, with the keys' defaults, whatever stands here: `gamma` from "
+        "`algorithm.gamma` (1.0), `alpha` from `algorithm.adv_rescale_alpha` "
+        f"({Algorithm.model_fields['adv_rescale_alpha'].default}), `clip_beta` from "
+        f"`{LOSS}.clip_beta` ({PolicyLoss.model_fields['clip_beta'].default}) and `norm_by_std` from "
+        "`algorithm.norm_adv_by_std_in_grpo`; the others come from `algorithm.turn_params`.",
     ),
     "token": (
         "Token level",

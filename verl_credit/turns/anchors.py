@@ -27,6 +27,7 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     turns, algorithm = rows.turns, settings.algorithm
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, KEY)
+    shown = observations(rows) if algorithm.turn_anchor == "observation" else []
     for row in rows.valid_rows:
         n_turns = int(turns.n_turns_B[row])
         if own is not None:
@@ -36,7 +37,7 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
             starts = [turn_ids.index(turn) for turn in range(n_turns)]
             states[row] = _prefixes(turns.response_ids[row], starts)
         else:
-            states[row] = ["", *(turn.observation for turn in rows.trajectory(row).tool_turns)][:n_turns]
+            states[row] = ["", *shown[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
     try:
         if algorithm.turn_anchor_similarity is None:
@@ -46,6 +47,14 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
         return similar_anchors(states, groups, threshold=threshold, row_key_B=order, columns=columns)
     except (TypeError, ValueError) as error:
         raise IntegrityError(f"{KEY}={algorithm.turn_anchor}: {error}") from error
+
+
+def observations(rows: StepRows) -> list[list[str]]:
+    """What the tools returned, per row and tool turn; an empty list for a row that does not count."""
+    shown: list[list[str]] = [[] for _ in rows.turns.records]
+    for row in rows.valid_rows:
+        shown[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
+    return shown
 
 
 def _prefixes(token_ids: list[int], starts: list[int]) -> list[bytes]:

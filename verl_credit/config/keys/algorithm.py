@@ -170,7 +170,7 @@ class Algorithm(Section):
         Expected("observation, prefix, or a dotted path to your own (my_module.my_anchor)"),
         When(reads.anchored),
     ] = "observation"
-    """State that a turn starts from (gigpo, hgpo): what was shown last, all tokens before it, or my_module.my_anchor."""
+    """State that a turn starts from (gigpo, hgpo, an algorithm of yours): what was shown last, or all tokens before it."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
     """Texts with at least this difflib ratio are one state; null: equal ones only."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)

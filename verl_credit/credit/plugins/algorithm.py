@@ -20,10 +20,22 @@ class TurnInputs:
     turn_ids_B_T: torch.Tensor
     turn_reward_B_K: torch.Tensor
     turn_mask_B_K: torch.Tensor
+    anchor_B_K1: torch.Tensor | None = None
+    """Number of the state before each turn, -1: none."""
+    observations_B: list[list[str]] | None = None
 
     def lists(self, mask_B_T: torch.Tensor, rows: list[int]) -> dict[str, list[list]]:
         rewards_G = turn_lists(self.turn_reward_B_K, self.turn_mask_B_K, self.turn_ids_B_T, rows)
-        return {"turn_ids_G": as_lists(self.turn_ids_B_T, mask_B_T, rows), "turn_rewards_G": rewards_G}
+        lists = {"turn_ids_G": as_lists(self.turn_ids_B_T, mask_B_T, rows), "turn_rewards_G": rewards_G}
+        if self.anchor_B_K1 is not None:
+            ids_G = [
+                self.anchor_B_K1[row, : len(turns) + 1].tolist()
+                for row, turns in zip(rows, rewards_G, strict=True)
+            ]
+            lists["anchors_G"] = [[None if one < 0 else one for one in ids] for ids in ids_G]
+        if self.observations_B is not None:
+            lists["observations_G"] = [self.observations_B[row] for row in rows]
+        return lists
 
 
 def run_algorithm(

@@ -109,10 +109,11 @@ class AlgorithmContext:
     """Per own token, its turn: 0, 1, ..., the answer turn last. Empty where the caller brings no turns."""
     turn_rewards_G: list[list[float | None]] = field(default_factory=list)
     """Per tool turn, what it earned; None where it has no reward or lost it. Empty where the caller brings no turns."""
-    anchors_G: list[list[Any]] = field(default_factory=list)
-    """Per turn, the state before it; the trainer brings none yet: empty."""
+    anchors_G: list[list[int | None]] = field(default_factory=list)
+    """Per turn, the number of the state before it (`algorithm.turn_anchor`): equal numbers of a prompt are one state, None
+    is no state. Empty where the caller brings none."""
     observations_G: list[list[str]] = field(default_factory=list)
-    """Per tool turn, what the tool returned; the trainer brings none yet: empty."""
+    """Per tool turn, what the tool returned. Empty where the caller brings no texts."""
 
 
 @dataclass(frozen=True)

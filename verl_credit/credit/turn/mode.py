@@ -122,6 +122,11 @@ class TurnMode(Operator):
         return "gain_scale" in self.options
 
     @property
+    def unbiased(self) -> bool:
+        """It says that it has no bias, so that nothing may be made up for it."""
+        return self.bias.startswith("none")
+
+    @property
     def reads_turn_rewards(self) -> bool:
         return "gains" in self.reads
 

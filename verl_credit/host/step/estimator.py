@@ -47,6 +47,8 @@ class TurnStep:
     signals: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Each turn signal's own (values_B_K, has_B_K), before weights."""
     anchor_B_K1: torch.Tensor | None = None
+    observations_B: list[list[str]] | None = None
+    """What the tools of each row returned, for an algorithm of the user's."""
     credit: TurnCredit | None = None
     clip_scale_B_T: torch.Tensor | None = None
     outcome_B: torch.Tensor | None = None
@@ -98,7 +100,7 @@ def info_gain_advantage(
     if step.tables is not None:
         found = step.tables(step.outcome_B, step.group_B)
         step.turn_reward_B_K, step.turn_mask_B_K, optional, step.token_metrics = found
-        step.anchor_B_K1 = optional.get("anchor_B_K1")
+        step.anchor_B_K1 = optional.get("anchor_B_K1", step.anchor_B_K1)
     table = turn_table(step.turn_ids_B_T, step.turn_ids_B_T >= 0)
     mode, options = settings.algorithm.turn_mode, settings.turn_options
     if "turn_tokens_B_K1" in mode.tables:
@@ -128,7 +130,13 @@ def info_gain_advantage(
             step.group_B,
             step.tokens,
             trained_B_T=response_mask,
-            turns=TurnInputs(step.turn_ids_B_T, step.turn_reward_B_K, step.turn_mask_B_K),
+            turns=TurnInputs(
+                step.turn_ids_B_T,
+                step.turn_reward_B_K,
+                step.turn_mask_B_K,
+                step.anchor_B_K1,
+                step.observations_B,
+            ),
         )
         step.token_metrics |= token_metrics
         if settings.algorithm.replaces_turns:

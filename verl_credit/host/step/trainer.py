@@ -48,7 +48,7 @@ from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
-from verl_credit.turns.anchors import anchor_table
+from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
 from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
@@ -265,8 +265,12 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             tolerated_share=tolerated,
             parts=self._step.signals,
         )
-        anchored = "anchor_B_K1" in self.settings.algorithm.turn_mode.tables
-        optional = {"anchor_B_K1": anchor_table(self.settings, rows)} if anchored else {}
+        algorithm, optional = self.settings.algorithm, {}
+        if algorithm.algorithm_mode is not None:
+            self._step.anchor_B_K1 = anchor_table(self.settings, rows)
+            self._step.observations_B = observations(rows)
+        elif "anchor_B_K1" in algorithm.turn_mode.tables:
+            optional["anchor_B_K1"] = anchor_table(self.settings, rows)
         return reward_B_K, mask_B_K, optional, metrics
 
     def _token_inputs(self, batch) -> TokenInputs:

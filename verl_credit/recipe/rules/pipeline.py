@@ -79,7 +79,7 @@ def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
         use = "a turn without a gain would leave its baseline out, and the mode would be biased after all; "
         use += "set info_gain_first_turn=prior"
         raise ConfigError.of(config, "algorithm.info_gain_first_turn", MODE, accepted=use)
-    if settings.info_gain_on_error == "zero" and settings.turn_mode.every_turn_needs_reward:
+    if settings.info_gain_on_error == "zero" and settings.turn_mode.unbiased:
         use = "a gain of 0 that nobody measured would be in every baseline; drop leaves out the row instead"
         raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
     if settings.advantage_mode != "maxrl":

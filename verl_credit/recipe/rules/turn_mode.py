@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_credit.config.keys import Algorithm
+from verl_credit.config.keys import Algorithm, reads
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
@@ -52,7 +52,7 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
         )
         use = f"it needs {', '.join(missing)}, {why}; call it in the library instead"
         raise ConfigError(key=MODE, value=name, accepted=use)
-    if settings.turn_estimator and "anchor_B_K1" in mode.tables:
+    if reads.anchored(settings):
         _anchor(config, settings.algorithm)
     for option, value in settings.algorithm.turn_params.items():
         key = f"{PARAMS}.{option}"
