@@ -1,5 +1,5 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
-# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 300.
+# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 120.
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make test-browser: the report in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.

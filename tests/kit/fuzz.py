@@ -2,4 +2,4 @@
 
 import os
 
-FUZZ_CASES = int(os.environ.get("VERL_CREDIT_FUZZ_CASES", "300"))
+FUZZ_CASES = int(os.environ.get("VERL_CREDIT_FUZZ_CASES", "120"))
