@@ -1,6 +1,7 @@
 """`algorithm.turn_signal`, `.turn_signals` and what belongs to them."""
 
 import re
+import traceback
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,13 @@ def test_a_secret_among_the_params_is_never_shown():
     given = check(*own, "+algorithm.algorithm_params.api_key=hush")
     assert "algorithm_params={'api_key': '***'}" in explanation("lab", given, values=True)
     assert "hush" not in str(refused(f"{SIGNAL}={HERE}.judge", f"{params}.api_key=hush"))
+    error = refused(f"{SIGNAL}={HERE}.leaky", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")
+    assert "raised: ConnectionError: 401 for http://***@judge with Bearer ***" in str(error)
+    assert "hush" not in "".join(traceback.format_exception(error))
+
+
+def leaky(group, *, api_key, url):
+    raise ConnectionError(f"401 for {url} with Bearer {api_key}")
 
 
 async def asks(trajectory, *, api_key, url):

@@ -81,7 +81,6 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
             for trajectory, values in zip(TRIAL, signal.call(TRIAL), strict=True):
                 signal.checked(values, len(trajectory.tool_turns), "a trajectory of a trial")
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
         kind = (
             "it cannot be called"
             if isinstance(signal, TrajectorySignal)
@@ -91,8 +90,8 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
             key=key,
             value=name,
             beside={PARAMS: redact_value(PARAMS, signal.params)},
-            accepted=f"{kind}: {said}",
-        ) from error
+            accepted=f"{kind}: {signal.said(error)}",
+        ) from None  # the error itself would show its secrets
 
 
 def _infopo(config: DictConfig, settings: CreditSettings, key: str) -> None:

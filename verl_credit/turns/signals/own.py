@@ -6,8 +6,10 @@ import asyncio
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.search.faults import backoff
-from verl_credit.search.redact import redact, redact_value
+from verl_credit.search.redact import SECRET, redact
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.signals.signal import Signal, StepRows
 from verl_credit.turns.signals.trajectory import Group, Trajectory
@@ -23,15 +25,42 @@ from verl_credit.turns.signals.trajectory import Group, Trajectory
 _JITTER = random.Random()
 
 
-class GroupSignal(Signal):
-    """``f(group, **params) -> [[reward per tool turn] per trajectory]``, called by the trainer for every prompt."""
-
-    reads = "texts, calls, observations, tool rewards, stop reasons, outcomes and gold answers of a question's rollouts"
-    cost = "a call of your function per question, in the trainer"
+class OwnSignal(Signal):
+    """A function of the user's and its params."""
 
     def __init__(self, name: str, function: Callable, params: dict):
         super().__init__(name)
         self.function, self.params = function, params
+
+    def said(self, error: BaseException) -> str:
+        """The error in one line, without addresses' passwords and the values of params that are secrets."""
+        text = redact(_one_line(f"{type(error).__name__}: {error}"))
+        for secret in sorted({*map(_one_line, _secrets(self.params))} - {""}, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text[:300]
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(str(value).split())
+
+
+def _secrets(value: Any, hidden: bool = False) -> Iterator[Any]:
+    """The values below a key whose name says that it is a secret."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _secrets(one, hidden or bool(SECRET.search(str(name))))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _secrets(one, hidden)
+    elif hidden and value is not None:
+        yield value
+
+
+class GroupSignal(OwnSignal):
+    """``f(group, **params) -> [[reward per tool turn] per trajectory]``, called by the trainer for every prompt."""
+
+    reads = "texts, calls, observations, tool rewards, stop reasons, outcomes and gold answers of a question's rollouts"
+    cost = "a call of your function per question, in the trainer"
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         members: dict[int, list[int]] = {}
@@ -45,9 +74,10 @@ class GroupSignal(Signal):
             except IntegrityError:
                 raise
             except Exception as error:
-                said = redact(" ".join(f"{type(error).__name__}: {error}".split()))
-                places = ", ".join(map(str, group))
-                raise IntegrityError(f"turn signal {self.name!r} raised for rows {places}: {said}") from error
+                places, frame = ", ".join(map(str, group)), traceback.extract_tb(error.__traceback__)[-1]
+                said = f"{self.said(error)} ({Path(frame.filename).name}, line {frame.lineno})"
+                # The error itself, shown as the cause, would show its secrets.
+                raise IntegrityError(f"turn signal {self.name!r} raised for rows {places}: {said}") from None
             found.update(zip(group, values, strict=True))
         return self.table(rows, found.__getitem__)
 
@@ -62,7 +92,7 @@ class GroupSignal(Signal):
         return list(values)
 
 
-class TrajectorySignal(Signal):
+class TrajectorySignal(OwnSignal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
     A call that raises or takes too long is tried again after a pause. After the last try the trajectory's rewards are lost
@@ -71,10 +101,6 @@ class TrajectorySignal(Signal):
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
     cost = "a call of your coroutine per rollout, in the agent loop (algorithm.turn_judge)"
-
-    def __init__(self, name: str, function: Callable, params: dict):
-        super().__init__(name)
-        self.function, self.params = function, params
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         def values_of(row: int):
@@ -103,23 +129,15 @@ class TrajectorySignal(Signal):
             except asyncio.CancelledError as error:
                 if asyncio.current_task().cancelling():
                     raise  # the rollout itself is given up
-                reason = self._said(error)  # of something inside the coroutine
+                reason = self.said(error)  # of something inside the coroutine
             except Exception as error:
                 late = isinstance(error, TimeoutError) and limit.expired()
-                reason = f"no answer within {judge.deadline_s:g} s" if late else self._said(error)
+                reason = f"no answer within {judge.deadline_s:g} s" if late else self.said(error)
             else:
                 index = trajectory.extra_info.get("index")
                 where = "a trajectory" if index is None else f"a trajectory of the row with index {index}"
                 return self.checked(values, turns, where), ""
         return [math.nan] * turns, reason
-
-    def _said(self, error: BaseException) -> str:
-        """The error in one line, without addresses' passwords and the values of params that are secrets."""
-        text = redact(" ".join(f"{type(error).__name__}: {error}".split()))
-        for name, value in self.params.items():
-            if value not in (None, "") and redact_value(name, value) == "***":
-                text = text.replace(str(value), "***")
-        return text[:300]
 
 
 async def ask_signals(
