@@ -95,8 +95,8 @@ class GroupSignal(OwnSignal):
 class TrajectorySignal(OwnSignal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
-    A call that raises or takes too long is tried again after a pause. After the last try the trajectory's rewards are lost
-    (NaN), and the reason is in its record.
+    A call that raises, takes too long or answers in another form is tried again after a pause. After the last try the
+    trajectory's rewards are lost (NaN), and the reason is in its record. A trajectory without tool turns is not asked after.
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
@@ -117,8 +117,12 @@ class TrajectorySignal(OwnSignal):
     async def ask(
         self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore
     ) -> tuple[list[float | None], str]:
-        """(rewards, why they were lost or ""). Raises IntegrityError for an answer of the wrong form."""
+        """(rewards, why they were lost or "")."""
         turns, reason = len(trajectory.tool_turns), ""
+        if not turns:
+            return [], ""
+        index = trajectory.extra_info.get("index")
+        where = "a trajectory" if index is None else f"a trajectory of the row with index {index}"
         for attempt in range(judge.retries + 1):
             if attempt:
                 await asyncio.sleep(backoff(attempt - 1, _JITTER))
@@ -126,6 +130,7 @@ class TrajectorySignal(OwnSignal):
             try:
                 async with gate, limit:
                     values = await self.function(trajectory, **self.params)
+                return self.checked(values, turns, where), ""
             except asyncio.CancelledError as error:
                 if asyncio.current_task().cancelling():
                     raise  # the rollout itself is given up
@@ -133,10 +138,6 @@ class TrajectorySignal(OwnSignal):
             except Exception as error:
                 late = isinstance(error, TimeoutError) and limit.expired()
                 reason = f"no answer within {judge.deadline_s:g} s" if late else self.said(error)
-            else:
-                index = trajectory.extra_info.get("index")
-                where = "a trajectory" if index is None else f"a trajectory of the row with index {index}"
-                return self.checked(values, turns, where), ""
         return [math.nan] * turns, reason
 
 
