@@ -91,17 +91,17 @@ def test_a_column_from_the_reward_function_or_the_row(rows):
 
 
 def test_a_weight_and_a_step_without_gains(rows):
-    gain = find_signal("info_gain", {})
-    assert rewards(rows, {gain: 0.5})[0][:2] == [[0.2, 0.1], [0.05, "-"]]
-    assert rewards(rows, {gain: 0.5})[0][3] == ["lost", "-"]  # whatever it weighs
+    gain, known = find_signal("info_gain", {}), 0.25
+    assert rewards(rows, {gain: 0.5}, known)[0][:2] == [[0.2, 0.1], [0.05, "-"]]
+    assert rewards(rows, {gain: 0.5}, known)[0][3] == ["lost", "-"]  # whatever it weighs
     assert rewards(rows, {gain: 1.0}, scored=False) == ([["-", "-"]] * 6, {})
 
 
 def test_several_are_normalised_over_their_question_and_added(rows):
     signals = {find_signal("info_gain", {}): 1.0, find_signal("tool_reward", {}): 0.5}
-    plain, _ = rewards(rows, signals, turn_signal_normalise="none")
+    plain, _ = rewards(rows, signals, 0.25, turn_signal_normalise="none")
     assert plain[:4] == [[0.4 + 0.125, 0.2], [0.1, "-"], ["-", "-"], ["lost", "-"]]
-    scored, metrics = rewards(rows, signals)
+    scored, metrics = rewards(rows, signals, 0.25)
     gains = torch.tensor([0.4, 0.2, 0.1], dtype=torch.float64)
     z = (gains - gains.mean()) / (gains.var(correction=0) + 1e-8).sqrt()
     # question 0 has one tool reward: nothing to compare it with, z = 0

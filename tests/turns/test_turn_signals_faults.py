@@ -10,7 +10,7 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.signals import StepRows, own_signal, step_rewards
+from verl_credit.turns.signals import StepRows, find_signal, own_signal, step_rewards
 
 NAN = math.nan
 
@@ -48,3 +48,24 @@ def test_a_secret_among_the_params_is_in_no_message_of_a_function():
     assert f"{said} (test_turn_signals_faults.py, line " in str(raised.value)
     shown = "".join(traceback.format_exception(raised.value, chain=True))
     assert not [secret for secret in ("Bearer hush", "loud", "whisper") if secret in shown]
+
+
+def test_lost_information_gains_are_counted_and_stop_the_run_when_many():
+    signals, rows = (
+        {find_signal("info_gain", {}): 1.0},
+        step_of(*[ASKED] * 4, gains=[[0.5], [NAN], [0.2], [None]]),
+    )
+    reward, has, metrics = rewards(signals, rows, 0.34, info_gain_on_error="drop")
+    assert reward[:, 0].isnan().tolist() == [False, True, False, False]
+    assert has[:, 0].tolist() == [True, True, True, False]
+    name = "credit/signal/info_gain"
+    assert [metrics[f"{name}/{of}"] for of in ("turns", "without", "lost")] == [3, 1, 1]
+    assert metrics[f"{name}/mean"] == pytest.approx(0.35)
+    with pytest.raises(IntegrityError, match="'info_gain' lost 1 of 3 rewards .*faults.max_lost_rewards"):
+        rewards(signals, rows, 0.33, info_gain_on_error="drop")
+
+
+def test_a_step_whose_gains_are_all_lost_is_no_step_of_plain_grpo():
+    rows = step_of(ASKED, ASKED, gains=[[NAN], [NAN]])
+    with pytest.raises(IntegrityError, match="'info_gain' lost 2 of 2 rewards"):
+        rewards({find_signal("info_gain", {}): 1.0}, rows, 0.9, info_gain_on_error="drop")

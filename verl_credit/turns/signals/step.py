@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.config.settings import FORWARD_SIGNALS, INFO_GAIN, CreditSettings
+from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.signals.combine import combined
 from verl_credit.turns.signals.signal import Signal, StepRows
@@ -23,8 +23,8 @@ def step_rewards(
     signals of it. A single signal of a run is never normalised here: turn modes do that. ``parts`` is given each signal's
     own table by its name.
 
-    Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost. Information gain has a rule of
-    its own for lost ones (`info_gain_on_error`).
+    Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost: information gains too, which
+    are lost under ``info_gain_on_error=drop`` alone.
     """
     active = {
         signal: weight for signal, weight in signals.items() if scored or signal.name not in FORWARD_SIGNALS
@@ -37,10 +37,8 @@ def step_rewards(
         has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
         if parts is not None:
             parts[signal.name] = reward_B_K, has_B_K
-        if signal.name != INFO_GAIN:
-            _refuse_many_lost(signal, reward_B_K, has_B_K, rows, tolerated_share)
-        if list(settings.turn_signals) != [INFO_GAIN]:  # alone it has its own metrics
-            metrics |= _metrics(signal, reward_B_K, has_B_K, rows)
+        _refuse_many_lost(signal, reward_B_K, has_B_K, rows, tolerated_share)
+        metrics |= _metrics(signal, reward_B_K, has_B_K, rows)
     normalise = settings.algorithm.turn_signal_normalise if len(signals) > 1 else "none"
     return *combined(tables, active, rows, normalise), metrics
 
