@@ -91,9 +91,9 @@ def test_a_column_from_the_reward_function_or_the_row(rows):
 
 
 def test_a_weight_and_a_step_without_gains(rows):
-    gain, known = find_signal("info_gain", {}), 0.25
-    assert rewards(rows, {gain: 0.5}, known)[0][:2] == [[0.2, 0.1], [0.05, "-"]]
-    assert rewards(rows, {gain: 0.5}, known)[0][3] == ["lost", "-"]  # whatever it weighs
+    gain, share = find_signal("info_gain", {}), 0.25
+    assert rewards(rows, {gain: 0.5}, share)[0][:2] == [[0.2, 0.1], [0.05, "-"]]
+    assert rewards(rows, {gain: 0.5}, share)[0][3] == ["lost", "-"]  # whatever it weighs
     assert rewards(rows, {gain: 1.0}, scored=False) == ([["-", "-"]] * 6, {})
 
 
@@ -188,7 +188,8 @@ def test_lost_rewards_are_missing_counted_and_stop_the_run_when_many(rows):
     shown, metrics = rewards(rows, signals, tolerated_share=0.25)
     assert shown[0] == [1.0, "lost"] and metrics["credit/signal/mine.signal/lost"] == 1
     with pytest.raises(
-        IntegrityError, match=r"'mine.signal' lost 1 of 4 rewards \(the signal gave NaN\).*max_lost_rewards"
+        IntegrityError,
+        match=r"'mine.signal' lost 1 of 4 rewards \(the signal gave NaN; rows 0\).*max_lost_rewards",
     ):
         rewards(rows, signals, tolerated_share=0.2)
 

@@ -10,6 +10,7 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
 from verl_credit.errors import IntegrityError
+from verl_credit.turns.book import RowRecord
 from verl_credit.turns.signals import StepRows, find_signal, own_signal, step_rewards
 
 NAN = math.nan
@@ -27,9 +28,9 @@ def step_of(*rows, gains=None):
     return StepRows(turns, tokenizer.decode, torch.zeros(len(rows)), same, gain, has)
 
 
-def rewards(signals, rows, tolerated_share=0.0, **changes):
+def rewards(signals, rows, tolerated_share=0.0, note=print, **changes):
     chosen = settings(turn_signals={signal.name: weight for signal, weight in signals.items()}, **changes)
-    return step_rewards(signals, chosen, rows, scored=True, tolerated_share=tolerated_share)
+    return step_rewards(signals, chosen, rows, scored=True, tolerated_share=tolerated_share, note=note)
 
 
 ASKED = Row(("ask", "page", "done"))
@@ -69,3 +70,43 @@ def test_a_step_whose_gains_are_all_lost_is_no_step_of_plain_grpo():
     rows = step_of(ASKED, ASKED, gains=[[NAN], [NAN]])
     with pytest.raises(IntegrityError, match="'info_gain' lost 2 of 2 rewards"):
         rewards({find_signal("info_gain", {}): 1.0}, rows, 0.9, info_gain_on_error="drop")
+
+
+def judged(value, reason=""):
+    record = RowRecord(signals={"my.judge": [value]})
+    record.signal_errors = {"my.judge": reason} if reason else {}
+    return Row(("ask", "page", "done"), record=record)
+
+
+async def judge(trajectory):
+    raise AssertionError("the agent loop asks it")
+
+
+def test_the_first_reason_for_tolerated_losses_is_noted_once_a_step_with_its_rows():
+    signals, notes = {own_signal("my.judge", judge, {}): 1.0}, []
+    batch = [judged(0.5), judged(NAN, "it is down"), judged(NAN), judged(NAN, "it is down"), judged(None)]
+    rewards(signals, step_of(*batch), 0.75, notes.append)
+    said = "turn signal 'my.judge' lost 3 of 4 rewards (it is down; rows 1, 3; 1 more for other reasons)"
+    assert notes == [said]
+    with pytest.raises(IntegrityError) as raised:
+        rewards(signals, step_of(*batch), 0.7, notes.append)
+    assert str(raised.value) == f"{said}; a share of 0.7 is tolerated (faults.max_lost_rewards)"
+    rewards(signals, step_of(judged(0.5), judged(None)), 0.0, notes.append)
+    assert notes == [said]
+
+
+def test_a_note_of_many_rows_names_the_first_ones(capsys):
+    signals = {own_signal("my.judge", judge, {}): 1.0}
+    step_rewards(
+        signals, settings(turn_signals={"my.judge": 1.0}), step_of(*[judged(NAN, "late")] * 10), scored=True,
+        tolerated_share=1.0,
+    )  # fmt: skip
+    said = "turn signal 'my.judge' lost 10 of 10 rewards (late; rows 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)\n"
+    assert capsys.readouterr().out == said
+
+
+def test_gains_that_are_lost_have_the_scorers_reason():
+    notes, down = [], Row(("ask", "page", "done"), record=RowRecord(score_error="no server"))
+    for row in (ASKED, down):
+        rewards({find_signal("info_gain", {}): 1.0}, step_of(row, gains=[[NAN]]), 1.0, notes.append)
+    assert "(log-probs that are not finite, or no room" in notes[0] and "(no server; rows 0)" in notes[1]

@@ -10,6 +10,8 @@ from verl_credit.errors import IntegrityError
 from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.signals.signal import Signal, StepRows
 
+NOT_SCORED = "log-probs that are not finite, or no room for what is scored"
+
 
 class InfoGainSignal(Signal):
     """How much closer the policy's own probability of the gold answer moved (`turns/gains.py`)."""
@@ -19,6 +21,9 @@ class InfoGainSignal(Signal):
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
+
+    def why_lost(self, record: dict) -> str:
+        return record["score_error"] or NOT_SCORED
 
 
 class InfoPOSignal(Signal):
@@ -36,6 +41,9 @@ class InfoPOSignal(Signal):
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         return self.table(rows, lambda row: rows.infopo_B[row])
+
+    def why_lost(self, record: dict) -> str:
+        return NOT_SCORED
 
 
 class ToolRewardSignal(Signal):

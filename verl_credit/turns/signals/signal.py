@@ -70,6 +70,10 @@ class Signal(ABC):
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
         """(reward_B_K, has_reward_B_K); NaN with has_reward True is a lost reward."""
 
+    def why_lost(self, record: dict) -> str:
+        """The reason for lost rewards of the row with this record."""
+        return "the signal gave NaN"
+
     def table(
         self, rows: StepRows, values_of: Callable[[int], Sequence[Any] | None]
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.signals.combine import combined
 from verl_credit.turns.signals.signal import Signal, StepRows
+
+SHOWN = 8
+"""Rows that a note names."""
 
 
 def step_rewards(
@@ -18,10 +23,11 @@ def step_rewards(
     scored: bool,
     tolerated_share: float,
     parts: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+    note: Callable[[str], None] = print,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """(turn_reward_B_K, turn_mask_B_K, metrics). ``scored`` False: a step without gains and infopo, which are then no
     signals of it. A single signal of a run is never normalised here: turn modes do that. ``parts`` is given each signal's
-    own table by its name.
+    own table by its name. ``note`` is told once per signal which rewards were lost, and why.
 
     Raises IntegrityError where more than ``tolerated_share`` of a signal's rewards were lost: information gains too, which
     are lost under ``info_gain_on_error=drop`` alone.
@@ -37,23 +43,35 @@ def step_rewards(
         has_B_K = has_B_K & rows.turns.row_valid_B[:, None]
         if parts is not None:
             parts[signal.name] = reward_B_K, has_B_K
-        _refuse_many_lost(signal, reward_B_K, has_B_K, rows, tolerated_share)
+        _tell_lost(signal, reward_B_K, has_B_K, rows, tolerated_share, note)
         metrics |= _metrics(signal, reward_B_K, has_B_K, rows)
     normalise = settings.algorithm.turn_signal_normalise if len(signals) > 1 else "none"
     return *combined(tables, active, rows, normalise), metrics
 
 
-def _refuse_many_lost(
-    signal: Signal, reward_B_K: torch.Tensor, has_B_K: torch.Tensor, rows: StepRows, tolerated_share: float
+def _tell_lost(
+    signal: Signal,
+    reward_B_K: torch.Tensor,
+    has_B_K: torch.Tensor,
+    rows: StepRows,
+    tolerated_share: float,
+    note: Callable[[str], None],
 ) -> None:
-    lost, asked = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
+    """Note the first reason and its rows, or raise IntegrityError where too many were lost."""
+    lost_B_K = has_B_K & reward_B_K.isnan()
+    lost, asked = int(lost_B_K.sum()), int(has_B_K.sum())
+    if not lost:
+        return
+    places: dict[str, list[int]] = {}
+    for row in lost_B_K.any(dim=1).nonzero().flatten().tolist():
+        places.setdefault(signal.why_lost(rows.turns.records[row]), []).append(row)
+    (reason, first), *others = places.items()
+    shown = ", ".join(map(str, first[:SHOWN])) + (f" and {len(first) - SHOWN} more" if first[SHOWN:] else "")
+    more = f"; {sum(len(each) for _, each in others)} more for other reasons" if others else ""
+    said = f"turn signal {signal.name!r} lost {lost} of {asked} rewards ({reason}; rows {shown}{more})"
     if lost > tolerated_share * asked:
-        errors = [record.get("signal_errors", {}).get(signal.name) for record in rows.turns.records]
-        reason = next(filter(None, errors), "the signal gave NaN")
-        raise IntegrityError(
-            f"turn signal {signal.name!r} lost {lost} of {asked} rewards ({reason}); a share of {tolerated_share:g} is "
-            "tolerated (faults.max_lost_rewards)"
-        )
+        raise IntegrityError(f"{said}; a share of {tolerated_share:g} is tolerated (faults.max_lost_rewards)")
+    note(said)
 
 
 def _metrics(
