@@ -82,6 +82,7 @@ def test_a_judge_is_bound_but_not_called():
         ([f"{SEVERAL}={{info_gain:0,infopo:1}}"], SEVERAL, "leave out a signal that is to count for nothing"),
         ([f"{SEVERAL}={{}}"], SEVERAL, "weights other than 0"),
         ([f"{SIGNAL}={HERE}.absent"], SIGNAL, "has no 'absent'"),
+        ([f"{SEVERAL}={{info_gain:1,{HERE}.absent:1}}"], SEVERAL, f"{SEVERAL}='{HERE}.absent': module"),
         ([f"{SIGNAL}={HERE}.fails"], SIGNAL, "ZeroDivisionError"),
         ([f"{SIGNAL}={HERE}.judge"], SIGNAL, "missing a required argument: 'url'"),
         (

@@ -85,7 +85,7 @@ def test_a_column_from_the_reward_function_or_the_row(rows):
     shown, _ = rewards(rows, named("column:steps"))
     assert shown[:4] == [[0.5, "-"], [0.1, "-"], ["-", "-"], [0.7, "-"]]
     with pytest.raises(
-        IntegrityError, match=r"column:stpes: row 0 has no 'stpes'.*\(em, steps\).*extra_info \(question\)"
+        IntegrityError, match=r"'column:stpes': row 0 has no 'stpes'.*\(em, steps\).*extra_info \(question\)"
     ):
         rewards(rows, named("column:stpes"))
 

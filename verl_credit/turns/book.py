@@ -83,13 +83,27 @@ def known_reward(reward, where: str) -> float | None:
     """The reward of a call or a turn. Raises ValueError for what is neither a finite number nor None."""
     if reward is None:
         return None
-    try:
-        number = float("nan" if isinstance(reward, str | bytes) else reward)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = as_number(reward)
     if not math.isfinite(number):
-        raise ValueError(f"{where} is {reward!r:.80}; expected a finite number, or None where there is none")
+        raise ValueError(f"{where} is {shown(reward)}; expected a finite number, or None where there is none")
     return number
+
+
+def as_number(value) -> float:
+    """Infinite for what is no number: text, bytes, and a whole number beyond the range of floats too."""
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return math.inf
+    try:
+        return float(value)
+    except Exception:  # a class of the user's raises what it likes
+        return math.inf
+
+
+def shown(value) -> str:
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # Python writes no whole number of more than 4300 digits
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def rewards_of_turns(calls: list[dict], n_turns: int) -> list[float | None]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from operator import index
 
 from verl_credit.names import AGENTS, ROW_RECORD, TURN_IDS, TURN_REWARDS
-from verl_credit.turns.book import STOP_REASONS, RowRecord, known_reward
+from verl_credit.turns.book import STOP_REASONS, RowRecord, known_reward, shown
+
+CALL = "a mapping with the call's turn, name, arguments and reward"
 
 
 def no_turn_ids(row: int) -> str:
@@ -32,11 +34,40 @@ def record_of(extra_fields: Mapping, row: int) -> dict:
         raise ValueError(f"{where} is a {type(given).__name__}; expected RowRecord(...).as_dict()")
     if unknown := given.keys() - record.keys():
         raise ValueError(f"{where} has {', '.join(map(repr, unknown))}; expected some of {', '.join(record)}")
-    record |= given
+    record |= {name: _as_declared(value, record[name], f"{where}: {name}") for name, value in given.items()}
+    record["calls"] = [_call(call, f"{where}: calls[{place}]") for place, call in enumerate(record["calls"])]
     if record["stop_reason"] not in STOP_REASONS:
         accepted = ", ".join(STOP_REASONS)
         raise ValueError(f"{where}: stop_reason={record['stop_reason']!r:.80}; expected one of {accepted}")
     return record
+
+
+def _as_declared(value, default, where: str):
+    """``value`` where it is of the kind of the field's default."""
+    if isinstance(default, list):
+        return _listed(value, where, "a list")
+    if isinstance(default, int):
+        return _whole(value, f"{where}=", "a whole number")
+    kind, expected = (str, "a text") if isinstance(default, str) else (Mapping, "a mapping")
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}={shown(value)}; expected {expected}")
+    return value
+
+
+def _call(call, where: str) -> dict:
+    """A call of the record; one that says nothing of a reward has none."""
+    if not isinstance(call, Mapping) or "turn" not in call:
+        raise ValueError(f"{where}={shown(call)}; expected {CALL}")
+    turn = _whole(call["turn"], f"{where}: turn=", "the number of the turn that made it")
+    reward = known_reward(call.get("reward"), f"{where}: reward")
+    return {"name": "", "arguments": "", **call, "turn": turn, "reward": reward}
+
+
+def _whole(value, where: str, expected: str) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{where}{shown(value)}; expected {expected}") from None
 
 
 def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
@@ -45,15 +76,8 @@ def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
     given = _listed(extra_fields[TURN_IDS], where, "a list of whole numbers")
     if len(given) != length:
         raise ValueError(f"{where} has {len(given)} entries; expected one per response token: {length}")
-    ids = []
-    for place, turn in enumerate(given):
-        try:
-            ids.append(index(turn))
-        except TypeError:
-            raise ValueError(
-                f"{where}, token {place}: {turn!r:.80}; expected the number of its turn, -1 where it is not the policy's"
-            ) from None
-    return ids
+    expected = "the number of its turn, -1 where it is not the policy's"
+    return [_whole(turn, f"{where}, token {place}: ", expected) for place, turn in enumerate(given)]
 
 
 def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
@@ -80,5 +104,5 @@ def _listed(given, where: str, expected: str) -> list:
         or not hasattr(given, "__len__")
         or not hasattr(given, "__iter__")
     ):
-        raise ValueError(f"{where}={given!r:.80}; expected {expected}")
+        raise ValueError(f"{where}={shown(given)}; expected {expected}")
     return list(given)

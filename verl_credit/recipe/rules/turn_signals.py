@@ -71,7 +71,7 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
     if not own:
         return
     try:
-        signal = find_signal(name, settings.algorithm.turn_signal_params)
+        signal = find_signal(name, settings.algorithm.turn_signal_params, key)
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)

@@ -15,24 +15,26 @@ from verl_credit.turns.signals.trajectory import Group, Trajectory, Turn, make_t
 KEY = "algorithm.turn_signal"
 
 
-def find_signal(name: str, params: dict) -> Signal:
-    """Raises ValueError where no signal has that name and nothing can be imported by it."""
+def find_signal(name: str, params: dict, key: str = KEY) -> Signal:
+    """Raises ValueError, with the key that names it, where no signal has that name and nothing can be imported by it."""
     if name in SIGNALS:
         return SIGNALS[name](name)
     if name.startswith(COLUMN):
         return ColumnSignal(name)
-    return own_signal(name, _loaded(name), params)
+    return own_signal(name, _loaded(name, key), params)
 
 
 @lru_cache(maxsize=16)
-def _loaded(name: str):
-    return load(name, KEY)
+def _loaded(name: str, key: str):
+    return load(name, key)
 
 
 def signals_of(settings: CreditSettings) -> dict[Signal, float]:
     """The signals of a run and their weights."""
-    params = settings.algorithm.turn_signal_params
-    return {find_signal(name, params): weight for name, weight in settings.turn_signals.items()}
+    params, key = settings.algorithm.turn_signal_params, KEY
+    if settings.algorithm.turn_signals is not None:
+        key = f"{KEY}s"
+    return {find_signal(name, params, key): weight for name, weight in settings.turn_signals.items()}
 
 
 __all__ = [

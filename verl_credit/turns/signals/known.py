@@ -23,7 +23,7 @@ class InfoGainSignal(Signal):
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
 
     def why_lost(self, record: dict) -> str:
-        return record["score_error"] or NOT_SCORED
+        return record.get("score_error") or NOT_SCORED
 
 
 class InfoPOSignal(Signal):
@@ -66,13 +66,19 @@ class ColumnSignal(Signal):
         column = self.name.removeprefix(COLUMN)
 
         def values_of(row: int):
-            for place in (rows.turns.scores[row], rows.turns.extra_infos[row]):
+            scores, extra_info = rows.turns.scores[row], rows.turns.extra_infos[row]
+            for place in (scores, extra_info):
                 if place.get(column) is not None:
                     return place[column]
+            if column in {**scores, **extra_info}:
+                place = "among the reward function's values" if column in scores else "in extra_info"
+                raise IntegrityError(
+                    f"turn signal {self.name!r}: {column!r} of row {row} is null {place}; expected a list with a number or "
+                    "null for each of its tool turns"
+                )
             raise IntegrityError(
-                f"algorithm.turn_signal={self.name}: row {row} has no {column!r}, neither among the reward function's "
-                f"values ({', '.join(rows.turns.scores[row]) or 'none'}) nor in extra_info "
-                f"({', '.join(rows.turns.extra_infos[row]) or 'empty'})"
+                f"turn signal {self.name!r}: row {row} has no {column!r}, neither among the reward function's values "
+                f"({', '.join(scores) or 'none'}) nor in extra_info ({', '.join(extra_info) or 'empty'})"
             )
 
         return self.table(rows, values_of)

@@ -115,7 +115,7 @@ class TrajectorySignal(OwnSignal):
         return self.table(rows, values_of)
 
     def why_lost(self, record: dict) -> str:
-        return record["signal_errors"].get(self.name) or super().why_lost(record)
+        return record.get("signal_errors", {}).get(self.name) or super().why_lost(record)
 
     async def ask(
         self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore

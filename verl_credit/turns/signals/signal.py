@@ -17,6 +17,7 @@ import torch
 
 from verl_credit.errors import IntegrityError
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.book import as_number, shown
 from verl_credit.turns.signals.trajectory import Trajectory, make_trajectory, turn_texts
 
 
@@ -106,13 +107,10 @@ class Signal(ABC):
     def _number(self, value: Any, where: str) -> float | None:
         if value is None:
             return None
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.inf
-        if math.isinf(number) or isinstance(value, str):
+        number = as_number(value)
+        if math.isinf(number):
             raise IntegrityError(
-                f"turn signal {self.name!r} gave {value!r} for {where}; expected a finite number, None (no reward) or NaN "
-                "(a reward that was lost)"
+                f"turn signal {self.name!r} gave {shown(value)} for {where}; expected a finite number, None (no reward) or "
+                "NaN (a reward that was lost)"
             )
         return number

@@ -1,0 +1,76 @@
+"""What agent loops, tools and reward functions of the user's report: wrong values are named by field, row and turn."""
+
+import sys
+
+import pytest
+
+from kit.signal_step import rewards, step_of
+from kit.turn_rows import Row
+from verl_credit.errors import IntegrityError
+from verl_credit.turns.book import RowRecord, known_reward
+from verl_credit.turns.loop_fields import record_of
+from verl_credit.turns.signals import find_signal, own_signal
+
+CREDIT = r"^row 3: extra_fields\['credit'\]: "
+TOO_LONG = 10 ** (sys.get_int_max_str_digits() + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"n_searches": None}, "n_searches=None; expected a whole number"),
+        ({"n_retries": 0.5}, "n_retries=0.5; expected a whole number"),
+        ({"tool_fault": None}, "tool_fault=None; expected a text"),
+        ({"final_text": b"c"}, "final_text=b'c'; expected a text"),
+        ({"signals": [1.0]}, r"signals=\[1.0\]; expected a mapping"),
+        ({"searches": None}, "searches=None; expected a list"),
+        ({"calls": {"turn": 0}}, "calls={'turn': 0}; expected a list"),
+        (
+            {"calls": [{"name": "x"}]},
+            r"calls\[0\]={'name': 'x'}; expected a mapping with the call's turn, name",
+        ),
+        ({"calls": [{"turn": 0}, "x"]}, r"calls\[1\]='x'; expected a mapping"),
+        ({"calls": [{"turn": "0"}]}, r"calls\[0\]: turn='0'; expected the number of the turn"),
+        ({"calls": [{"turn": 0, "reward": "1"}]}, r"calls\[0\]: reward is '1'; expected a finite number"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(given, said):
+    with pytest.raises(ValueError, match=CREDIT + said):
+        record_of({"credit": given}, 3)
+
+
+def test_what_a_call_says_is_kept_and_the_rest_has_its_default():
+    calls = [{"turn": 1, "name": "find", "more": 2}, {"turn": 0, "arguments": "{}", "reward": 0.5}]
+    found = record_of({"credit": {"calls": tuple(calls), "n_other_calls": True}}, 0)
+    assert found["calls"] == [
+        {"turn": 1, "name": "find", "arguments": "", "reward": None, "more": 2},
+        {"turn": 0, "name": "", "arguments": "{}", "reward": 0.5},
+    ]
+    assert found["n_other_calls"] == 1 and found["stop_reason"] == RowRecord().stop_reason
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, TOO_LONG, b"0.5", bytearray(b"0.5"), memoryview(b"0.5")], ids=range(5)
+)
+def test_a_reward_that_is_no_number_of_a_floats_range_is_named(value):
+    with pytest.raises(ValueError, match="^turn 2 is .*; expected a finite number, or None"):
+        known_reward(value, "turn 2")
+    signal = own_signal("mine.signal", lambda group: [[value]], {})
+    with pytest.raises(
+        IntegrityError, match="'mine.signal' gave .* for row 0, turn 0; expected a finite number"
+    ):
+        rewards({signal: 1.0}, step_of(Row(("ask", "page", "done"))))
+
+
+def test_a_column_that_is_null_is_told_from_one_that_is_missing():
+    steps = {find_signal("column:steps", {}): 1.0}
+    said = "'column:steps': 'steps' of row 0 is null among the reward function's values; expected a list"
+    with pytest.raises(IntegrityError, match=said):
+        rewards(steps, step_of(Row(("ask", "page", "done"), scores={"em": 1.0, "steps": None})))
+    rows = step_of(Row(("ask", "page", "done")))
+    rows.turns.extra_infos[0]["steps"] = None
+    with pytest.raises(IntegrityError, match="'steps' of row 0 is null in extra_info; expected a list"):
+        rewards(steps, rows)
+    rows.turns.scores[0] = {"steps": None}
+    rows.turns.extra_infos[0]["steps"] = [0.5]
+    assert rewards(steps, rows)[0].tolist() == [[0.5]]
