@@ -102,6 +102,14 @@ def test_what_cannot_be_meant_is_refused(overrides, key, message):
     assert error.key == key and message in str(error)
 
 
+def test_rows_may_name_a_loop_of_ones_own_whose_tools_give_rewards(tmp_path):
+    listed = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml"
+    (tmp_path / "loops.yaml").write_text("- {name: my_agent, _target_: my_loops.MyAgentLoop}\n")
+    assert signals(f"{SIGNAL}=tool_reward", listed) == {"tool_reward": 1.0}
+    (tmp_path / "loops.yaml").write_text("[]\n")
+    assert "the search gives no reward" in str(refused(f"{SIGNAL}=tool_reward", listed))
+
+
 def test_a_secret_among_the_params_is_never_shown():
     params = "+algorithm.turn_signal_params"
     config = check(f"{SIGNAL}={HERE}.asks", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")

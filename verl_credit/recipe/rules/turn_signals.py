@@ -10,6 +10,7 @@ from verl_credit.config.keys.reads import is_path
 from verl_credit.config.settings import INFOPO, CreditSettings
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME
+from verl_credit.recipe.agent_loops import own_loops
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
 from verl_credit.search.redact import redact_value
@@ -64,7 +65,8 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
         hint = did_you_mean(name, [*SIGNALS])
         raise ConfigError(key=key, value=name, accepted=ACCEPTED, shown=f"{name!r}{hint}")
     if name == "tool_reward" and config_has_no_tool(config):
-        use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path)"
+        use = "the search gives no reward, and the recipe names no other tool (multi_turn.tool_config_path) "
+        use += "and no agent loop of yours (agent_loop_config_path), whose rows may have rewards"
         raise ConfigError(key=key, value=name, accepted=use)
     if name == INFOPO:
         _infopo(config, settings, key)
@@ -110,8 +112,10 @@ def _infopo(config: DictConfig, settings: CreditSettings, key: str) -> None:
 
 
 def config_has_no_tool(config: DictConfig) -> bool:
-    """Rows of the search agent alone, beside which no tool is offered."""
-    return config.actor_rollout_ref.rollout.agent.default_agent_loop == AGENT_NAME and not tools_given(config)
+    """Every row is the search agent's, beside which no tool is offered: no agent loop of the user's is listed, which a row
+    may name in its column ``agent_name``. Raises ConfigError for a list that cannot be read."""
+    default = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    return default == AGENT_NAME and not tools_given(config) and not own_loops(config)
 
 
 _CALL = {"turn": 0, "name": "search", "arguments": '{"query": "river of Paris"}', "reward": None}
