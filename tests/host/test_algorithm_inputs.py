@@ -23,7 +23,7 @@ def test_states_and_texts_of_every_turn():
     ]
     step = SimpleNamespace(signals={}, anchor_B_K1=None, observations_B=None)
     trainer = SimpleNamespace(
-        _turns=turn_batch(rows, tokenizer), _signals={}, _step=step, tokenizer=tokenizer,
+        _turns=turn_batch(rows, tokenizer), _signals={}, _step=step, tokenizer=tokenizer, run_dir=None,
         settings=settings(info_gain_norm_mode="none", algorithm_mode=f"{__name__}.own"),
         config=SimpleNamespace(faults=SimpleNamespace(max_lost_rewards=0.25)),
     )  # fmt: skip

@@ -37,7 +37,7 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
     """(info_gain_B_K, turn_mask_B_K). A step that scores nothing has no turn with a gain.
 
     Failed scores (not finite) stop the run; with ``info_gain_on_error=drop`` the gain is NaN, a missing one to every turn
-    mode; with ``zero`` it is 0. ``credit/gain/failed_rows`` says how many rows they hit.
+    mode (up to ``faults.max_lost_rewards``); with ``zero`` it is 0. ``credit/gain/failed_rows`` says how many rows they hit.
     """
     turns, settings = plan.turns, plan.settings
     rows = len(turns.records)

@@ -62,7 +62,7 @@ class Faults(Section):
     max_tool_faults: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of a step's rows that may be lost to the search server; such rows are not trained on."""
     max_lost_rewards: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of a step's turn rewards that infopo or a signal of yours may lose (a judge that is down); they are missing."""
+    """Share of a step's turn rewards that a signal may lose (a judge that is down, gains under drop); they are missing."""
 
 
 class Evaluation(Section):

@@ -264,6 +264,7 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             scored=scored,
             tolerated_share=tolerated,
             parts=self._step.signals,
+            note=partial(events.note, self.run_dir, "lost_rewards"),
         )
         algorithm, optional = self.settings.algorithm, {}
         if algorithm.algorithm_mode is not None:
