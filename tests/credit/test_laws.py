@@ -16,6 +16,7 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.modes import MODES
 
 SEEDS = range(6)
+MANY_SEEDS = range(16)  # an exemption may be needed seldom
 each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids=lambda value: value)
 
 
@@ -40,7 +41,7 @@ def test_an_exemption_is_needed(level, name):
     assert set(subject.exempt) <= set(LAWS)
     assert subject.properties <= set(PROPERTIES)
     for law in subject.exempt:
-        assert counterexample(LAWS[law], subject, SEEDS) is not None
+        assert counterexample(LAWS[law], subject, MANY_SEEDS) is not None
     if subject.scope == "batch":
         assert counterexample(LAWS["others"], subject, SEEDS) is not None
 

@@ -75,6 +75,21 @@ def flipped(rewards):
     return [-a for a in centred(rewards)]
 
 
+def flipped_tool_turns(tables):
+    outcome_B = tables.outcome_advantage("grpo")
+    return -outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+
+def flipped_answer(tables):
+    outcome_B = tables.outcome_advantage("grpo")
+    return 3 * outcome_B[:, None].expand_as(tables.reward_B_K), -outcome_B, tables.ones()
+
+
+def slightly_flipped_tool_turns(tables):
+    tool_B_K, outcome_B, scale_B_K = flipped_tool_turns(tables)
+    return 0.1 * tool_B_K, outcome_B, scale_B_K
+
+
 def leaks_late(rewards):
     CALLS.append(1)
     return [a + (len(CALLS) > 10_000 and a != 0) for a in centred(rewards)]
@@ -187,6 +202,9 @@ PLANTED = [
     (undefined_for_ties_of_eight, "ties"),
     (not_normalised, "normalised"),
     (flipped, "better"),
+    (flipped_tool_turns, "better"),
+    (slightly_flipped_tool_turns, "better"),
+    (flipped_answer, "better"),
     (flipped_tokens, "turns"),
     (roots, "signed"),
     (planning_undeclared, "absent"),

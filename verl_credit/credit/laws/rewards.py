@@ -30,28 +30,32 @@ def ties(subject: Subject, world: World) -> None:
 
 
 def better(subject: Subject, world: World) -> None:
-    """A better outcome never lowers its row's advantage (both the mean of its tokens and that of its answer)."""
+    """A better outcome never lowers its row's advantage (the mean of its tool turns' tokens, and that of its answer's)."""
     rows_B = torch.arange(len(world.outcome_B))
-    before_B_2 = _mean_and_answer(subject, world)
+    before_B_2 = _tools_and_answer(subject, world)
     unsolved = rows_B[world.outcome_B < 1].tolist()  # outcomes stay at most 1
     for row in unsolved[:: -(-len(unsolved) // ROWS) or 1]:
         raised_B = world.outcome_B + 0.5 * (rows_B == row)
-        before_2, after_2 = before_B_2[row], _mean_and_answer(subject, world.but(outcome_B=raised_B))[row]
-        if (after_2 < before_2 - ABOUT * (1 + before_2.abs())).all():
+        before_2, after_2 = before_B_2[row], _tools_and_answer(subject, world.but(outcome_B=raised_B))[row]
+        fell_2 = after_2 < before_2 - ABOUT * (1 + before_2.abs())
+        if fell_2.any():
             run(subject, world)  # for the record
+            part = int(fell_2.nonzero()[-1])
             raise Broken(
-                f"row {row}, outcome {float(raised_B[row]):g} in place of {float(world.outcome_B[row]):g}: its mean "
-                f"advantage falls from {float(before_2[0]):.6g} to {float(after_2[0]):.6g}",
+                f"row {row}, outcome {float(raised_B[row]):g} in place of {float(world.outcome_B[row]):g}: the mean "
+                f"advantage of its {('tool turns', 'answer')[part]} falls from {float(before_2[part]):.6g} to "
+                f"{float(after_2[part]):.6g}",
                 runs=2,
             )
 
 
-def _mean_and_answer(subject: Subject, world: World) -> torch.Tensor:
-    """Of each row: the mean over its tokens, and the mean over its last turn."""
+def _tools_and_answer(subject: Subject, world: World) -> torch.Tensor:
+    """Of each row: the mean advantage of its tool turns' tokens, 0 without one, and that of its answer's."""
     advantage_B_T, mask_B_T = run(subject, world)[0], world.counted_B_T
     last_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, 0).amax(dim=1, keepdim=True)
     answer_B_T = mask_B_T & (world.turn_ids_B_T == last_B_1)
-    return torch.cat([row_mean(advantage_B_T, mask_B_T), row_mean(advantage_B_T, answer_B_T)], dim=1)
+    parts = (mask_B_T & ~answer_B_T, answer_B_T)
+    return torch.cat([row_mean(advantage_B_T, part_B_T) for part_B_T in parts], dim=1)
 
 
 def _signed(seed: int) -> Iterable[World]:

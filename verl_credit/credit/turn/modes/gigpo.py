@@ -74,6 +74,9 @@ BEYOND_OUTCOMES = "visits of a state are compared without turn rewards, too"
 BY_DISTANCE = (
     "with gamma below 1, visits of a state at different distances from the end differ where outcomes tie"
 )
+BY_VISITS = (
+    "a better outcome raises every visit of its trajectory, and beside the others one of them can fall"
+)
 
 MODE = TurnMode(
     name="gigpo",
@@ -92,5 +95,5 @@ MODE = TurnMode(
         "released"
     ),
     source="2505.10978; langfengQ/verl-agent",
-    exempt={"ties": BY_DISTANCE, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": BY_DISTANCE, "better": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )

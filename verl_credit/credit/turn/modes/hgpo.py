@@ -6,7 +6,7 @@ import torch
 
 from verl_credit.credit.groups import EPS
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.modes.gigpo import BEYOND_OUTCOMES, BY_DISTANCE
+from verl_credit.credit.turn.modes.gigpo import BEYOND_OUTCOMES, BY_DISTANCE, BY_VISITS
 from verl_credit.credit.turn.states import compared, episode_advantage, joined, state_visits
 from verl_credit.credit.turn.tables import Tables
 
@@ -84,5 +84,5 @@ MODE = TurnMode(
         "parity=released: as released"
     ),
     source="2602.22817; langfengQ/verl-agent",
-    exempt={"ties": BY_DISTANCE, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": BY_DISTANCE, "better": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )
