@@ -4,15 +4,18 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
+from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 
 SEEDS = range(6)
@@ -225,6 +228,27 @@ def test_the_counterexample_of_a_turn_mode_shows_its_tables():
     subject = registered_subject("turn", "gigpo")
     first, *_ = lines(smallest(counterexample(LAWS["ties"], subject), subject), subject)
     assert first == "rewards = [0.3499999940395355], turn_rewards = [[None]], anchor_B_K1 = [[1, 1]]"
+
+
+def test_the_ranges_of_our_options_do_not_bind_a_mode_of_ones_own():
+    def mine(tables, *, lam=0.5, beta=1.0, eps=1e-6):
+        outcome_B = tables.outcome_advantage("grpo")
+        return (
+            lam * beta * (1 - eps) * outcome_B[:, None].expand_as(tables.reward_B_K),
+            outcome_B,
+            tables.ones(),
+        )
+
+    options = {"lam": 2.0, "beta": -1.0, "eps": 0.0}
+    mode, world = as_turn_mode(mine, "m.mine"), make_world(0, turns=1)
+    tool_B = world.mask_B_T & (world.turn_ids_B_T < world.n_tool_turns_B[:, None])
+    advantage_B_T, ours_B_T = (
+        run_turn_mode(world, mode=mode, **given).advantage_B_T for given in (options, {})
+    )
+    assert torch.allclose(advantage_B_T[tool_B], -4 * ours_B_T[tool_B] / (1 - 1e-6)) and tool_B.any()
+    assert all(mode.is_shipped for mode in MODES.values())
+    with pytest.raises(ValueError, match="lam=2.0: expected a number at least 0 and at most 1"):
+        run_turn_mode(world, mode=MODES["turn_gae"], lam=2.0)
 
 
 def test_the_kind_is_told_or_asked_for():

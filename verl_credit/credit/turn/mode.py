@@ -107,6 +107,11 @@ class TurnMode(Operator):
         return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values())
 
     @property
+    def is_shipped(self) -> bool:
+        """Its function is one of `modes/`; what another function's options may be is not ours to say."""
+        return getattr(self.function, "__module__", "").startswith(f"{__package__}.modes.")
+
+    @property
     def any_outcome_operator(self) -> bool:
         """False: the mode normalises outcomes itself and accepts ``grpo`` only."""
         return "outcome_operator" in self.options
@@ -203,7 +208,8 @@ class TurnMode(Operator):
                     f"{shown} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
                     f"it reads {', '.join([*self.options, *self.tables])}"
                 )
-            check_range(name, value)
+            if self.is_shipped:
+                check_range(name, value)
             if isinstance(self.options.get(name), bool) and not isinstance(value, bool):
                 raise ValueError(f"{name}={value!r}: expected True or False")
             if name in self.choices:
