@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-CLOSE = 1e-9  # float64 in and out, so only the order of a sum may make a difference
+import torch
+
+# Tolerances are relative to the scale: the largest of the numbers compared.
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12}  # by what is returned: only the order of a sum may matter
 ABOUT = 1e-4  # allows for variance floors and epsilons
 
 
@@ -20,10 +23,17 @@ def finite(outputs, what: str = "a value that is not finite went in, and") -> No
             raise Broken(f"{what}: row {int((~out.isfinite()).nonzero()[0, 0])} of the result is not finite")
 
 
-def same(ours, expected, *, tolerance: float = CLOSE, what: str = "", runs: int = 2) -> None:
-    """Equal up to ``tolerance``, of the expected value where that is above 1."""
+def scale_of(values: torch.Tensor) -> float:
+    """The largest size of a value; 1 where all are 0."""
+    sizes = values.abs().nan_to_num()
+    return (float(sizes.max()) if sizes.numel() else 0.0) or 1.0
+
+
+def same(ours, expected, *, tolerance: float | None = None, what: str = "", runs: int = 2) -> None:
+    """Equal up to ``tolerance`` (without it, that of what the operator returns) times the scale of ``expected``."""
     for name, a, b in zip(("advantage", "clip scale"), ours, expected, strict=False):
-        far = (a - b).abs() > tolerance * (1 + b.abs())
+        limit = CLOSE[a.dtype] if tolerance is None else tolerance
+        far = (a - b).abs() > limit * scale_of(b)
         far |= a.isnan() != b.isnan()
         if far.any():
             row, place = far.nonzero()[0].tolist()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from verl_credit.credit.laws.broken import ABOUT, Broken, same
+from verl_credit.credit.laws.broken import ABOUT, CLOSE, Broken, same, scale_of
 from verl_credit.credit.laws.subjects import Subject
 from verl_credit.credit.laws.world import World
 
@@ -28,7 +28,7 @@ def weighs(subject: Subject, world: World) -> None:
     given_B_T = _given(subject, world)
     once, thrice = subject.apply(world, given_B_T), subject.apply(world, given_B_T * 3)
     same([thrice], [once * 3], what="advantages three times as large")
-    if (once * given_B_T < -1e-12).any():
+    if (once * given_B_T < -CLOSE[once.dtype] * scale_of(once)).any():
         raise Broken("a token's advantage has the other sign than its turn's")
 
 

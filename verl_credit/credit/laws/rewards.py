@@ -7,12 +7,14 @@ from collections.abc import Iterable
 import torch
 
 from verl_credit.credit.groups import row_mean
-from verl_credit.credit.laws.broken import ABOUT, Broken, finite, same
+from verl_credit.credit.laws.broken import CLOSE, Broken, finite, same, scale_of
 from verl_credit.credit.laws.laws import on, run
+from verl_credit.credit.laws.steady import plain
 from verl_credit.credit.laws.subjects import Subject, run_turn_mode
 from verl_credit.credit.laws.world import World, make_world
 from verl_credit.credit.turn.modes import MODES
 
+INEXACT = 0.35  # a mean of such outcomes is rounded, that of 0 or 1 is exact
 RESIDUE = 1e-7  # the rounding of a mean (1e-16) over the epsilon of a denominator (1e-8), with room
 ROWS = 4
 
@@ -20,11 +22,15 @@ ROWS = 4
 def ties(subject: Subject, world: World) -> None:
     """A prompt whose outcomes are equal, without gains, gets 0, in float32 too (0.35)."""
     world = world.without_gains()
-    limit = RESIDUE if subject.operator is None else 0.0  # ours: exactly 0
-    for value in (0.0, 0.35, 1.0):
+    scale = scale_of(subject.run(plain()).advantage_B_T)  # of two rows, one of them solved
+    for value in (0.0, INEXACT, 1.0):
         tied = world.but(outcome_B=torch.full_like(world.outcome_B, value))
         for dtype in (torch.float32, torch.float64):
-            largest = subject.run(tied.to(dtype)).advantage_B_T.abs().max()
+            advantage_B_T = subject.run(tied.to(dtype)).advantage_B_T
+            largest, limit = advantage_B_T.abs().max(), CLOSE[advantage_B_T.dtype]
+            limit = scale * max(limit, RESIDUE if value == INEXACT else 0.0)
+            if subject.operator is not None:
+                limit = 0.0  # ours: exactly 0
             if not largest <= limit:
                 raise Broken(f"all outcomes {value} in {dtype}: advantages up to {largest:.3g}")
 
@@ -33,11 +39,12 @@ def better(subject: Subject, world: World) -> None:
     """A better outcome never lowers its row's advantage (the mean of its tool turns' tokens, and that of its answer's)."""
     rows_B = torch.arange(len(world.outcome_B))
     before_B_2 = _tools_and_answer(subject, world)
+    scale = scale_of(before_B_2)
     unsolved = rows_B[world.outcome_B < 1].tolist()  # outcomes stay at most 1
     for row in unsolved[:: -(-len(unsolved) // ROWS) or 1]:
         raised_B = world.outcome_B + 0.5 * (rows_B == row)
         before_2, after_2 = before_B_2[row], _tools_and_answer(subject, world.but(outcome_B=raised_B))[row]
-        fell_2 = after_2 < before_2 - ABOUT * (1 + before_2.abs())
+        fell_2 = after_2 < before_2 - CLOSE[before_2.dtype] * scale
         if fell_2.any():
             run(subject, world)  # for the record
             part = int(fell_2.nonzero()[-1])
@@ -62,6 +69,9 @@ def _signed(seed: int) -> Iterable[World]:
     world = make_world(seed)
     yield world.but(outcome_B=world.outcome_B * 2 - 1)
     yield world.but(outcome_B=world.outcome_B - 2)
+    if seed == 0:
+        world = make_world(seed, group_sizes=(16, 2))
+        yield world.but(outcome_B=world.outcome_B * 2 - 1)
 
 
 @on(_signed)

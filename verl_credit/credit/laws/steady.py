@@ -18,12 +18,12 @@ CALLS, SECONDS = 12_000, 2.0
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
-def _plain() -> World:
+def plain() -> World:
     world = make_world(0, group_sizes=(2,), turns=1)
     return world.but(outcome_B=torch.tensor([1.0, 0.0], dtype=torch.float64))
 
 
-@on(lambda seed: [_plain()])
+@on(lambda seed: [plain()])
 def runs(subject: Subject, world: World) -> None:
     """It takes two rows of one prompt, one of them solved."""
     subject.run(world)
@@ -31,7 +31,7 @@ def runs(subject: Subject, world: World) -> None:
 
 def _with_plain(seed: int) -> Iterable[World]:
     if seed == 0:
-        yield _plain()
+        yield plain()
     yield from usual_worlds(seed)
 
 

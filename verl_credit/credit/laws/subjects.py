@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from verl_credit.credit.laws.precision import noted
 from verl_credit.credit.laws.small_call import small_call
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.operator import Operator
@@ -131,7 +132,7 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
         more["run"] = partial(_run_outcome, operator=outcome_operator(found, name, params))
     elif kind == "turn":
         mode = as_turn_mode(found, name)
-        more["run"] = partial(run_turn_mode, mode=mode, **(params or {}))
+        more["run"] = partial(_run_own_mode, mode=mode, params=params or {})
         more["tables"] = mode.tables
         more["call"] = None
     elif kind == "transform":
@@ -198,6 +199,14 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
     advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)
     scale_B_T = spread(credit.clip_scale_B_K1, world.turn_ids_B_T, world.mask_B_T, fill=1.0)
     return Result(advantage_B_T, scale_B_T, credit.counts)
+
+
+def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
+    """In float32 where the function computed in less than float64: its rounding is no error."""
+    function, dtypes = noted(mode.function)
+    result = run_turn_mode(world, mode=replace(mode, function=function), **params)
+    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
+    return Result(*outputs, result.counts)
 
 
 def _run_outcome(world: World, *, operator) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.credit.laws.broken import Broken, finite, same
+from verl_credit.credit.laws.broken import CLOSE, Broken, finite, same, scale_of
 from verl_credit.credit.laws.laws import run
 from verl_credit.credit.laws.subjects import Subject
 from verl_credit.credit.laws.world import World
@@ -12,15 +12,18 @@ from verl_credit.credit.token.gtpo import SMALLEST_MEAN
 
 ROWS = 4
 A_LITTLE = 1.001
+TWICE = 2.0
 FEWEST = 4  # tokens of a row, so that most of them can stay where one moves
 
 
 def turns(subject: Subject, world: World) -> None:
-    """A turn's advantage goes to the turn's own tokens, more than to those of the row's other turns."""
+    """A turn's advantage goes to the turn's own tokens, at least twice as much as to those of another turn."""
     if not subject.reads_turns:
         return
     given_B_T = subject.given(world).advantage_B_T
     ids_B_T = torch.where(world.counted_B_T, world.turn_ids_B_T, -1)
+    plain_B_T = subject.apply(world, given_B_T)
+    nothing = CLOSE[plain_B_T.dtype] * scale_of(plain_B_T)
     rows = [row for row in range(len(ids_B_T)) if ids_B_T[row].max() > 0][:ROWS]
     for row in rows:
         own_sum = other_sum = 0.0
@@ -33,7 +36,7 @@ def turns(subject: Subject, world: World) -> None:
             ]
             own_sum += moves.pop(turn)
             other_sum += max(map(abs, moves))
-        if own_sum <= other_sum * (1 + 1e-9) and max(abs(own_sum), other_sum) > 1e-9:
+        if own_sum < TWICE * other_sum and max(abs(own_sum), other_sum) > nothing:
             raise Broken(
                 f"row {row}: a turn's advantage raised by 0.5 raises its own tokens by {own_sum:.3g} and another "
                 f"turn's by up to {other_sum:.3g} (summed over the turns)",
@@ -91,7 +94,7 @@ def weighs_by(subject: Subject, world: World) -> None:
     for row in mask_B_T.any(dim=1).nonzero().flatten().tolist():
         values_t = subject.uncertainty(world)[row, mask_B_T[row]]
         low, high, mean = float(values_t.min()), float(values_t.max()), float(values_t.mean())
-        if low < -1e-12:
+        if low < -CLOSE[values_t.dtype] * scale_of(values_t):
             raise Broken(f"row {row}: an uncertainty of {low:.3g}")
         if mean < SMALLEST_MEAN and high > low * (1 + 1e-6):
             raise Broken(f"row {row}: uncertainties from {low:.3g} to {high:.3g}")
