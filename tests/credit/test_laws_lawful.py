@@ -4,6 +4,7 @@ import math
 import statistics
 
 import pytest
+import torch
 
 from verl_credit.credit.laws import check, own_subject, steady
 from verl_credit.credit.plugins import (
@@ -46,8 +47,14 @@ def small(rewards):
 
 
 def in_float32(tables):
-    outcome_B = tables.outcome_advantage("grpo").float() / 3
-    return outcome_B[:, None].expand_as(tables.reward_B_K) * 0.7, outcome_B, tables.ones().float()
+    """Its means depend on the order of the rows by what float32 rounds."""
+    thirds_B, mean_B = tables.outcome_B.float() / 3, torch.zeros(len(tables.outcome_B))
+    for group in tables.group_B.unique():
+        member_B = (tables.group_B == group) & tables.valid_B
+        if member_B.any():
+            mean_B[member_B] = float(sum(thirds_B[member_B])) / int(member_B.sum())
+    outcome_B = torch.where(tables.valid_B, thirds_B - mean_B, 0.0)
+    return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
 
 
 def only_normalised(rewards):
