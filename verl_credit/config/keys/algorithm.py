@@ -162,7 +162,7 @@ class Algorithm(Section):
     ] = None
     """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; in place of turn_signal."""
     turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several_signals)] = "group"
-    """group: each signal is z-scored over its question's turns before they are added; none: as they are, if all are there."""
+    """group: each signal is z-scored over its question's turns before they are added; none: as is, if all are there."""
     turn_signal_params: Annotated[Params, When(reads.own_signal)] = Field(default_factory=dict)
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[
