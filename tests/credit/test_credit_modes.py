@@ -125,17 +125,29 @@ class Oracle:
             for k in range(self.turns + 1)
         }
 
-        def free(values, row):
-            others = [values[r] for r in prompts[self.prompts[row]] if r != row]
+        def free(values, row, members):
+            others = [values[r] for r in prompts[self.prompts[row]] if r != row and r in members]
             return values[row] - sum(others) / len(others) if others else 0.0
 
+        first = {
+            p: min((k for r in rows for k in self.segments(r)), default=0) for p, rows in prompts.items()
+        }
+        whole = {  # no turn without a gain before the row's last gain, once its prompt has gains
+            row
+            for row in self.outcomes
+            if all(
+                (row, k) in self.gains
+                for k in range(first[self.prompts[row]], max(self.segments(row), default=-1))
+            )
+        }
         z = z_scores_within(self.gains, self.prompt_and_turn_of, self.norm_by_std)
         result = {}
         for row in self.outcomes:
-            outcome = free(self.outcomes, row)
+            outcome = free(self.outcomes, row, self.outcomes)
             own = self.segments(row)
             advantage = [
-                self.alpha * free({r: total[r, k] for r in self.outcomes}, row) + outcome
+                outcome
+                + (self.alpha * free({r: total[r, k] for r in whole}, row, whole) if row in whole else 0.0)
                 for k in range(self.turns + 1)
             ]
             answer = advantage[own[-1] + 1 if own else 0]

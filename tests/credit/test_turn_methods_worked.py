@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from kit.modes import batch
 from verl_credit.credit import (
     MODES,
     gigpo,
@@ -23,18 +24,6 @@ from verl_credit.credit.laws.world import make_world
 
 NAN = float("nan")
 none = MODES["none"]
-
-
-def batch(rewards, outcomes, group=None):
-    """Positional tables and n_tool_turns_B of ragged tool rewards; None is a turn without a reward."""
-    width = max(len(row) for row in rewards)
-    full = [[*row, *[None] * (width - len(row))] for row in rewards]
-    shape = len(rows := full), width
-    reward = torch.tensor([[r or 0.0 for r in row] for row in rows], dtype=torch.float64).view(shape)
-    mask = torch.tensor([[r is not None for r in row] for row in rows]).view(shape)
-    outcome = torch.tensor(outcomes, dtype=torch.float64)
-    group = torch.zeros(len(rows), dtype=torch.long) if group is None else torch.tensor(group)
-    return (outcome, reward, mask, group), {"n_tool_turns_B": torch.tensor([len(row) for row in rewards])}
 
 
 def world(seed=0):

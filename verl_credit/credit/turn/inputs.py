@@ -44,6 +44,7 @@ def make_tables(
         "invalid_rows": int((~valid_B).sum()),
         "nonfinite_outcomes": int(bad_B.sum()),
         "nonfinite_rewards": int(lost_B_K.sum()),
+        "turns_without_reward": int((tables.turn_B_K1[:, 1:] & ~has_reward_B_K).sum()),
         "skipped_rows": 0,
         **group_counts(outcome_B, group_B, row_valid_B=valid_B),
         **_turn_group_counts(tables),

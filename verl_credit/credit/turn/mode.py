@@ -9,8 +9,8 @@ A `TurnMode` is the public function of its mode: call it with tensors. A mode of
 
 A turn without a reward of its own belongs to the segment of the row's next reward: it reads that turn's advantage and
 clip scale, or the outcome's advantage and 1 after the last reward (so do columns past a row's turns).
-`Tables.backward` does exactly this. Modes that compare all that was earned from a turn on count such a turn's reward as
-0, and say so.
+`Tables.backward` does exactly this. A mode that compares all that was earned from a turn on cannot use a row with such a
+turn: the row is no member, as one that lost a reward (`Tables.known_B`). Other modes say what they do with it.
 """
 
 import inspect

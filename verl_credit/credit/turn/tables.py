@@ -49,8 +49,24 @@ class Tables:
 
     @property
     def known_B(self) -> torch.Tensor:
-        """False for a row that lost a turn reward: what it earned in all is not known."""
-        return self.valid_B & ~self.lost_reward_B_K.any(dim=1)
+        """False for a row with a lost or a missing turn reward: what it earned in all is not known."""
+        return self.valid_B & ~(self.lost_reward_B_K | self.missing_reward_B_K).any(dim=1)
+
+    @property
+    def missing_reward_B_K(self) -> torch.Tensor:
+        """A tool turn without a reward, from the first turn on for which any trajectory of its prompt has one.
+
+        Turns before that are not measured at all and count 0 in every row: the first one of first_turn="none", or all turns
+        of a step without rewards.
+        """
+        asked_B_K = self.has_reward_B_K | self.lost_reward_B_K
+        turns = asked_B_K.shape[1]
+        column_K = torch.arange(turns, device=asked_B_K.device)
+        first_B = torch.nn.functional.pad(torch.where(asked_B_K, column_K, turns), (0, 1), value=turns).amin(
+            dim=1
+        )
+        first_G = torch.full_like(first_B, turns).scatter_reduce(0, self.group_B, first_B, "amin")
+        return self.turn_B_K1[:, 1:] & ~asked_B_K & (column_K >= first_G[self.group_B][:, None])
 
     @property
     def turn_B_K1(self) -> torch.Tensor:

@@ -28,7 +28,8 @@ def turn_credit(
     group_B integer prompt ids.
     A tool turn without a reward shares the advantage and clip scale of the row's next reward, or reads the
     outcome advantage and 1 when there is none (the released segments; see `info_gain`, first_turn="none").
-    Discounts count rewards, not turns without one.
+    Discounts count rewards, not turns without one. Modes that compare whole returns leave out a row with such a turn, as
+    one that lost a reward; turn_gae and progress say what they do.
 
     Keywords of every mode:
     row_valid_B: rows with False (copies that pad a batch, rows hit by a tool fault) enter no statistic and get
@@ -52,9 +53,9 @@ def turn_credit(
     info_gain_norm_mode is a name, or a function `f(tables, *, ...) -> (advantage_B_K, outcome_advantage_B,
     clip_scale_B_K)` of your own (`as_turn_mode`). info_gain_B_K is the old name of turn_reward_B_K.
 
-    `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_rewards, skipped_rows, `group_counts`, and the groups per
-    prompt and turn: turn_groups, turn_groups_of_one, turn_groups_of_two. With anchors: turns_without_anchor, states,
-    states_of_one; with state scores: turns_without_score, groups_with_and_without_scores.
+    `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_rewards, turns_without_reward, skipped_rows,
+    `group_counts`, and the groups per prompt and turn: turn_groups, turn_groups_of_one, turn_groups_of_two. With anchors:
+    turns_without_anchor, states, states_of_one; with state scores: turns_without_score, groups_with_and_without_scores.
     Statistics in float64; returns the widest input dtype, at least float32. No gradient flows.
 
     Departures from the release: turns are what the mask says, not where a reward differs from 0; the turn

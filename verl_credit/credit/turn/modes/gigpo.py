@@ -29,7 +29,8 @@ def gigpo(
     A state is an anchor id of a prompt; every visit is a member, several of one trajectory, too, at any turn. Later
     visits of a loop then look better than earlier ones. visits="first": only a trajectory's first visit is a member; its
     later visits are measured against the same mean. A turn without an anchor, or alone in its state, has no second term.
-    A trajectory that lost a turn reward is no member and reads its outcome's advantage alone.
+    A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone
+    (`Tables.missing_reward_B_K`).
     Released defects that are not here: statistics of R weighed by the number of turns, so that long failures pull the
     baseline; the plain R for a prompt of one turn; a rounding residue over 1e-6 where rewards tie. parity="released"
     brings them back. Others are the trainer's (copied rows in the statistics, the penalty for invalid actions) or the
@@ -89,7 +90,8 @@ MODE = TurnMode(
         "sum from k on; z = (x - mean), over its std with norm=mean_std_norm"
     ),
     reduces_to="centred GRPO on the sum of rewards at step_weight 0",
-    bias="own sample in both means; the visits of a state depend on the policy",
+    bias="own sample in both means; the visits of a state depend on the policy; a trajectory that misses a turn's "
+    "reward is no member and reads its outcome alone",
     departures=(
         "each trajectory counts once in the prompt's mean and std; groups of one give 0; ties give 0; parity=released: as "
         "released"

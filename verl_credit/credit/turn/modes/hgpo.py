@@ -31,7 +31,8 @@ def hgpo(
     G_k = sum_{j >= k} gamma^(j-k) r_j, the answer turn's r is the outcome. z divides by the population std plus eps with
     norm="mean_std_norm". No level with two members: 0. base_group adds GiGPO's first term as one more level of weight 1
     (ddof 1); without it a turn in a state of its own gets 0, success or not.
-    A trajectory that lost a turn reward is no member and reads its outcome's advantage alone.
+    A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone
+    (`Tables.missing_reward_B_K`).
     Released defects that are not here: a level whose advantage is 0 (a tie, or a return at the mean) is dropped, and the
     others grow; the weights' sum has 1e-6 added; the base group is weighed by the number of turns. parity="released" brings
     back these three, in float32. Weights start at 2 as released; an older copy starts at 1 (weight_offset).
@@ -78,7 +79,10 @@ MODE = TurnMode(
         "members; G_k the discounted sum of rewards from k on, the outcome included"
     ),
     reduces_to="GiGPO's second term, with population std, at history_length 0",
-    bias="own sample in the means; the visits of a state depend on the policy; a state of its own gets 0",
+    bias=(
+        "own sample in the means; the visits of a state depend on the policy; a state of its own gets 0; a trajectory that "
+        "misses a turn's reward is no member and reads its outcome alone"
+    ),
     departures=(
         "a level of advantage 0 counts like any other; base_group counts each trajectory once; ties give 0; "
         "parity=released: as released"

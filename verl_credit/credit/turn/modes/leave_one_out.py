@@ -27,7 +27,8 @@ def leave_one_out(
     outcome="separate": the answer turn's r is 0. "last_turn": it is R, and the second term is left out.
     baseline="absent_zero": a row without turn k counts with G_k = 0. "present_only": the mean is over the other rows that
     have turn k, and without any the first term is 0; biased where the policy decides when to stop, kept for comparison.
-    A trajectory that lost a turn reward is no member and reads the outcome's term. Groups of one: 0.
+    A trajectory with a lost or a missing turn reward is no member and reads the outcome's term
+    (`Tables.missing_reward_B_K`). Groups of one: 0.
     turn-group-unbiased is this with baseline absent_zero, outcome separate, and a clip scale.
     """
     outcome_B = outcome_scale * tables.outcome_advantage("rloo")
@@ -50,7 +51,10 @@ def leave_one_out(
 def return_minus_others(
     tables: Tables, gamma: float, reward_B_K1: torch.Tensor | None = None, *, baseline: str = "absent_zero"
 ) -> torch.Tensor:
-    """G_k minus the mean of the others' G_k; 0 in rows that lost a reward. Rewards: those of the tool turns, if None."""
+    """G_k minus the mean of the others' G_k; 0 in rows whose rewards are not all known.
+
+    Rewards: those of the tool turns, if None.
+    """
     if reward_B_K1 is None:
         reward_B_K1 = tables.reward_B_K1(torch.zeros_like(tables.outcome_B))
     return_B_K1 = tables.return_to_go(reward_B_K1, gamma)
@@ -69,7 +73,10 @@ MODE = TurnMode(
         "of the others' R"
     ),
     reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
-    bias="none with baseline=absent_zero: own sample excluded, no std, every trajectory is a member of every turn",
+    bias=(
+        "none with baseline=absent_zero: own sample excluded, no std, every trajectory is a member of every turn, but for "
+        "those that miss a turn's reward, which read the outcome's term alone"
+    ),
     departures="no release",
     source="2402.14740 for the outcome; the return to go per turn is textbook REINFORCE",
     properties=CENTRED,

@@ -28,7 +28,9 @@ def mt_grpo(
     where c is -1 A_k = z(R + u), whatever turn_weight is.
     Released defects that are not in the default: that change of scale; one split for several results; a first failing call
     that shares the credit of a later success; reward weights that are dropped; message numbers used as mask segments.
-    A trajectory that lost a turn reward is no member of that turn's group (released: of u's) and reads z(R) there.
+    A trajectory that lost a turn reward is no member of that turn's group (released: of u's) and reads z(R) there. With
+    parity="released" u is the sum of the rewards that there are; a trajectory with tool turns and no reward at all, where
+    others of its prompt have one, is no member of u's group either.
     """
     norm = {"ddof": 1, "variance_floor": variance_floor, "eps": eps}
     outcome_B = tables.outcome_advantage("grpo", **norm)
@@ -46,12 +48,14 @@ def _released(tables: Tables, outcome_B: torch.Tensor, turn_weight: float, norm:
         first_B = torch.nn.functional.pad(first_B, (0, 1), value=len(columns_K1)).amin(dim=1)
         result_B = torch.where(first_B < len(columns_K1), first_B, -1)
     turn_reward_B = tables.reward_B_K.sum(dim=1)
-    compared = {"group_N": tables.group_B, "member_N": tables.known_B, **norm}
+    without_B = tables.missing_reward_B_K.any(dim=1) & ~tables.has_reward_B_K.any(dim=1)
+    known_B = tables.valid_B & ~tables.lost_reward_B_K.any(dim=1) & ~without_B
+    compared = {"group_N": tables.group_B, "member_N": known_B, **norm}
     turn_B = z_score(turn_reward_B, **compared)
     sum_B = z_score(tables.outcome_B + turn_reward_B, **compared)
     up_to_B_K1 = columns_K1 <= result_B[:, None]
     split_B_K1 = outcome_B[:, None] + turn_weight * turn_B[:, None] * up_to_B_K1
-    without_B_1 = (tables.known_B & (result_B < 0))[:, None]
+    without_B_1 = (known_B & (result_B < 0))[:, None]
     return torch.where(without_B_1, sum_B[:, None], split_B_K1)
 
 

@@ -28,7 +28,8 @@ def progress(
     Scores: state_score_B_K1 after each turn (NaN: not scored) and initial_score_B. Without them the turn rewards are the
     progress: the score is their running sum, 0 at the start. Scores add to the outcome as they are: bring both to a scale.
     The prompt's mean of sum d is over trajectories with a score, and one without (or with a lost turn reward) has neither
-    progress term. Subtract a length penalty from the outcome before the call.
+    progress term. A turn without a reward, beside others of its row that have one, is a state that was not scored: d is 0.
+    Subtract a length penalty from the outcome before the call.
     Released defects that are not here: the first turn can never earn, because there is no initial score; a trajectory
     without scores is compared with others' progress; the level keeps the progress at beta 0. parity="released" brings
     back the first two (initial scores are not read); progress_weight=0 answers the third.
@@ -64,9 +65,12 @@ def _scores(tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
     if tables.initial_score_B is not None:
         raise ValueError("initial_score_B without state_score_B_K1: turn rewards start from 0")
     nothing_B = torch.zeros_like(tables.outcome_B)
-    measured_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1)) | tables.is_answer_B_K1
+    answer_B = tables.has_reward_B_K.any(dim=1) | (tables.n_tool_turns_B == 0)
+    measured_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1))
+    measured_B_K1 = measured_B_K1 | (tables.is_answer_B_K1 & answer_B[:, None])
+    known_B = tables.valid_B & ~tables.lost_reward_B_K.any(dim=1)
     running_B_K1 = tables.reward_B_K1(nothing_B).cumsum(dim=1)
-    return torch.where(measured_B_K1 & tables.known_B[:, None], running_B_K1, torch.nan), nothing_B
+    return torch.where(measured_B_K1 & known_B[:, None], running_B_K1, torch.nan), nothing_B
 
 
 def _differences(score_B_K1: torch.Tensor, before_B: torch.Tensor) -> torch.Tensor:
@@ -90,8 +94,8 @@ MODE = TurnMode(
     reduces_to="centred GRPO (none without std), when nothing is scored, or at beta 0 and progress_weight 0",
     bias="own sample in the means; a score is taken at its word",
     departures=(
-        "an initial score lets the first turn earn; trajectories without a score are not compared with others' progress; "
-        "parity=released: as released"
+        "an initial score lets the first turn earn; trajectories without a score are not compared with others' progress (a "
+        "missing turn reward is a state that was not scored); parity=released: as released"
     ),
     source="PrimeIntellect-ai/prime-rl, pull request 3282 (turn_credit)",
     properties=CENTRED,

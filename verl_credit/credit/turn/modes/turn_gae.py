@@ -12,7 +12,8 @@ def turn_gae(tables: Tables, *, gamma: float = 1.0, lam: float = 1.0) -> ModeOut
     V_k is the value of the state before turn k's response, V after the answer turn is bootstrap_B (0, if not given: a real
     end), and the answer turn's r is the outcome. Raw: no whitening; returns are A + V.
     A turn is one because the tables say so: a reward of exactly 0 is a reward (released code skips such turns).
-    A turn that lost its reward and the turns before it get 0, because what they led to is not known.
+    A turn that lost its reward and the turns before it get 0, because what they led to is not known. A turn that has none
+    earns 0: rewards of different rows are not compared here, and the values expect what is earned.
     """
     bootstrap_B = torch.zeros_like(tables.outcome_B) if tables.bootstrap_B is None else tables.bootstrap_B
     value_B_K1 = torch.where(tables.turn_B_K1, tables.value_B_K1, 0.0)
@@ -36,7 +37,9 @@ MODE = TurnMode(
     equation="delta_k = r_k + gamma V_(k+1) - V_k; A_k = delta_k + gamma lam A_(k+1); the answer turn earns the outcome",
     reduces_to="G_k - V_k at lam 1, the turn's own delta at lam 0",
     bias="that of the values, at lam below 1",
-    departures="turns with a reward of 0 are turns; a last turn with a reward of 0 is no error",
+    departures=(
+        "turns with a reward of 0 are turns; a last turn with a reward of 0 is no error; a turn without a reward earns 0"
+    ),
     source="1506.02438; RAGEN (mll-lab-nu/RAGEN) for turns",
     scope="row",
     exempt={"ties": NO_GROUP, "no_gains": NO_GROUP},

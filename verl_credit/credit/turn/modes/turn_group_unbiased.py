@@ -32,8 +32,8 @@ def turn_group_unbiased(
     for tool turns and, with its own G = 0, for the answer turn: whether a trajectory searches once more or answers
     is the policy's choice, and a baseline that only one of the two choices carries would reward the other. No std
     and no 1/sqrt(n): both depend on the trajectory's own sample. Other operators' R are used as they are.
-    A trajectory that lost a gain is no member of the gains' baseline and reads R alone. One member: 0.
-    Every tool turn needs a gain (first_turn="prior"): a turn without one would leave its baseline out.
+    A trajectory with a lost or a missing gain is no member of the gains' baseline and reads R alone. One member: 0.
+    A turn without a gain before one with a gain is refused (first_turn="none"): it would leave its baseline out.
     The clip scale is that of turn-group-v1d (variance_floor and eps are of its z-score); the baseline is unbiased for the
     unclipped gradient.
     """
@@ -55,7 +55,10 @@ MODE = TurnMode(
         "R = r - mean of the others' r"
     ),
     reduces_to="leave-one-out REINFORCE (rloo), when there are no gains",
-    bias="none: own sample excluded, no std, every trajectory is a member of every turn",
+    bias=(
+        "none: own sample excluded, no std, every trajectory is a member of every turn, but for those that miss a turn's "
+        "reward, which read R alone"
+    ),
     departures="ours",
     source="this project",
     properties=CENTRED,
