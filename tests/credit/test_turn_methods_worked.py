@@ -107,6 +107,16 @@ def test_a_loop_favours_later_visits_and_first_visits_do_not():
     assert turns(credit, 2, 1) == close((0.5 + 0.25, 0.5 + 0.75), (-0.5 - 0.25,))
 
 
+@pytest.mark.parametrize("floor", [0.0, 1e-8, 1e-3])
+def test_later_visits_of_a_state_get_0_where_its_first_visits_have_no_spread(floor):
+    """First visits return .9 each, later ones 1: there is no std to measure .1 by."""
+    given, more = batch([[0.0], [0.0]], [1.0, 1.0])
+    options = {**more, "anchor_B_K1": torch.full((2, 2), 5), "gamma": 0.9, "visits": "first"}
+    norm = {"norm": "mean_std_norm", "variance_floor": floor}
+    assert not gigpo(*given, **options, **norm).advantage_B_K1.any()
+    assert turns(gigpo(*given, **options), 2, 2) == close((0.0, 0.1), (0.0, 0.1))
+
+
 HISTORY = batch([[0.0], [0.0], [0.0], []], [1.0, 1.0, 0.0, 0.5])
 HISTORY_ANCHORS = torch.tensor([[0, 1], [0, 1], [2, 1], [3, -1]])
 
@@ -303,6 +313,7 @@ LAST_TURN = {
     "outcome": "last_turn"
 }  # a row that has ended counts with 0 at the others' last turns, where outcomes tie too
 VARIANTS = [
+    ("gigpo", {"norm": "mean_std_norm", "visits": "first"}),
     ("gigpo", {"norm": "mean_std_norm", "visits": "first", "variance_floor": 1e-8}),
     ("hgpo", {"norm": "mean_norm", "base_group": True, "history_length": 4}),
     ("leave_one_out", LAST_TURN),

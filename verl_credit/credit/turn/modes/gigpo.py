@@ -1,5 +1,6 @@
 """gigpo: a trajectory's total reward compared per prompt, plus what it earned from a state on, compared per state."""
 
+import math
 from typing import Literal
 
 import torch
@@ -28,7 +29,8 @@ def gigpo(
     z is the difference to the mean with norm="mean_norm", over std + eps (ddof 1) with "mean_std_norm".
     A state is an anchor id of a prompt; every visit is a member, several of one trajectory, too, at any turn. Later
     visits of a loop then look better than earlier ones. visits="first": only a trajectory's first visit is a member; its
-    later visits are measured against the same mean. A turn without an anchor, or alone in its state, has no second term.
+    later visits are measured against the same mean, and get 0 with "mean_std_norm" where the first visits have no spread. A
+    turn without an anchor, or alone in its state, has no second term.
     A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone
     (`Tables.missing_reward_B_K`).
     Released defects that are not here: statistics of R weighed by the number of turns, so that long failures pull the
@@ -67,7 +69,9 @@ def _against_first_visits(
     )
     later_N = (visit_B_K1 & ~first_B_K1).flatten() & (stats.count_N > 1)
     value_N = torch.where(later_N, return_B_K1.flatten() - stats.mean_N, stats.deviation_N)
-    value_N = over_std(value_N, stats.std_N, eps) if norm_by_std else value_N
+    if norm_by_std:
+        spread_N = stats.std_N > math.sqrt(variance_floor)
+        value_N = torch.where(spread_N, over_std(value_N, stats.std_N, eps), 0.0)
     return value_N.view_as(return_B_K1)
 
 
