@@ -117,6 +117,23 @@ def test_later_visits_of_a_state_get_0_where_its_first_visits_have_no_spread(flo
     assert turns(gigpo(*given, **options), 2, 2) == close((0.0, 0.1), (0.0, 0.1))
 
 
+TIES = [(gigpo, {}), (gigpo, {"visits": "first"}), (hgpo, {}), (hgpo, {"base_group": True})]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode, options", TIES)
+def test_sums_that_differ_by_rounding_alone_tie(mode, options, dtype):
+    """0 + .9 and .3 + .6, at turn 0 and in all; the answers alone are .9 and .6. A real difference is kept."""
+    given, more = batch([[0.0], [0.3]], [0.9, 0.6])
+    for far, apart in ((0.0, False), (1e-5, True)):
+        outcome, reward = (given[0] + torch.tensor([far, 0.0])).to(dtype), given[1].to(dtype)
+        anchors = torch.tensor([[1, 2], [1, 3]])
+        credit = mode(
+            outcome, reward, *given[2:], **more, anchor_B_K1=anchors, norm="mean_std_norm", **options
+        )
+        assert credit.advantage_B_K1.any() == apart, far
+
+
 HISTORY = batch([[0.0], [0.0], [0.0], []], [1.0, 1.0, 0.0, 0.5])
 HISTORY_ANCHORS = torch.tensor([[0, 1], [0, 1], [2, 1], [3, -1]])
 

@@ -36,6 +36,7 @@ def make_tables(
         lost_reward_B_K=lost_B_K & usable_B[:, None],
         group_B=as_group_ids("group_B", group_B),
         valid_B=usable_B,
+        resolution=_resolution(outcome_B, turn_reward_B_K),
         n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
         **{name: _optional(name, table, rows, turns) for name, table in given.items()},
     )
@@ -51,6 +52,12 @@ def make_tables(
         **_optional_counts(tables),
     }
     return tables, counts
+
+
+def _resolution(*tensors: torch.Tensor) -> float:
+    """That of float32 if any of them is no float64: half precision is only a coarser input, taken at its word."""
+    coarse = any(tensor.dtype.is_floating_point and tensor.dtype != torch.float64 for tensor in tensors)
+    return torch.finfo(torch.float32 if coarse else torch.float64).eps
 
 
 def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,8 @@ class Tables:
     """Score of the state before the first turn; NaN: not scored."""
     turn_tokens_B_K1: torch.Tensor | None = None
     """The policy's tokens of each turn."""
+    resolution: float = torch.finfo(torch.float64).eps
+    """The step from 1 to the next number in the dtype of outcomes and rewards: float32's, or float64's if both have it."""
     result_turn_B: torch.Tensor | None = None
     """The first turn that a tool answered with a result; -1: none."""
 
@@ -92,6 +94,10 @@ class Tables:
             next_B = reward_B_K1[:, k] + gamma * next_B
             columns.append(next_B)
         return torch.stack(columns[::-1], dim=1)
+
+    def rounding(self, gamma: float) -> torch.Tensor:
+        """How far G_k of equal sums may be apart, because rewards were rounded to their dtype: two steps of sum |r|."""
+        return 2 * self.resolution * self.return_to_go(self.reward_B_K1().abs(), gamma)
 
     def split(self, value_B_K1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(tool turns, answer turn) of a K1 table; columns past a row's tool turns read its answer turn."""

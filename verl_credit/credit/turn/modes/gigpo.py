@@ -1,13 +1,12 @@
 """gigpo: a trajectory's total reward compared per prompt, plus what it earned from a state on, compared per state."""
 
-import math
 from typing import Literal
 
 import torch
 
 from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.states import compared, episode_advantage, state_visits
+from verl_credit.credit.turn.states import compared, episode_advantage, state_visits, ties
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -45,10 +44,11 @@ def gigpo(
     episode_B_K1, _ = episode_advantage(tables, released=released, **norm_by)
     state_B_K1, visit_B_K1 = state_visits(tables)
     return_B_K1 = tables.return_to_go(tables.reward_B_K1(), gamma)
+    visited = return_B_K1, state_B_K1, visit_B_K1, tables.rounding(gamma)
     if visits == "all":
-        step_B_K1, _ = compared(return_B_K1, state_B_K1, visit_B_K1, released=released, ddof=1, **norm_by)
+        step_B_K1, _ = compared(*visited, released=released, ddof=1, **norm_by)
     else:
-        step_B_K1 = _against_first_visits(return_B_K1, state_B_K1, visit_B_K1, **norm_by)
+        step_B_K1 = _against_first_visits(*visited, **norm_by)
     outcome_B = tables.outcome_advantage("grpo", ddof=1, **norm_by)
     known_B_1 = tables.known_B[:, None]
     advantage_B_K1 = torch.where(known_B_1, episode_B_K1 + step_weight * step_B_K1, outcome_B[:, None])
@@ -56,7 +56,7 @@ def gigpo(
 
 
 def _against_first_visits(
-    return_B_K1, state_B_K1, visit_B_K1, *, norm_by_std, variance_floor, eps
+    return_B_K1, state_B_K1, visit_B_K1, rounding_B_K1, *, norm_by_std, variance_floor, eps
 ) -> torch.Tensor:
     same_B_K1_K1 = (state_B_K1[:, :, None] == state_B_K1[:, None, :]) & visit_B_K1[:, None, :]
     first_B_K1 = visit_B_K1 & ~same_B_K1_K1.tril(-1).any(dim=2)
@@ -68,10 +68,11 @@ def _against_first_visits(
         variance_floor=variance_floor,
     )
     later_N = (visit_B_K1 & ~first_B_K1).flatten() & (stats.count_N > 1)
-    value_N = torch.where(later_N, return_B_K1.flatten() - stats.mean_N, stats.deviation_N)
+    tied_N = ties(stats.deviation_N, state_B_K1.flatten(), first_B_K1.flatten(), rounding_B_K1.flatten())
+    value_N = torch.where(tied_N, 0.0, stats.deviation_N)
+    value_N = torch.where(later_N, return_B_K1.flatten() - stats.mean_N, value_N)
     if norm_by_std:
-        spread_N = stats.std_N > math.sqrt(variance_floor)
-        value_N = torch.where(spread_N, over_std(value_N, stats.std_N, eps), 0.0)
+        value_N = torch.where(tied_N, 0.0, over_std(value_N, stats.std_N, eps))
     return value_N.view_as(return_B_K1)
 
 

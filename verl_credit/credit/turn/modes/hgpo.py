@@ -49,7 +49,8 @@ def hgpo(
             path_B_K1 = joined(_after(path_B_K1), state_B_K1)
             member_B_K1 = _after(member_B_K1) & visit_B_K1
         weight = float(h + weight_offset) ** length_weight_alpha
-        levels.append((weight, *compared(return_B_K1, path_B_K1, member_B_K1, ddof=0, **compared_by)))
+        found = compared(return_B_K1, path_B_K1, member_B_K1, tables.rounding(gamma), ddof=0, **compared_by)
+        levels.append((weight, *found))
     if base_group:
         levels.append((1.0, *episode_advantage(tables, **compared_by)))
     total_B_K1, weight_B_K1 = torch.zeros_like(return_B_K1), torch.zeros_like(return_B_K1)
