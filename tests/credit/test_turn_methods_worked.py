@@ -30,12 +30,19 @@ def world(seed=0):
     """(positional tables, optional tables) of the laws' random batch."""
     w = make_world(seed)
     given = w.outcome_B, w.gain_B_K, w.has_gain_B_K, w.group_B
-    names = ("anchor_B_K1", "value_B_K1", "state_score_B_K1", "initial_score_B", "turn_tokens_B_K1")
+    names = (
+        "n_tool_turns_B",
+        "anchor_B_K1",
+        "value_B_K1",
+        "state_score_B_K1",
+        "initial_score_B",
+        "turn_tokens_B_K1",
+    )
     return given, {name: getattr(w, name) for name in names}
 
 
 def of(mode, optional):
-    return {name: table for name, table in optional.items() if name in mode.tables}
+    return {name: table for name, table in optional.items() if name in (*mode.tables, "n_tool_turns_B")}
 
 
 def turns(credit, *lengths):
@@ -163,10 +170,10 @@ def test_hgpo_base_group_counts_each_trajectory_once():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_turn_without_an_anchor_is_alone_in_its_state(mode, seed):
     given, optional = world(seed)
-    anchors = optional["anchor_B_K1"]
+    anchors, more = optional["anchor_B_K1"], {"n_tool_turns_B": optional["n_tool_turns_B"]}
     own = torch.where(anchors == -1, 100 + torch.arange(anchors.numel()).view_as(anchors), anchors)
     assert (anchors == -1).any()
-    ours, theirs = mode(*given, anchor_B_K1=anchors), mode(*given, anchor_B_K1=own)
+    ours, theirs = (mode(*given, **more, anchor_B_K1=table) for table in (anchors, own))
     assert torch.equal(ours.advantage_B_K1, theirs.advantage_B_K1)
 
 
@@ -257,7 +264,7 @@ def test_the_token_weighted_mean_of_progress_is_the_level(seed):
 def test_without_state_scores_turn_rewards_are_the_progress(seed):
     given, optional = world(seed)
     _, gain, mask, group = given
-    tokens = {"turn_tokens_B_K1": optional["turn_tokens_B_K1"]}
+    tokens = {name: optional[name] for name in ("n_tool_turns_B", "turn_tokens_B_K1")}
     score = torch.nn.functional.pad(torch.where(mask, gain, 0.0), (0, 1)).cumsum(dim=1)
     told = progress(*given, **tokens, state_score_B_K1=score, initial_score_B=torch.zeros(len(group)))
     assert torch.allclose(progress(*given, **tokens).advantage_B_K1, told.advantage_B_K1, atol=1e-12)
@@ -317,6 +324,26 @@ def test_what_they_refuse(mode, options, message):
     options = of(mode, optional) | options
     with pytest.raises((ValueError, TypeError), match=message):
         mode(*given, **options)
+
+
+NEEDS = [("gigpo", "anchor_B_K1"), ("progress", "turn_tokens_B_K1"), ("turn_gae", "value_B_K1")]
+
+
+@pytest.mark.parametrize("mode, name", NEEDS)
+def test_a_table_with_answer_turns_needs_the_number_of_tool_turns_where_rewards_do_not_tell(mode, name):
+    mode, table = MODES[mode], {name: torch.tensor([[1, 2, 3], [4, 2, 3]])}
+    for rewards in ([[None, None], [None, None]], [[0.1, 0.2], [0.1]], [[NAN, 0.2], [0.1, None]]):
+        given, more = batch(rewards, [1.0, 0.0])
+        with pytest.raises(
+            ValueError, match=f"{name} without n_tool_turns_B: row [01] has no reward in the last"
+        ):
+            mode(*given, **table)
+        mode(*given, **table, **more)
+        mode(*given, **table, row_valid_B=torch.zeros(2).bool())
+    given, more = batch([[None, 0.2], [0.1, NAN]], [1.0, 0.0])  # the last column tells
+    assert torch.equal(mode(*given, **table).advantage_B_K1, mode(*given, **table, **more).advantage_B_K1)
+    given, more = batch([[], []], [1.0, 0.0])
+    assert mode(*given, **{name: table[name][:, :1]}).advantage_B_K1.shape == (2, 1)
 
 
 @pytest.mark.parametrize("mode", [gigpo, hgpo, mt_grpo, progress, turn_gae], ids=lambda mode: mode.name)

@@ -40,6 +40,8 @@ def make_tables(
         n_tool_turns_B=_n_tool_turns(n_tool_turns_B, has_reward_B_K, usable_B),
         **{name: _optional(name, table, rows, turns) for name, table in given.items()},
     )
+    if n_tool_turns_B is None:
+        _refuse_ambiguous(given, has_reward_B_K, usable_B)
     _refuse_unusable(tables)
     counts = {
         "invalid_rows": int((~valid_B).sum()),
@@ -77,6 +79,20 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
             )
         last_B = n_tool_turns_B
     return torch.where(valid_B, last_B, 0)
+
+
+def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> None:
+    """Raise ValueError for a table with answer turns, if rows may have more tool turns than their rewards tell."""
+    wide = [name for name in given if name.endswith("_K1")]
+    open_B = valid_B & ~has_reward_B_K[:, -1:].all(
+        dim=1
+    )  # without columns: all of none, a row without tool turns
+    if wide and open_B.any():
+        raise ValueError(
+            f"{wide[0]} without n_tool_turns_B: row {first_row(open_B)} has no reward in the last column of "
+            "turn_reward_B_K, so how many tool turns it has, and in which column its answer stands, is not known; give "
+            "n_tool_turns_B"
+        )
 
 
 def _optional(name: str, table: torch.Tensor, rows: int, turns: int) -> torch.Tensor:

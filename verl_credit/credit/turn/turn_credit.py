@@ -48,7 +48,8 @@ def turn_credit(
     Optional tables, each of the modes that read it (`mode.OPTIONAL_TABLES`; `needs` says which cannot do without):
     anchor_B_K1 (`exact_anchors`, `similar_anchors`), value_B_K1, bootstrap_B, state_score_B_K1, initial_score_B,
     turn_tokens_B_K1, result_turn_B. K1 tables have a column for every tool turn and one more for the answer turn, which
-    stands at column n_tool_turns_B of its row: give n_tool_turns_B with them.
+    stands at column n_tool_turns_B of its row: n_tool_turns_B has to come with them, unless every row has a reward in the
+    last tool turn.
 
     info_gain_norm_mode is a name, or a function `f(tables, *, ...) -> (advantage_B_K, outcome_advantage_B,
     clip_scale_B_K)` of your own (`as_turn_mode`). info_gain_B_K is the old name of turn_reward_B_K.
