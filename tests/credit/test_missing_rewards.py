@@ -103,3 +103,23 @@ def test_turn_gae_gives_a_turn_without_a_reward_0():
     credit = credit_of("turn_gae", [[0.25, None]], [1.0])
     assert credit.advantage_B_K1.tolist() == [[1.25, 1.0, 1.0]]
     assert credit_of("turn_gae", [[0.25, NAN]], [1.0]).advantage_B_K1.tolist() == [[0.0, 0.0, 1.0]]
+
+
+NEEDS = [("gigpo", "anchor_B_K1"), ("progress", "turn_tokens_B_K1"), ("turn_gae", "value_B_K1")]
+
+
+@pytest.mark.parametrize("mode, name", NEEDS)
+def test_a_table_with_answer_turns_needs_the_number_of_tool_turns_where_rewards_do_not_tell(mode, name):
+    mode, table = MODES[mode], {name: torch.tensor([[1, 2, 3], [4, 2, 3]])}
+    for rewards in ([[None, None], [None, None]], [[0.1, 0.2], [0.1]], [[NAN, 0.2], [0.1, None]]):
+        given, more = batch(rewards, [1.0, 0.0])
+        with pytest.raises(
+            ValueError, match=f"{name} without n_tool_turns_B: row [01] has no reward in the last"
+        ):
+            mode(*given, **table)
+        mode(*given, **table, **more)
+        mode(*given, **table, row_valid_B=torch.zeros(2).bool())
+    given, more = batch([[None, 0.2], [0.1, NAN]], [1.0, 0.0])  # the last column tells
+    assert torch.equal(mode(*given, **table).advantage_B_K1, mode(*given, **table, **more).advantage_B_K1)
+    given, more = batch([[], []], [1.0, 0.0])
+    assert mode(*given, **{name: table[name][:, :1]}).advantage_B_K1.shape == (2, 1)

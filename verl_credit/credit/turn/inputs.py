@@ -118,6 +118,12 @@ def _refuse_unusable(tables: Tables) -> None:
         ("turn_tokens_B_K1", turn_B_K1, "0 or more tokens", lambda x: x.isfinite() & (x >= 0)),
         ("state_score_B_K1", turn_B_K1, "finite scores, NaN for none", lambda x: ~x.isinf()),
         ("initial_score_B", valid_B, "finite scores, NaN for none", lambda x: ~x.isinf()),
+        (
+            "result_turn_B",
+            valid_B,
+            "a turn's number, -1 for none",
+            lambda x: (x >= -1) & (x < turn_B_K1.shape[1]),
+        ),
     ):
         table = getattr(tables, name)
         if table is None:

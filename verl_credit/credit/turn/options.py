@@ -41,3 +41,10 @@ def check_range(name: str, value: Any) -> None:
         kind = "whole number" if whole else "number"
         most = "" if high == math.inf else f" and {'at most' if high_allowed else 'below'} {high:g}"
         raise ValueError(f"{name}={value!r}: expected a {kind} {least}{most}")
+
+
+def refuse_unread(beside: str, why: str, **given: tuple[Any, Any]) -> None:
+    """Raise ValueError for an option that another one leaves unread. ``given``: its value and its default, which passes."""
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ValueError(f"{name}={value!r} with {beside}: {why}; leave it at {default!r}")

@@ -6,6 +6,7 @@ import torch
 
 from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import refuse_unread
 from verl_credit.credit.turn.states import compared, episode_advantage, state_visits, ties
 from verl_credit.credit.turn.tables import Tables
 
@@ -39,6 +40,9 @@ def gigpo(
     """
     if parity == "released" and visits == "first":
         raise ValueError(f"visits={visits!r} with parity={parity!r}: released code counts all visits")
+    if norm == "mean_norm":
+        unread = {"variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
+        refuse_unread(f"norm={norm!r}", "there is no std to divide by", **unread)
     norm_by = {"norm_by_std": norm == "mean_std_norm", "variance_floor": variance_floor, "eps": eps}
     released = parity == "released"
     episode_B_K1, _ = episode_advantage(tables, released=released, **norm_by)

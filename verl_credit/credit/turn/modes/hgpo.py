@@ -7,6 +7,7 @@ import torch
 from verl_credit.credit.groups import EPS
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.modes.gigpo import BEYOND_OUTCOMES, BY_DISTANCE, BY_VISITS
+from verl_credit.credit.turn.options import refuse_unread
 from verl_credit.credit.turn.states import compared, episode_advantage, joined, state_visits
 from verl_credit.credit.turn.tables import Tables
 
@@ -37,6 +38,9 @@ def hgpo(
     others grow; the weights' sum has 1e-6 added; the base group is weighed by the number of turns. parity="released" brings
     back these three, in float32. Weights start at 2 as released; an older copy starts at 1 (weight_offset).
     """
+    if norm == "mean_norm":
+        unread = {"variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
+        refuse_unread(f"norm={norm!r}", "there is no std to divide by", **unread)
     released, by_std = parity == "released", norm == "mean_std_norm"
     options = {"norm_by_std": by_std, "variance_floor": variance_floor, "eps": eps}
     compared_by = {"released": released, **options}

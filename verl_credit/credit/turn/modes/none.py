@@ -7,6 +7,7 @@ import torch
 from verl_credit.credit.groups import EPS
 from verl_credit.credit.operator import CENTRED, NORMALISED, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import refuse_unread
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -20,7 +21,14 @@ def none(
     variance_floor: float = 0.0,
     eps: float = EPS,
 ) -> ModeOutput:
-    """A_k = R for every turn: GRPO's outcome advantage with verl's constants. The turn rewards are not read."""
+    """A_k = R for every turn: GRPO's outcome advantage with verl's constants. The turn rewards are not read.
+
+    Other outcome operators have no constants: norm_by_std does nothing to them, and the others are refused beside them.
+    """
+    if outcome_operator != "grpo":
+        unread = {"ddof": (ddof, 1), "variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
+        shown = getattr(outcome_operator, "__name__", repr(outcome_operator))
+        refuse_unread(f"outcome_operator={shown}", "only grpo reads it", **unread)
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
     outcome_B = outcome_scale * tables.outcome_advantage(outcome_operator, **norm)
     return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()

@@ -32,9 +32,17 @@ def progress(
     Subtract a length penalty from the outcome before the call.
     Released defects that are not here: the first turn can never earn, because there is no initial score; a trajectory
     without scores is compared with others' progress; the level keeps the progress at beta 0. parity="released" brings
-    back the first two (initial scores are not read); progress_weight=0 answers the third.
+    back the first two (initial scores are refused); progress_weight=0 answers the third.
     """
     released = parity == "released"
+    if (
+        released
+        and tables.initial_score_B is not None
+        and tables.initial_score_B[tables.valid_B].isfinite().any()
+    ):
+        raise ValueError(
+            f"initial_score_B with parity={parity!r}: released code has no score before the first turn"
+        )
     score_B_K1, initial_B = _scores(tables)
     gained_B_K1 = _differences(score_B_K1, torch.full_like(initial_B, torch.nan) if released else initial_B)
     total_B = gained_B_K1.sum(dim=1)
