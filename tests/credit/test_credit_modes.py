@@ -1,5 +1,6 @@
 """Every mode against a slow per-row oracle written from the formulas, on random turn tables."""
 
+import itertools
 import math
 import statistics
 
@@ -238,11 +239,11 @@ def test_the_released_constants_are_arguments():
 
 
 def test_outcome_enters_the_last_gain_with_the_stated_power_of_gamma():
-    """One prompt, one gain each, no spread in the gains: only gamma^power r differs between the rows."""
-    gain, mask, prompt = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool), torch.tensor([0, 0])
-    for power in (1, 2, 3):
+    """One prompt, no spread in the gains: only gamma^power r differs between the rows; 0^0 is 1."""
+    gain, mask, prompt = torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool), torch.tensor([0, 0])
+    for gamma, power in itertools.product((0.5, 0.0, 1.0), (0, 1, 2, 3)):
         credit = turn_credit(
             torch.tensor([1.0, 0.0]), gain, mask, prompt, info_gain_norm_mode="turn-group", norm_by_std=False,
-            gamma=0.5, outcome_gamma_power=power, outcome_weight=0.0,
+            gamma=gamma, outcome_gamma_power=power, outcome_weight=0.0,
         )  # fmt: skip
-        assert credit.advantage_B_K[0, 0].item() == pytest.approx(0.5**power / 2)
+        assert credit.advantage_B_K[0].tolist() == pytest.approx([gamma ** (power + 1) / 2, gamma**power / 2])

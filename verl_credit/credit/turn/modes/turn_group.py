@@ -25,8 +25,9 @@ def turn_group(
     A_k   = z(acc_k) + outcome_weight R,   A_answer = R
 
     Released constants: outcome_weight 1.5, outcome_gamma_power 2 (the outcome enters the last gain with gamma^2),
-    sigma_floor 1e-6. Where all outcomes of a batch tie, sigma_out is sigma_floor and the gains all but vanish from acc_k;
-    its z-score brings their order back, at about a hundredth of the usual size: the variance floor acts.
+    sigma_floor 1e-6. With power 0 the last gain has all of r, at gamma 0 too. Where all outcomes of a batch tie, sigma_out
+    is sigma_floor and the gains all but vanish from acc_k; its z-score brings their order back, at about a hundredth of the
+    usual size: the variance floor acts.
     """
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
     batch_B = torch.zeros_like(tables.group_B)
@@ -36,8 +37,10 @@ def turn_group(
         tables.reward_B_K.flatten(), batch_N, tables.has_reward_B_K.flatten(), sigma_floor
     )
     gain_B_K = tables.reward_B_K * (sigma_out / sigma_gain)
-    seed_B = gamma ** (outcome_gamma_power - 1) * tables.outcome_B
-    acc_B_K = tables.backward(seed_B, lambda k, next_B: gain_B_K[:, k] + gamma * next_B)
+    zeros_B = torch.zeros_like(tables.outcome_B)
+    acc_B_K = tables.backward(zeros_B, lambda k, next_B: gain_B_K[:, k] + gamma * next_B)
+    later_B_K = tables.backward(zeros_B, lambda k, next_B: next_B + 1).clamp(min=1) - 1
+    acc_B_K = acc_B_K + gamma ** (outcome_gamma_power + later_B_K) * tables.outcome_B[:, None]
     outcome_B = tables.outcome_advantage("grpo", **norm)
     turn_B_K = tables.z_score_per_turn(acc_B_K, **norm) + outcome_weight * outcome_B[:, None]
     return tables.backward(outcome_B, lambda k, _: turn_B_K[:, k]), outcome_B, tables.ones()
