@@ -225,6 +225,7 @@ def test_turns_advantages_and_clip_scales(turns):
         "credit/invalid_rows": 1,
         "credit/nonfinite_outcomes": 0,
         "credit/nonfinite_rewards": 0,
+        "credit/turns_without_reward": 0,
         "credit/turn_groups": 0,
         "credit/turn_groups_of_one": 3,
         "credit/turn_groups_of_two": 0,

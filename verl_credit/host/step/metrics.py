@@ -19,7 +19,8 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import STOP_REASONS
 
 COUNTED = (
-    "nonfinite_outcomes", "nonfinite_rewards", "turn_groups", "turn_groups_of_one", "turn_groups_of_two",
+    "nonfinite_outcomes", "nonfinite_rewards", "turns_without_reward", "turn_groups", "turn_groups_of_one",
+    "turn_groups_of_two",
 )  # fmt: skip
 OPTIONAL = (
     "turns_without_anchor", "states", "states_of_one", "turns_without_score", "groups_with_and_without_scores",
