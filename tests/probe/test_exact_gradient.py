@@ -126,7 +126,7 @@ def test_the_u_statistic_of_one_batch_is_the_product_of_the_expectations(setting
 
 
 def variance(bench, settings, seed):
-    drawn_R_B = bench.policy.draw(torch.Generator().manual_seed(seed), 8, 2, 200)
+    drawn_R_B = bench.policy.draw(torch.Generator().manual_seed(seed), 8, 2, 400)
     return float(bench.gradients(drawn_R_B, torch.arange(8).repeat_interleave(2), settings).var(0).sum())
 
 
