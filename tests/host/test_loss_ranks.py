@@ -58,6 +58,8 @@ def one_rank(rank, store, results):
             loss = step(policy, rows, level, agg_mode, 2)
             dist.all_reduce(loss)
             results[f"{rank}/{level}/{agg_mode}"] = (loss / 2, policy.module.table.grad)
+            del policy  # it holds threads of the group, whose end would abort the process
+    dist.barrier()
     dist.destroy_process_group()
 
 
