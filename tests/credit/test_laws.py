@@ -9,6 +9,7 @@ import torch
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
+from verl_credit.credit.laws.rewards import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
@@ -41,10 +42,11 @@ def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name, seeds):
 @each_operator
 def test_an_exemption_is_needed(level, name):
     subject = registered_subject(level, name)
-    assert set(subject.exempt) <= set(LAWS)
+    assert set(subject.exempt) <= {*LAWS, TOOL_TURNS}
     assert subject.properties <= set(PROPERTIES)
+    bound = replace(subject, exempt={})
     for law in subject.exempt:
-        assert counterexample(LAWS[law], subject, MANY_SEEDS) is not None
+        assert counterexample(LAWS["better" if law == TOOL_TURNS else law], bound, MANY_SEEDS) is not None
     if subject.scope == "batch":
         assert counterexample(LAWS["others"], subject, SEEDS) is not None
 
@@ -205,6 +207,21 @@ def test_an_exemption_of_a_users_is_shown_with_its_reason():
     kept.exempt = {"ties": "raw rewards are the point"}
     findings = {finding.name: finding for finding in check(own_subject(kept, "kept"))}
     assert (findings["ties"].verdict, findings["ties"].detail) == ("exempt", "raw rewards are the point")
+
+
+@pytest.mark.parametrize("name", ["joint", "gigpo", "hgpo"])
+def test_where_tool_turns_are_exempt_from_better_the_answer_is_bound(name):
+    subject = registered_subject("turn", name)
+
+    def flipped(world):
+        found = subject.run(world)
+        answer_B_1 = world.n_tool_turns_B[:, None]
+        sign_B_T = torch.where(world.turn_ids_B_T == answer_B_1, -1.0, 1.0)
+        return replace(found, advantage_B_T=found.advantage_B_T * sign_B_T)
+
+    assert list(subject.exempt).count(TOOL_TURNS) == 1
+    assert counterexample(LAWS["better"], subject) is None
+    assert "of its answer falls" in counterexample(LAWS["better"], replace(subject, run=flipped)).message
 
 
 def test_a_counterexample_says_where():

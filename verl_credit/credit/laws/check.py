@@ -73,6 +73,8 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
             continue
         found = counterexample(law, subject, seeds)
         findings.append(_finding(name, law, "holds" if found is None else "BROKEN", found, subject))
+        if law is rewards.better and (why := subject.exempt.get(rewards.TOOL_TURNS)):
+            findings.append(Finding(rewards.TOOL_TURNS, "The same of its tool turns.", "exempt", why))
         if found is not None and law in FIRST:
             return findings
     findings = _once(findings)

@@ -17,6 +17,7 @@ from verl_credit.credit.turn.modes import MODES
 INEXACT = 0.35  # a mean of such outcomes is rounded, that of 0 or 1 is exact
 RESIDUE = 1e-7  # the rounding of a mean (1e-16) over the epsilon of a denominator (1e-8), with room
 ROWS = 4
+TOOL_TURNS = "better_tools"  # an exemption from `better` for tool turns: the answer stays bound
 
 
 def ties(subject: Subject, world: World) -> None:
@@ -37,6 +38,7 @@ def ties(subject: Subject, world: World) -> None:
 
 def better(subject: Subject, world: World) -> None:
     """A better outcome never lowers its row's advantage (the mean of its tool turns' tokens, and that of its answer's)."""
+    bound_2 = torch.tensor([TOOL_TURNS not in subject.exempt, True])
     rows_B = torch.arange(len(world.outcome_B))
     before_B_2 = _tools_and_answer(subject, world)
     scale = scale_of(before_B_2)
@@ -45,9 +47,9 @@ def better(subject: Subject, world: World) -> None:
         raised_B = world.outcome_B + 0.5 * (rows_B == row)
         before_2, after_2 = before_B_2[row], _tools_and_answer(subject, world.but(outcome_B=raised_B))[row]
         fell_2 = after_2 < before_2 - CLOSE[before_2.dtype] * scale
-        if fell_2.any():
+        if (fell_2 & bound_2).any():
             run(subject, world)  # for the record
-            part = int(fell_2.nonzero()[-1])
+            part = int((fell_2 & bound_2).nonzero()[-1])
             raise Broken(
                 f"row {row}, outcome {float(raised_B[row]):g} in place of {float(world.outcome_B[row]):g}: the mean "
                 f"advantage of its {('tool turns', 'answer')[part]} falls from {float(before_2[part]):.6g} to "

@@ -106,5 +106,5 @@ MODE = TurnMode(
         "released"
     ),
     source="2505.10978; langfengQ/verl-agent",
-    exempt={"ties": BY_DISTANCE, "better": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )

@@ -93,5 +93,5 @@ MODE = TurnMode(
         "parity=released: as released"
     ),
     source="2602.22817; langfengQ/verl-agent",
-    exempt={"ties": BY_DISTANCE, "better": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
+    exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )

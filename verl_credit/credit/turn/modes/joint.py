@@ -52,5 +52,7 @@ MODE = TurnMode(
     ),
     departures="turns come from turn ids, not from rewards that differ from 0; a single value gives 0",
     source="2510.14967",
-    exempt={"better": "a better outcome can raise the shared std, and large turn rewards then count less"},
+    exempt={
+        "better_tools": "a better outcome can raise the shared std, and large turn rewards then count less"
+    },
 )
