@@ -108,7 +108,7 @@ def registered_subject(level: str, name: str) -> Subject:
         given,
         reads_turns=level == "token",
         reads=frozenset(operator.reads),
-        tables=MODES[name].tables if level == "turn" else (),
+        tables=_tables_given(MODES[name]) if level == "turn" else (),
         scope=operator.scope,
         properties=operator.properties,
         exempt=operator.exempt,
@@ -133,7 +133,7 @@ def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict 
     elif kind == "turn":
         mode = as_turn_mode(found, name)
         more["run"] = partial(_run_own_mode, mode=mode, params=params or {})
-        more["tables"] = mode.tables
+        more["tables"] = _tables_given(mode)
         more["call"] = None
     elif kind == "transform":
         spec = as_transform_spec(found, name)
@@ -193,12 +193,17 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
         world.group_B,
         row_valid_B=world.valid_B,
         n_tool_turns_B=world.n_tool_turns_B,
-        **{name: getattr(world, name) for name in mode.tables},
+        **{name: getattr(world, name) for name in _tables_given(mode, options.get("parity"))},
         **options,
     )
     advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)
     scale_B_T = spread(credit.clip_scale_B_K1, world.turn_ids_B_T, world.mask_B_T, fill=1.0)
     return Result(advantage_B_T, scale_B_T, credit.counts)
+
+
+def _tables_given(mode: TurnMode, parity: str | None = None) -> tuple[str, ...]:
+    """The optional tables that it reads: mt_grpo reads ``result_turn_B`` with parity="released" alone, as it says itself."""
+    return tuple(name for name in mode.tables if name != "result_turn_B" or parity == "released")
 
 
 def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:

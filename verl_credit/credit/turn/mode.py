@@ -25,7 +25,7 @@ from verl_credit.credit.checks import check_name, first_row, output_dtype
 from verl_credit.credit.operator import Operator, WithoutGains
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS, tied_rows
 from verl_credit.credit.turn.inputs import make_tables, refuse_gaps
-from verl_credit.credit.turn.options import check_range
+from verl_credit.credit.turn.options import check_range, refuse_unread
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
 
@@ -39,6 +39,7 @@ OPTIONAL_TABLES = {
     "turn tokens": ("turn_tokens_B_K1",),
     "first results": ("result_turn_B",),
 }
+OF_THE_STD = ("ddof", "variance_floor", "eps")
 READS = ("rewards", "groups", "gains", *OPTIONAL_TABLES)
 
 
@@ -214,6 +215,9 @@ class TurnMode(Operator):
                 raise ValueError(f"{name}={value!r}: expected True or False")
             if name in self.choices:
                 check_name(name, value, self.choices[name])
+        if self.is_shipped and options.get("norm_by_std") is False:
+            unread = {name: (options[name], self.options[name]) for name in OF_THE_STD if name in options}
+            refuse_unread("norm_by_std=False", "there is no std to divide by", **unread)
         operator = options.get("outcome_operator", "grpo")
         if not callable(operator):
             check_name("outcome_operator", operator, OUTCOME_OPERATORS)

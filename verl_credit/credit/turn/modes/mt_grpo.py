@@ -36,6 +36,10 @@ def mt_grpo(
     outcome_B = tables.outcome_advantage("grpo", **norm)
     if parity == "released":
         return *tables.split(_released(tables, outcome_B, turn_weight, norm)), tables.ones()
+    if tables.result_turn_B is not None:
+        raise ValueError(
+            f"result_turn_B with parity={parity!r}: only parity='released' reads it; leave it out"
+        )
     turn_B_K = turn_weight * tables.z_score_per_turn(tables.reward_B_K, **norm)
     return outcome_B[:, None] + turn_B_K, outcome_B, tables.ones()
 
