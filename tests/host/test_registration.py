@@ -1,5 +1,6 @@
 """The plugin is there in a fresh process, and says what is missing where it cannot work."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINER, require_registered
+from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINER, TURN_LOOP, require_registered
 
 
 def python(code):
@@ -20,13 +21,29 @@ def python(code):
 
 
 @pytest.mark.slow
-def test_importing_verl_alone_registers_estimator_and_loss():
+def test_importing_verl_alone_registers_the_platform_and_imports_nothing_else_of_ours():
+    """Every process of a run imports verl; most use nothing of ours."""
     code = (
-        "import verl\n"
-        "from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn\n"
-        "print(get_adv_estimator_fn('info_gain').__name__, get_policy_loss_fn('turn_ppo').__name__)"
+        "import sys, verl\n"
+        "from verl.plugin.platform import get_platform\n"
+        "ours = {name.split('.')[2] for name in sys.modules if name.startswith('verl_credit.host.')}\n"
+        "print(type(get_platform()).__name__, sorted(ours), 'verl_credit.credit' in sys.modules)"
     )
-    assert python(code) == "info_gain_advantage turn_ppo"
+    assert python(code) == "PlatformCPU ['cpu', 'external'] False"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module, has",
+    [("actor.worker", {LOSS}), ("rollout.agent_manager", {AGENT_LOOP, TURN_LOOP})],
+)
+def test_a_worker_has_what_it_uses_once_its_class_is_imported(module, has):
+    code = (
+        f"import json, verl, verl_credit.host.{module}\n"
+        "from verl_credit.host.registry import registered_names\n"
+        "print(json.dumps(registered_names()))"
+    )
+    assert has <= {name for name, there in json.loads(python(code)).items() if there}
 
 
 @pytest.mark.slow

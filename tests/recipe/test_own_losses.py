@@ -7,6 +7,7 @@ from verl_credit.commands.explain import explanation
 from verl_credit.config.keys import LOSS
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.names import check_names
+from verl_credit.host.process.register import register_all
 from verl_credit.recipe.rules.own_loss import IN_ENVIRONMENT, MODULES, own_modules
 
 KEY = f"{LOSS}.loss_mode"
@@ -21,9 +22,10 @@ def loss(old_log_prob, log_prob, advantages, response_mask, **others):
 
 @pytest.fixture
 def registry(monkeypatch):
-    """verl's losses; what a test adds is gone after it."""
+    """verl's losses and ours; what a test adds is gone after it."""
     from verl.trainer.ppo import core_algos
 
+    register_all()
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
 
 
@@ -35,7 +37,7 @@ def module(folder, monkeypatch, name, text=""):
 
 def test_a_loss_that_its_module_registers_is_taken(tmp_path, monkeypatch, registry):
     name = module(tmp_path, monkeypatch, "losses_a", MINE.format(name="mine_a"))
-    for value in (name, f"[verl_credit.host.external,{name}]"):
+    for value in (name, f"[json,{name}]"):
         check_names(check(f"{KEY}=mine_a", f"{MODULES}={value}"))
 
 

@@ -1,5 +1,9 @@
-"""Imported by verl in every process that builds the model config (``model.external_lib``)."""
+"""What verl imports in every process of a run (entry point ``verl.plugins``): the CPU platform, and nothing else.
 
-from verl_credit.host.process.register import register_all
+verl reads the platform while it is imported. The rest takes seconds to import, and most of a run's processes (load balancer,
+rewards, queues) use nothing of it: the processes that do register it themselves (`verl_credit.host.process.register`).
+"""
 
-register_all()
+from verl_credit.host.cpu.register import register
+
+register()

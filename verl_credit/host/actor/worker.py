@@ -15,6 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
+from verl_credit.host.engine import loopback_store  # noqa: F401  (the import registers it)
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.branch_engine import BranchEngine
 from verl_credit.host.engine.log_prob_engine import LogProbEngine

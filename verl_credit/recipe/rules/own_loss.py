@@ -16,7 +16,6 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
 
 MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
-OURS = "verl_credit.host.external"
 
 
 def own_loss(config: DictConfig) -> str | None:
@@ -26,11 +25,11 @@ def own_loss(config: DictConfig) -> str | None:
 
 
 def own_modules(config: DictConfig) -> list[str]:
-    """What verl imports in every process of a run, beside us."""
+    """What verl imports in the processes of a run that read the model's config, and what it imports in all."""
     named = OmegaConf.select(config, MODULES) or []
     named = [named] if isinstance(named, str) else list(named)
     named += os.environ.get(IN_ENVIRONMENT, "").split(",")
-    return [module for module in named if module not in ("", OURS)]
+    return [module for module in named if module]
 
 
 def validate_loss(config: DictConfig) -> None:
