@@ -198,8 +198,7 @@ def batches(draw):
 )
 def test_oracle(mode, batch, gamma, alpha, norm_by_std):
     rows, turns = len(batch["outcome"]), batch["turns"]
-    if MODES[mode].every_turn_needs_reward:  # it refuses gaps, and compares without a std
-        batch["mask"], norm_by_std = [sorted(row, reverse=True) for row in batch["mask"]], True
+    norm_by_std = norm_by_std or "norm_by_std" not in MODES[mode].options
     credit = turn_credit(
         torch.tensor(batch["outcome"], dtype=torch.float64),
         torch.tensor(batch["gain"], dtype=torch.float64).view(rows, turns),

@@ -25,8 +25,13 @@ def outcome(path):
     return {"answer": 0.2, "a": 0.9, "b": 0.4}[path[0]] - (0.3 if len(path) == 3 and path[1] == "b" else 0.0)
 
 
-def total(path):
-    return outcome(path) + ALPHA * sum(GAIN[turn, action] for turn, action in enumerate(path[:-1]))
+def gains(path, first):
+    """{turn: gain} of a path, measured from turn ``first`` on."""
+    return {turn: GAIN[turn, action] for turn, action in enumerate(path[:-1]) if turn >= first}
+
+
+def total(path, first):
+    return outcome(path) + ALPHA * sum(gains(path, first).values())
 
 
 def log_probs(theta):
@@ -44,9 +49,11 @@ def decisions(path):
     return [(turn, path[:turn], action) for turn, action in enumerate(path) if turn < 2]
 
 
-def true_gradient(theta):
+def true_gradient(theta, first=0):
     table = log_probs(theta)
-    value = sum(torch.stack([table[d] for d in decisions(path)]).sum().exp() * total(path) for path in PATHS)
+    value = sum(
+        torch.stack([table[d] for d in decisions(path)]).sum().exp() * total(path, first) for path in PATHS
+    )
     return torch.autograd.grad(value, theta)[0]
 
 
@@ -66,14 +73,16 @@ def expected_estimate(theta, n, **options):
     return estimate.detach()
 
 
-def credit_of(group, **options):
+def credit_of(group, first=0, **options):
     gain = torch.zeros(len(group), 2, dtype=torch.float64)
     mask = torch.zeros(len(group), 2, dtype=torch.bool)
     for row, path in enumerate(group):
-        for turn, action in enumerate(path[:-1]):
-            gain[row, turn], mask[row, turn] = GAIN[turn, action], True
+        for turn, value in gains(path, first).items():
+            gain[row, turn], mask[row, turn] = value, True
     outcomes = torch.tensor([outcome(path) for path in group], dtype=torch.float64)
-    return turn_credit(outcomes, gain, mask, torch.zeros(len(group), dtype=torch.long), **options)
+    n_tool_turns = torch.tensor([len(path) - 1 for path in group])
+    prompt = torch.zeros(len(group), dtype=torch.long)
+    return turn_credit(outcomes, gain, mask, prompt, n_tool_turns_B=n_tool_turns, **options)
 
 
 @pytest.fixture
@@ -83,10 +92,11 @@ def theta():
 
 
 @pytest.mark.parametrize("mode", ["turn-group-unbiased", "leave_one_out"])
-@pytest.mark.parametrize("n", [2, 3])
-def test_the_expected_estimate_is_the_gradient(theta, n, mode):
-    estimate = expected_estimate(theta, n, **read_by(mode, alpha=ALPHA))
-    torch.testing.assert_close(estimate, true_gradient(theta), rtol=0, atol=1e-10)
+@pytest.mark.parametrize("first, n", [(0, 2), (0, 3), (1, 2)])
+def test_the_expected_estimate_is_the_gradient(theta, first, n, mode):
+    """first=1: the first turn has no gain in any row (info_gain_first_turn=none)."""
+    estimate = expected_estimate(theta, n, first=first, **read_by(mode, alpha=ALPHA))
+    torch.testing.assert_close(estimate, true_gradient(theta, first), rtol=0, atol=1e-10)
 
 
 def test_a_baseline_of_the_rows_that_came_so_far_points_elsewhere(theta):

@@ -41,11 +41,32 @@ def test_a_missing_reward_is_to_whole_returns_what_a_lost_one_is(mode, rewards):
     assert not torch.equal(missing.advantage_B_K1, measured.advantage_B_K1)
 
 
-@pytest.mark.parametrize("mode", ["leave_one_out", "gigpo", "hgpo"])
-def test_so_is_one_between_two_rewards(mode):
-    rewards = [[0.4, 0.2, 0.1], [0.3, None, 0.7], [0.1]]
+@pytest.mark.parametrize("mode", WHOLE_RETURNS)
+@pytest.mark.parametrize("rewards", [[[0.4, 0.2, 0.1], [0.3, None, 0.7], [0.1]], [[0.2], [None, 0.3], [0.1]]])
+def test_so_is_one_before_another_reward(mode, rewards):
     expected = credit_of(mode, lost(rewards)).advantage_B_K1
     assert torch.equal(credit_of(mode, rewards).advantage_B_K1, expected)
+
+
+@pytest.mark.parametrize("mode", ["turn-group-unbiased", "leave_one_out"])
+def test_by_hand_the_row_with_a_gap_reads_its_outcome_and_is_in_nobodys_baseline(mode):
+    """Outcomes 1, 0, 1 give .5, -1, .5. Rows 0 and 1 have returns .5, .2, 0 and .1, 0, 0: row 0 is .4 and .2 ahead."""
+    credit = credit_of(mode, [[0.3, 0.2], [0.1], [None, 0.9]], [1.0, 0.0, 1.0], alpha=1.0)
+    assert credit.advantage_B_K1[0].tolist() == pytest.approx([0.9, 0.7, 0.5])
+    assert credit.advantage_B_K1[1, :2].tolist() == pytest.approx([-1.4, -1.2])
+    assert credit.advantage_B_K1[2].tolist() == pytest.approx([0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("mode", [name for name, mode in MODES.items() if mode.reads_turn_rewards])
+def test_the_rows_that_a_mode_leaves_out_are_counted_by_it(mode):
+    """What row 2 earned at its second turn moves no advantage if its row is left out."""
+    group = [0, 0, 0, 1, 1]
+    found = [
+        credit_of(mode, [[0.3, 0.2], [0.1, 0.5], [None, later], [], [None]], [1.0, 0.0, 1.0, 0.0, 1.0], group)
+        for later in (0.9, -0.9)
+    ]
+    assert torch.equal(*(credit.advantage_B_K1 for credit in found)) == MODES[mode].whole_returns
+    assert found[0].counts.get("rows_left_out") == (1 if mode in WHOLE_RETURNS else None)
 
 
 @pytest.mark.parametrize("mode", WHOLE_RETURNS)
@@ -64,7 +85,7 @@ def test_a_prompt_without_any_reward_is_as_one_whose_turns_earned_nothing(mode):
     assert bare.counts["turns_without_reward"] == 3 and zeros.counts["turns_without_reward"] == 0
 
 
-@pytest.mark.parametrize("mode", ["leave_one_out", "gigpo", "hgpo"])
+@pytest.mark.parametrize("mode", WHOLE_RETURNS)
 def test_a_first_turn_that_no_row_is_measured_at_counts_0_in_all(mode):
     """first_turn="none"; the last row has no other tool turn."""
     bare = credit_of(mode, [[None, 0.5], [None, 0.2], [None]])

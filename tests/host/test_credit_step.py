@@ -6,7 +6,7 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.modes import NO_TABLES, read_by
 from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
-from verl_credit.credit import turn_credit
+from verl_credit.credit import turn_credit, turn_table
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, group_numbers, info_gain_advantage
 
@@ -131,6 +131,21 @@ def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
     direct = turn_credit(*tables, row_valid_B=step.row_valid_B, **read_by(mode, alpha=0.3))
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert step.credit.counts["nonfinite_rewards"] == 1 and not step.rewarded_B_K[0, 0]
+
+
+@each_mode
+def test_a_missing_gain_before_one_that_is_there_is_as_in_the_library(tokenizer, mode):
+    _, step = run(tokenizer, gains=[[None, 0.2], *GAINS[1:]], info_gain_norm_mode=mode)
+    tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
+    n_tool_turns_B = turn_table(step.turn_ids_B_T, step.turn_ids_B_T >= 0).n_tool_turns_B
+    direct = turn_credit(
+        *tables,
+        row_valid_B=step.row_valid_B,
+        n_tool_turns_B=n_tool_turns_B,
+        **read_by(mode, alpha=0.3),
+    )
+    assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
+    assert torch.equal(step.credit.clip_scale_B_K1, direct.clip_scale_B_K1)
 
 
 def test_an_outcome_that_is_not_finite_stops_the_run(tokenizer):

@@ -217,7 +217,6 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     # outcome level
     *(([f"advantage_mode={outcome}", f"{MODE}={mode}", CLIP_OFF], f"with algorithm.{MODE}={mode}: .* others: none, separate")
       for outcome in ("maxrl", "reinforce_pp", mine("own_outcome")) for mode in ("joint", "turn-group")),
-    (["info_gain_first_turn=none", f"{MODE}=turn-group-unbiased"], "turn-group-unbiased: .* set info_gain_first_turn=prior"),
     ([f"{PENALTY}=0.5", "advantage_mode=maxrl"], "divides by the mean outcome, .* set it to 0"),
     ([f"{PENALTY}=null", "advantage_mode=maxrl"], "expected a number"),
     (["use_kl_in_reward=true", "advantage_mode=maxrl"], "divides by the mean outcome, .*use_kl_loss instead"),

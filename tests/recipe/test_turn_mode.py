@@ -95,6 +95,11 @@ def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
     check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_on_error=drop")
 
 
+def test_a_signal_with_gaps_is_taken_by_every_mode_that_compares_whole_returns():
+    check(f"{MODE}=turn-group-unbiased", "algorithm.info_gain_first_turn=none")
+    check(f"{MODE}=turn-group-unbiased", "algorithm.turn_signal=column:steps")
+
+
 @pytest.mark.parametrize("mode", ["turn_gae", f"{HERE}.from_values"])
 def test_a_mode_that_needs_values_is_refused_because_no_critic_makes_them(mode):
     error = refused(f"{MODE}={mode}")

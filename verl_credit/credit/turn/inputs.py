@@ -176,16 +176,3 @@ def _refuse(name: str, bad: torch.Tensor) -> None:
         raise ValueError(
             f"{name} row {first_row(bad)} holds a value that is not finite; expected finite numbers"
         )
-
-
-def refuse_gaps(tables: Tables, name: str) -> None:
-    """Raise ValueError for a turn without a reward before one with a reward."""
-    had_B_K = tables.has_reward_B_K | tables.lost_reward_B_K
-    gap_B_K = ~had_B_K & (had_B_K.long().flip(1).cumsum(1).flip(1) > 0)
-    if gap_B_K.any():
-        row = first_row(gap_B_K)
-        turn = int(gap_B_K[row].nonzero()[0])
-        raise ValueError(
-            f"turn_mask_B_K row {row} has no reward in turn {turn} and one later; info_gain_norm_mode={name!r} compares "
-            "whole returns and needs a reward for every turn up to the last (NaN for one that was lost)"
-        )

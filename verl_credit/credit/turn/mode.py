@@ -24,7 +24,7 @@ import torch
 from verl_credit.credit.checks import check_name, first_row, output_dtype
 from verl_credit.credit.operator import Operator, WithoutGains
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS, tied_rows
-from verl_credit.credit.turn.inputs import make_tables, refuse_gaps
+from verl_credit.credit.turn.inputs import make_tables
 from verl_credit.credit.turn.options import check_range, refuse_unread
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
@@ -81,8 +81,8 @@ class TurnMode(Operator):
     """What `algorithm.turn_signal=auto` stands for; "none" for a mode that works without turn rewards."""
     per_turn: bool = False
     """It compares a turn with the same turn of the prompt's other trajectories, those that came so far."""
-    every_turn_needs_reward: bool = False
-    """It refuses a turn without a reward before one with a reward."""
+    whole_returns: bool = False
+    """It leaves out a row whose turn rewards are not all known (`Tables.known_B`): such a row reads its outcome alone."""
     without_gains: WithoutGains = field(default_factory=WithoutGains)
 
     def __post_init__(self) -> None:
@@ -184,8 +184,8 @@ class TurnMode(Operator):
                 on_nonfinite,
                 given,
             )
-            if self.every_turn_needs_reward:
-                refuse_gaps(tables, self.name)
+            if self.whole_returns:
+                counts["rows_left_out"] = int((tables.valid_B & ~tables.known_B).sum())
             options = {name: value for name, value in keywords.items() if value is not None}
             outputs = self._checked(self.function(tables, **options), tables)
             counts_B = tables.valid_B
@@ -261,8 +261,8 @@ class TurnMode(Operator):
 def as_turn_mode(found: Callable, name: str) -> TurnMode:
     """A user's function of `Tables` as a mode.
 
-    It may declare `reads`, `needs`, `scope`, `properties`, `exempt`, `default_signal` and `every_turn_needs_reward` as
-    attributes; without `reads` it is taken to read rewards, groups and turn rewards.
+    It may declare `reads`, `needs`, `scope`, `properties`, `exempt`, `default_signal` and `whole_returns` as attributes;
+    without `reads` it is taken to read rewards, groups and turn rewards.
     """
     if isinstance(found, TurnMode):
         return found
@@ -275,7 +275,7 @@ def as_turn_mode(found: Callable, name: str) -> TurnMode:
             "properties",
             "exempt",
             "default_signal",
-            "every_turn_needs_reward",
+            "whole_returns",
         )
         if hasattr(found, key)
     }

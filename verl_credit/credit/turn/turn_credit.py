@@ -57,6 +57,7 @@ def turn_credit(
     `counts` reports invalid_rows, nonfinite_outcomes, nonfinite_rewards, turns_without_reward, skipped_rows,
     `group_counts`, and the groups per prompt and turn: turn_groups, turn_groups_of_one, turn_groups_of_two. With anchors:
     turns_without_anchor, states, states_of_one; with state scores: turns_without_score, groups_with_and_without_scores.
+    Of modes that compare whole returns: rows_left_out, the valid rows whose rewards are not all known.
     Statistics in float64; returns the widest input dtype, at least float32. No gradient flows.
 
     Departures from the release: turns are what the mask says, not where a reward differs from 0; the turn

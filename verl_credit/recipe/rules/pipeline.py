@@ -10,7 +10,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
-from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.strategic_grams import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
@@ -73,12 +72,6 @@ def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
         use = "that mode normalises outcomes itself and accepts grpo only; others: "
         use += modes_that("any_outcome_operator")
         raise ConfigError.of(config, OUTCOME, MODE, accepted=use)
-    first_turn = config.algorithm.info_gain_first_turn
-    gains = INFO_GAIN in settings.signal_weights
-    if gains and settings.turn_mode.every_turn_needs_reward and first_turn != "prior":
-        use = "a turn without a gain would leave its baseline out, and the mode would be biased after all; "
-        use += "set info_gain_first_turn=prior"
-        raise ConfigError.of(config, "algorithm.info_gain_first_turn", MODE, accepted=use)
     if settings.info_gain_on_error == "zero" and settings.turn_mode.unbiased:
         use = "a gain of 0 that nobody measured would be in every baseline; drop leaves out the row instead"
         raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)

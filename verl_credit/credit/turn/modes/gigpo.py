@@ -106,5 +106,6 @@ MODE = TurnMode(
         "released"
     ),
     source="2505.10978; langfengQ/verl-agent",
+    whole_returns=True,
     exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )

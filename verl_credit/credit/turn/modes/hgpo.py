@@ -93,5 +93,6 @@ MODE = TurnMode(
         "parity=released: as released"
     ),
     source="2602.22817; langfengQ/verl-agent",
+    whole_returns=True,
     exempt={"ties": BY_DISTANCE, "better_tools": BY_VISITS, "no_gains": BEYOND_OUTCOMES},
 )

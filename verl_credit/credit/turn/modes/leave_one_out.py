@@ -74,11 +74,12 @@ MODE = TurnMode(
     ),
     reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
     bias=(
-        "none with baseline=absent_zero: own sample excluded, no std, every trajectory is a member of every turn, but for "
-        "those that miss a turn's reward, which read the outcome's term alone"
+        "none with baseline=absent_zero and every reward there: own sample excluded, no std, every trajectory is a member "
+        "of every turn; one that misses a reward reads the outcome's term alone, as if it had earned what the others did"
     ),
     departures="no release",
     source="2402.14740 for the outcome; the return to go per turn is textbook REINFORCE",
     properties=CENTRED,
+    whole_returns=True,
     without_gains=WithoutGains(leave_one_out_factor, norm_by_std=False),
 )

@@ -32,8 +32,10 @@ def turn_group_unbiased(
     for tool turns and, with its own G = 0, for the answer turn: whether a trajectory searches once more or answers
     is the policy's choice, and a baseline that only one of the two choices carries would reward the other. No std
     and no 1/sqrt(n): both depend on the trajectory's own sample. Other operators' R are used as they are.
-    A trajectory with a lost or a missing gain is no member of the gains' baseline and reads R alone. One member: 0.
-    A turn without a gain before one with a gain is refused (first_turn="none"): it would leave its baseline out.
+    A trajectory with a lost or a missing gain (`Tables.missing_reward_B_K`) is no member of the gains' baseline and reads
+    R alone, as if it had earned what the others did. One member: 0. What these rows would have added is the only bias; a
+    gain of 0 in place of the missing one would stand in the row's own return and in every baseline. A first turn that no
+    row of the prompt is measured at (first_turn="none") earns 0 in all of them, which has no bias.
     The clip scale is that of turn-group-v1d (variance_floor and eps are of its z-score); the baseline is unbiased for the
     unclipped gradient.
     """
@@ -56,12 +58,12 @@ MODE = TurnMode(
     ),
     reduces_to="leave-one-out REINFORCE (rloo), when there are no gains",
     bias=(
-        "none: own sample excluded, no std, every trajectory is a member of every turn, but for those that miss a turn's "
-        "reward, which read R alone"
+        "none while every reward is there: own sample excluded, no std, every trajectory is a member of every turn; one "
+        "that misses a reward reads R alone, as if it had earned what the others did"
     ),
     departures="ours",
     source="this project",
     properties=CENTRED,
-    every_turn_needs_reward=True,
+    whole_returns=True,
     without_gains=WithoutGains(leave_one_out_factor, norm_by_std=False),
 )
