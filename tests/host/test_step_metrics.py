@@ -1,7 +1,6 @@
 """Metrics of one step on a batch small enough to count by hand."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from verl_credit.credit import MODES, TurnCredit
 from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
+from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
 from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
@@ -117,16 +117,17 @@ def test_a_few_turns_that_were_cut_are_no_news_and_many_are():
         assert words in said
 
 
-def test_cut_turns_are_noted_once_a_run(tmp_path):
+def test_a_warning_is_noted_once_a_run(tmp_path):
     from verl_credit.host.step.trainer import CreditTrainer
 
     trainer = object.__new__(CreditTrainer)
-    trainer.run_dir, trainer._cut_noted, trainer.global_steps = tmp_path, False, 1
-    trainer.config = SimpleNamespace(search=SimpleNamespace(max_new_tokens=884))
-    for trainer.global_steps, share in enumerate((0.01, 0.2, 0.5), 1):
-        trainer._note_cuts({TURNS_CUT: share})
-    (event,) = read_json_lines(tmp_path / EVENTS)
-    assert event["kind"] == "turn_length" and "step 2 20%" in event["text"]
+    trainer.run_dir, trainer._noted = tmp_path, set()
+    for step, share in enumerate((0.01, 0.2, 0.5), 1):
+        trainer._note_once("turn_length", cut_note(share, step, 884))
+        trainer._note_once("rows_left_out", left_out_note(share, step, "gigpo"))
+    cut, left_out = read_json_lines(tmp_path / EVENTS)
+    assert cut["kind"] == "turn_length" and "step 2 20%" in cut["text"]
+    assert left_out["kind"] == "rows_left_out" and "step 3 50%" in left_out["text"]
 
 
 def of_groups(groups, one, two):
@@ -165,17 +166,18 @@ def test_a_mode_compares_per_turn_if_a_pair_of_near_equal_rewards_is_blown_up(mo
     assert (apart > 0.5) == mode.per_turn
 
 
-def test_small_groups_are_noted_once_a_run(tmp_path):
-    from verl_credit.host.step.trainer import CreditTrainer
-
-    trainer = object.__new__(CreditTrainer)
-    trainer.run_dir, trainer._groups_noted = tmp_path, False
-    trainer.settings = settings(info_gain_norm_mode="turn-group-v1d")
-    trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=4)))
-    for trainer.global_steps, one in enumerate((1, 3, 4), 1):
-        trainer._note_small_groups(of_groups(8, one, 0))
-    (event,) = read_json_lines(tmp_path / EVENTS)
-    assert event["kind"] == "small_groups" and "step 2 38%" in event["text"]
+def test_rows_that_are_left_out_are_a_share_of_those_that_count_and_many_are_warned_of(tokenizer):
+    """Row 0 of seven that count lacks a gain that row 1 has; row 6 lacks one that its prompt has in no row."""
+    turns, gains = turn_batch(BATCH, tokenizer), [[None, -0.25], *GAINS[1:]]
+    for mode in MODES.values():
+        if not mode.needs:
+            step = credited(turns, gains, OUTCOMES, GROUPS, info_gain_norm_mode=mode.name)
+            share = credit_metrics(step, turns, GROUP_SIZE).get(ROWS_LEFT_OUT)
+            assert share == (pytest.approx(1 / 7) if mode.whole_returns else None), mode.name
+    assert left_out_note(0.25, 3, "gigpo") is None
+    said = left_out_note(0.3, 3, "gigpo")
+    for words in ("step 3 30% of the rows", "info_gain_norm_mode=gigpo compares whole returns", "Give 0"):
+        assert words in said
 
 
 def test_scores_are_means_over_the_rows_that_count(turns):

@@ -76,6 +76,7 @@ def write_run(folder):
             {"time": 1.0, "kind": "banner", "text": "verl_credit: advantage=turn-group-v1d"},
             {"time": 2.0, "kind": "resume", "text": "resume: exact (step 2)"},
             {"time": 3.0, "kind": "turn_length", "text": "warning: in step 2 8% of the turns were cut"},
+            {"time": 4.0, "kind": "rows_left_out", "text": "warning: in step 2 30% of the rows are left out"},
         ],
     )
     (folder / "config.yaml").write_text(

@@ -66,6 +66,7 @@ def test_banner_resume_and_settings_are_told(run_dir):
         "verl_credit: advantage=turn-group-v1d",
         "resume: exact (step 2)",
         "warning: in step 2 8% of the turns were cut",
+        "warning: in step 2 30% of the rows are left out",
         "algorithm.info_gain_norm_mode",
     ):
         assert words in text

@@ -13,6 +13,7 @@ import torch
 from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.host.step.estimator import TurnStep
+from verl_credit.run.left_out import ROWS_LEFT_OUT
 from verl_credit.run.turn_cuts import TURNS_CUT
 from verl_credit.search.faults import FAULT_CODES
 from verl_credit.turns.batch import TurnBatch
@@ -86,6 +87,8 @@ def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[st
     metrics = {"credit/invalid_rows": int((real & ~valid).sum())}
     metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED}
     metrics |= {f"credit/{name}": credit.counts[name] for name in OPTIONAL if name in credit.counts}
+    if "rows_left_out" in credit.counts:
+        metrics[ROWS_LEFT_OUT] = credit.counts["rows_left_out"] / max(int(valid.sum()), 1)
     metrics |= {
         f"credit/groups/{name.removesuffix('_groups')}": count
         for name, count in group_counts(

@@ -46,6 +46,7 @@ from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import probe_without_effect, without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
+from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
 from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.anchors import anchor_table, observations
@@ -61,7 +62,8 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
         self.run_dir = Path(config.run_dir)
-        self._states_checked = self._planning_checked = self._cut_noted = self._groups_noted = False
+        self._states_checked = self._planning_checked = False
+        self._noted: set[str] = set()
         self._signals_checked: set[str] = set()
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
@@ -170,7 +172,8 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             self._turns = store.fetch_turn_batch(batch)
             batch = store.write_tokens(batch, {TURN_IDS: self._turns.turn_ids_B_T})
             self._check_faults(self._turns, metrics)
-            self._note_cuts(metrics)
+            budget = self.config.search.max_new_tokens
+            self._note_once("turn_length", cut_note(metrics[TURNS_CUT], self.global_steps, budget))
             plan = plan_gains(
                 self._turns, self.settings, self.tokenizer, scored=self.settings.scores_at(self.global_steps)
             )
@@ -200,20 +203,11 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
         return forward.batch
 
-    def _note_cuts(self, metrics) -> None:
-        """Once a run: the metric has the rest."""
-        said = cut_note(metrics[TURNS_CUT], self.global_steps, self.config.search.max_new_tokens)
-        if said and not self._cut_noted:
-            events.note(self.run_dir, "turn_length", said)
-            self._cut_noted = True
-
-    def _note_small_groups(self, metrics) -> None:
+    def _note_once(self, kind: str, said: str | None) -> None:
         """Once a run: the metrics have the rest."""
-        n, mode = self.config.actor_rollout_ref.rollout.n, self.settings.algorithm.turn_mode
-        said = small_groups_note(mode, metrics, self.global_steps, n)
-        if said and not self._groups_noted:
-            events.note(self.run_dir, "small_groups", said)
-            self._groups_noted = True
+        if said and kind not in self._noted:
+            events.note(self.run_dir, kind, said)
+            self._noted.add(kind)
 
     def _check_faults(self, turns: TurnBatch, metrics) -> None:
         metrics.update(row_metrics(turns))
@@ -236,7 +230,9 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         n = self.config.actor_rollout_ref.rollout.n
         metrics.update(credit_metrics(step, self._turns, n))
         metrics.update(step.token_metrics)
-        self._note_small_groups(metrics)
+        mode, left_out = self.settings.algorithm.turn_mode, metrics.get(ROWS_LEFT_OUT, 0.0)
+        self._note_once("small_groups", small_groups_note(mode, metrics, self.global_steps, n))
+        self._note_once("rows_left_out", left_out_note(left_out, self.global_steps, mode.name))
         if new := self.settings.signals_at(self.global_steps) - self._signals_checked:
             check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
             self._signals_checked |= new
