@@ -21,6 +21,7 @@ class Row:
     prompt: str = "Who?"
     golds: tuple[str, ...] = ("Paris", "paris, france")
     scores: dict = field(default_factory=dict)
+    columns: dict = field(default_factory=dict)
     record: RowRecord = field(default_factory=RowRecord)
     is_padding: bool = False
     turn_rewards: tuple[float | None, ...] | None = None
@@ -62,6 +63,7 @@ def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:
         scores=[row.scores for row in rows],
         ground_truths=[{"target": list(row.golds)} for row in rows],
         extra_infos=[{"question": row.prompt} for row in rows],
+        columns=[row.columns for row in rows],
         is_padding=[row.is_padding for row in rows],
         row_valid_B=torch.tensor([not row.is_padding and not row.record.tool_fault for row in rows]),
         n_turns_B=n_turns_B,

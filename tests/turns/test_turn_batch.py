@@ -8,6 +8,8 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+from verl.utils.dataset.rl_dataset import collate_fn
+from verl.utils.tensordict_utils import get_tensordict
 
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.names import ROW_RECORD, TURN_IDS
@@ -83,13 +85,13 @@ class Queue:
 
 @pytest.fixture
 def fetch(monkeypatch):
-    def run(*rows, is_padding=(), order=None, objects=as_stack):
+    def run(*rows, is_padding=(), order=None, objects=as_stack, columns=()):
         queue = Queue(rows, objects)
         keys = [list(queue.rows)[place] for place in order or range(len(rows))]
         tags = [{"is_padding": True} if int(key.split("_")[1]) in is_padding else {} for key in keys]
         fake = SimpleNamespace(kv_batch_get=queue.kv_batch_get)
         monkeypatch.setattr("verl_credit.host.step.store.tq", fake)
-        turns = fetch_turn_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"))
+        turns = fetch_turn_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), columns)
         assert queue.reads == ["train"]
         return turns
 
@@ -116,6 +118,19 @@ def test_objects_are_read_however_the_queue_packs_them(fetch, objects):
     assert [record["tool_fault"] for record in turns.records] == ["", "connect"]
     assert turns.ground_truths[1] == {"target": ["gold 3"]}
     assert turns.extra_infos[1] == {"question": "question 3"}
+
+
+@pytest.mark.parametrize("objects", [as_list, as_stack, as_wrapped])
+def test_the_data_files_columns_are_read_as_verl_hands_them_on(fetch, objects):
+    """verl's data loader packs the columns, its agent loops put each row's beside the trajectory."""
+    steps = [[0.5, None, 0.25], None, []]
+    packed = get_tensordict(collate_fn([{"steps": values} for values in steps])).get("steps")
+    rows = [SEARCHED | {"steps": packed[place].data} for place in range(3)]
+    turns = fetch(*rows, objects=objects, columns=("steps", "elsewhere", "responses"))
+    assert turns.columns == [
+        {"steps": values} for values in steps
+    ]  # `responses` are verl's tokens, no column
+    assert fetch(*rows).columns == [{}, {}, {}]
 
 
 def test_a_padding_row_has_no_turns_and_does_not_count(fetch):

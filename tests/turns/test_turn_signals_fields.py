@@ -1,5 +1,6 @@
 """What agent loops, tools and reward functions of the user's report: wrong values are named by field, row and turn."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -74,3 +75,42 @@ def test_a_column_that_is_null_is_told_from_one_that_is_missing():
     rows.turns.scores[0] = {"steps": None}
     rows.turns.extra_infos[0]["steps"] = [0.5]
     assert rewards(steps, rows)[0].tolist() == [[0.5]]
+    del rows.turns.scores[0]["steps"], rows.turns.extra_infos[0]["steps"]
+    rows.turns.columns[0]["steps"] = None
+    with pytest.raises(IntegrityError, match="'steps' of row 0 is null in the data file; expected a list"):
+        rewards(steps, rows)
+
+
+def test_the_reward_function_is_asked_first_then_extra_info_then_the_data_files_column():
+    steps = {find_signal("column:steps", {}): 1.0}
+    rows = step_of(Row(("ask", "page", "done"), scores={"steps": [0.1]}, columns={"steps": [0.3, 9.0]}))
+    rows.turns.extra_infos[0]["steps"] = [0.2, 9.0]
+    for place, expected in (
+        (rows.turns.scores, 0.1),
+        (rows.turns.extra_infos, 0.2),
+        (rows.turns.columns, 0.3),
+    ):
+        assert rewards(steps, rows)[0].tolist() == [[expected]]
+        del place[0]["steps"]
+    with pytest.raises(IntegrityError, match=r"row 0 has no 'steps'.*nor as a column of the data file$"):
+        rewards(steps, rows)
+
+
+def test_a_list_of_the_data_set_serves_rollouts_of_every_length_up_to_its_own():
+    """The reward function's list is the rollout's own, and fits exactly."""
+    steps, column = {find_signal("column:steps", {}): 1.0}, {"steps": [0.5, None, 0.25]}
+    long = Row(("ask", "page", "again", "page", "done"), columns=column)
+    rows = step_of(long, Row(("ask", "page", "done"), columns=column), Row(("done",), columns=column))
+    reward, has, _ = rewards(steps, rows)
+    assert reward.tolist() == [[0.5, 0.0], [0.5, 0.0], [0.0, 0.0]]
+    assert has.tolist() == [[True, False], [True, False], [False, False]]
+    said = "'steps' of row 0 has 1 entries in the data file, and the row has 2 tool turns; a list of the data set"
+    with pytest.raises(IntegrityError, match=said):
+        rewards(steps, step_of(dataclasses.replace(long, columns={"steps": [0.5]})))
+    for given in ([0.5], [0.5, 0.5, 0.5]):
+        with pytest.raises(
+            IntegrityError, match=f"gave {len(given)} values for row 0, which has 2 tool turns"
+        ):
+            rewards(steps, step_of(dataclasses.replace(long, scores={"steps": given})))
+    with pytest.raises(IntegrityError, match="gave str for row 0; expected a list"):
+        rewards(steps, step_of(dataclasses.replace(long, columns={"steps": "0.5, 0.25"})))

@@ -20,7 +20,9 @@ class TurnBatch:
     """The reward function's other values (em, f1, format_ok)."""
     ground_truths: list
     extra_infos: list[dict]
-    """The data set's own columns (question, index, ...)."""
+    """What the data set says of the row (question, index, ...)."""
+    columns: list[dict]
+    """The data file's other columns, those that a turn signal reads."""
     is_padding: list[bool]
     row_valid_B: torch.Tensor
     """False for padding rows (copies of real rows) and rows lost to a tool fault."""

@@ -6,7 +6,7 @@ new fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import transfer_queue as tq
@@ -45,14 +45,17 @@ def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
     return write(batch, {name: response_to_nested(value, mask) for name, value in padded_B_T.items()})
 
 
-def fetch_turn_batch(batch) -> TurnBatch:
-    """Turn ids, what the agent loops reported, and which rows count.
+def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
+    """Turn ids, what the agent loops reported, and which rows count. ``columns``: of the data file, which verl writes beside
+    the trajectory; a tensor of that name is a field of verl's, and no column.
 
     Turn ids are a field of the row (our agent loops) or among its ``extra_fields`` (others). Raises RuntimeError where there
     are none, ValueError where those or the turn rewards cannot be right.
     """
-    columns = ("extra_fields", "reward_model", "extra_info")
-    data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *columns)
+    names = ("extra_fields", "reward_model", "extra_info", *columns)
+    data = read(batch, "prompts", "responses", "response_mask", TURN_IDS, *names)
+    found = {name: data[name] for name in columns if name in data}
+    found = {name: _objects(of) for name, of in found.items() if not isinstance(of, torch.Tensor)}
     is_padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
     mask_B_T = data["response_mask"].to_padded_tensor(padding=0)
     extra_fields = [fields if isinstance(fields, dict) else {} for fields in _objects(data["extra_fields"])]
@@ -77,6 +80,7 @@ def fetch_turn_batch(batch) -> TurnBatch:
         scores=[fields.get("reward_extra_info") or {} for fields in extra_fields],
         ground_truths=[item["ground_truth"] for item in _objects(data["reward_model"])],
         extra_infos=_objects(data["extra_info"]),
+        columns=[{name: of[row] for name, of in found.items()} for row in range(len(is_padding))],
         is_padding=is_padding,
         row_valid_B=~(padding | faulty),
         n_turns_B=n_turns_B,

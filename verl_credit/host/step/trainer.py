@@ -169,7 +169,8 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     def _compute_old_log_prob(self, batch, metrics):
         with marked_timer("info_gain", self.timing_raw):
-            self._turns = store.fetch_turn_batch(batch)
+            columns = [name for signal in self._signals for name in signal.columns]
+            self._turns = store.fetch_turn_batch(batch, columns)
             batch = store.write_tokens(batch, {TURN_IDS: self._turns.turn_ids_B_T})
             self._check_faults(self._turns, metrics)
             budget = self.config.search.max_new_tokens

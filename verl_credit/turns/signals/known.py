@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from verl_credit.config.keys.reads import COLUMN
@@ -57,31 +59,54 @@ class ToolRewardSignal(Signal):
 
 
 class ColumnSignal(Signal):
-    """``column:NAME``: a list with an entry per tool turn, from the reward function's values or the row's extra_info."""
+    """``column:NAME``: a list with an entry per tool turn, from the first of three places where it is not null.
+
+    The reward function's values belong to the rollout: the list has as many entries as the rollout has tool turns.
+    `extra_info` and the data file's columns belong to the question, whose rollouts differ in length: entry k is for tool
+    turn k of each, and entries past a rollout's last tool turn are not used.
+    """
 
     says = "a list with an entry per tool turn; null: the turn has no reward"
-    reads = "the reward function's values, or the row's extra_info"
+    reads = "the reward function's values, else the row's extra_info, else the data file's column"
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.columns = (name.removeprefix(COLUMN),)
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        column = self.name.removeprefix(COLUMN)
+        return self.table(rows, lambda row: self._values_of(rows, row))
 
-        def values_of(row: int):
-            scores, extra_info = rows.turns.scores[row], rows.turns.extra_infos[row]
-            for place in (scores, extra_info):
-                if place.get(column) is not None:
-                    return place[column]
-            if column in {**scores, **extra_info}:
-                place = "among the reward function's values" if column in scores else "in extra_info"
+    def _values_of(self, rows: StepRows, row: int) -> Any:
+        turns, (column,) = rows.turns, self.columns
+        places = {
+            "among the reward function's values": turns.scores[row],
+            "in extra_info": turns.extra_infos[row],
+            "in the data file": turns.columns[row],
+        }
+        of = f"turn signal {self.name!r}: {column!r} of row {row}"
+        for number, (place, found) in enumerate(places.items()):
+            if (values := found.get(column)) is None:
+                continue
+            if number == 0 or not isinstance(values, list | tuple):
+                return values
+            needed = rows.n_tool_turns[row]
+            if len(values) < needed:
                 raise IntegrityError(
-                    f"turn signal {self.name!r}: {column!r} of row {row} is null {place}; expected a list with a number or "
-                    "null for each of its tool turns"
+                    f"{of} has {len(values)} entries {place}, and the row has {needed} tool turns; a list of the data set "
+                    "needs an entry, which may be null, for every tool turn that a rollout can take"
                 )
+            return values[:needed]
+        if null := [place for place, found in places.items() if column in found]:
             raise IntegrityError(
-                f"turn signal {self.name!r}: row {row} has no {column!r}, neither among the reward function's values "
-                f"({', '.join(scores) or 'none'}) nor in extra_info ({', '.join(extra_info) or 'empty'})"
+                f"{of} is null {null[0]}; expected a list with a number or null for each of its tool turns"
             )
-
-        return self.table(rows, values_of)
+        scores, extra_info = (
+            ", ".join(map(str, found)) for found in (turns.scores[row], turns.extra_infos[row])
+        )
+        raise IntegrityError(
+            f"turn signal {self.name!r}: row {row} has no {column!r}, neither among the reward function's values "
+            f"({scores or 'none'}) nor in extra_info ({extra_info or 'empty'}) nor as a column of the data file"
+        )
 
 
 SIGNALS = {INFO_GAIN: InfoGainSignal, INFOPO: InfoPOSignal, "tool_reward": ToolRewardSignal}

@@ -63,6 +63,8 @@ class Signal(ABC):
     says: ClassVar[str] = ""
     reads: ClassVar[str] = ""
     cost: ClassVar[str] = ""
+    columns: tuple[str, ...] = ()
+    """Of the data file: what it reads beside `extra_info`."""
 
     def __init__(self, name: str):
         self.name = name
