@@ -1,12 +1,14 @@
 """`verl-credit explain`, `check` and `modes`: what they print and how they end."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from kit.recipes import OWN, load_config
 from verl_credit.cli import main
@@ -16,6 +18,7 @@ from verl_credit.commands.modes_page import modes_page
 from verl_credit.config.keys import our_keys
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.modes import MODES
+from verl_credit.recipe.rules.turn_mode import KEYS
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
@@ -191,6 +194,14 @@ def test_the_page_of_modes_is_the_registrys(capsys):
     assert written == modes_page(), "run: verl-credit modes > docs/modes.md"
     assert run(capsys, "modes") == (0, written)
     assert all(f"### `{name}`" in written for _, name in REGISTRY)
+
+
+def test_the_page_of_modes_says_what_a_recipe_gives_the_options_that_have_keys():
+    """Some of these keys are verl's, whose configuration has a default of its own."""
+    config, page = load_config("search_cpu", OWN), modes_page()
+    for option, key in KEYS.items():
+        (default,) = re.findall(rf"`{option}` from `{re.escape(key)}` \((.*?)\)", page)
+        assert OmegaConf.create([OmegaConf.select(config, key)]) == OmegaConf.create(f"[{default}]"), option
 
 
 def test_the_page_of_keys_is_what_is_declared(capsys):

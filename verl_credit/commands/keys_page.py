@@ -22,15 +22,15 @@ def keys_page() -> str:
 
 
 def _row(key: Key) -> str:
-    cells = (f"`{key.name}`", f"`{_written(key.default)}`", key.expected, key.field.description or "")
+    cells = (f"`{key.name}`", f"`{written(key.default)}`", key.expected, key.field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _written(value) -> str:
+def written(value) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(written, value))}]"
     return '""' if value == "" else str(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss
+from verl_credit.commands.keys_page import written
+from verl_credit.config.keys import our_keys
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import modes_that
+from verl_credit.recipe.rules.turn_mode import KEYS
 
 HEAD = """# Every operator
 
@@ -19,6 +21,8 @@ Properties, as the laws measure them: *centred*: a constant added to all outcome
 positive factor on all outcomes does nothing (up to the variance floor). *weighs*: a turn's advantage times something
 non-negative. *conserves*: the mean over a trajectory's tokens stays. Scope: which other rows matter.
 """
+_DEFAULTS = {key.name: written(key.default) for key in our_keys()}
+FROM_KEYS = ", ".join(f"`{option}` from `{key}` ({_DEFAULTS[key]})" for option, key in KEYS.items())
 TITLES = {
     "outcome": (
         "Outcome level",
@@ -28,11 +32,8 @@ TITLES = {
         "Turn level",
         f"`algorithm.info_gain_norm_mode`. `dynamic_clip` works with {modes_that('scales_clip')}; any outcome operator "
         f"works with {modes_that('any_outcome_operator')}, the others accept `grpo` only. Options stand with the library's "
-        "defaults. In training four of them come from keys, with the keys' defaults, whatever stands here: `gamma` from "
-        "`algorithm.gamma` (1.0), `alpha` from `algorithm.adv_rescale_alpha` "
-        f"({Algorithm.model_fields['adv_rescale_alpha'].default}), `clip_beta` from "
-        f"`{LOSS}.clip_beta` ({PolicyLoss.model_fields['clip_beta'].default}) and `norm_by_std` from "
-        "`algorithm.norm_adv_by_std_in_grpo`; the others come from `algorithm.turn_params`.",
+        f"defaults. In training some come from keys, with the keys' defaults, whatever stands here: {FROM_KEYS}; the "
+        "others come from `algorithm.turn_params`.",
     ),
     "token": (
         "Token level",
