@@ -110,6 +110,21 @@ def test_rows_may_name_a_loop_of_ones_own_whose_tools_give_rewards(tmp_path):
     assert "the search gives no reward" in str(refused(f"{SIGNAL}=tool_reward", listed))
 
 
+@pytest.mark.parametrize("key, given", [(SIGNAL, "{}"), (SEVERAL, "{{info_gain:1,{}:0.5}}")])
+def test_a_judge_that_the_default_agent_loop_would_not_ask_is_refused(tmp_path, key, given):
+    (tmp_path / "loops.yaml").write_text("- {name: my_agent, _target_: my_loops.MyAgentLoop}\n")
+    listed = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml"
+    loop, name = f"{ROLLOUT}.agent.default_agent_loop", f"{HERE}.judge"
+    url = "+algorithm.turn_signal_params.url=http://localhost:1"
+    error = refused(f"{key}={given.format(name)}", url, listed, f"{loop}=my_agent")
+    said = f"{key}={name} with {loop}=my_agent: that signal is a coroutine, and only search_agent and turn_agent await one"
+    assert str(error).startswith(f"{said}; set {loop} to one of them, or") and error.key == key
+    # A row may name the loop in its column agent_name: the default says nothing of it.
+    check(f"{key}={given.format(name)}", url, listed)
+    for own in (f"{HERE}.lengths", "tool_reward", "infopo"):
+        check(f"{key}={given.format(own)}", listed, f"{loop}=my_agent")
+
+
 def test_a_secret_among_the_params_is_never_shown():
     params = "+algorithm.turn_signal_params"
     config = check(f"{SIGNAL}={HERE}.asks", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")

@@ -8,8 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys.reads import is_path
 from verl_credit.config.settings import INFOPO, CreditSettings
+from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError, did_you_mean
-from verl_credit.names import AGENT_NAME
+from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
@@ -77,6 +78,11 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
+    loop = OmegaConf.select(config, DEFAULT)
+    if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another
+        use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
+        use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
+        raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
     try:
         inspect.signature(signal.function).bind(None, **signal.params)
         if isinstance(signal, GroupSignal):
@@ -114,7 +120,7 @@ def _infopo(config: DictConfig, settings: CreditSettings, key: str) -> None:
 def config_has_no_tool(config: DictConfig) -> bool:
     """Every row is the search agent's, beside which no tool is offered: no agent loop of the user's is listed, which a row
     may name in its column ``agent_name``. Raises ConfigError for a list that cannot be read."""
-    default = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    default = OmegaConf.select(config, DEFAULT)
     return default == AGENT_NAME and not tools_given(config) and not own_loops(config)
 
 
