@@ -38,6 +38,7 @@ FREE = (
     "search.max_retries",
     "search.breaker_",
     "search.token_env",
+    "algorithm.turn_judge.",
     "data.val_",
     "ray_kwargs.",
     "transfer_queue.",

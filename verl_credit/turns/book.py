@@ -45,6 +45,8 @@ class RowRecord:
     """Turn signals of the user's that ran in the agent loop: name -> a reward per tool turn, None or NaN (lost)."""
     signal_errors: dict[str, str] = field(default_factory=dict)
     """Why a turn signal's rewards were lost."""
+    signals_not_asked: list[str] = field(default_factory=list)
+    """Those whose rewards were lost at once, because they had failed too often just before."""
     masked_observations: list[list[int]] = field(default_factory=list)
     """Per tool turn, for the turn signal infopo: the token ids of its tool messages with a placeholder for their contents,
     from the end of the turn's own tokens to the next turn."""

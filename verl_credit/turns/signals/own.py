@@ -8,14 +8,16 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
+from verl_credit.search.circuit_breaker import CircuitBreaker
 from verl_credit.search.faults import backoff
 from verl_credit.search.redact import SECRET, redact
 from verl_credit.turns.book import RowRecord
@@ -92,11 +94,31 @@ class GroupSignal(OwnSignal):
         return list(values)
 
 
+class Answer(NamedTuple):
+    """What a judge said of one trajectory."""
+
+    rewards: list[float | None]
+    reason: str = ""
+    """Why they were lost."""
+    asked: bool = True
+
+
+@dataclass
+class Line:
+    """A worker's line to one judge."""
+
+    breaker: CircuitBreaker
+    last: str = ""
+    """The reason of the last failure."""
+    said: bool = False
+
+
 class TrajectorySignal(OwnSignal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
     A call that raises, takes too long or answers in another form is tried again after a pause. After the last try the
     trajectory's rewards are lost (NaN), and the reason is in its record. A trajectory without tool turns is not asked after.
+    After some trajectories in a row whose rewards were lost so, others lose theirs at once (see `CircuitBreaker`).
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
@@ -117,13 +139,36 @@ class TrajectorySignal(OwnSignal):
     def why_lost(self, record: dict) -> str:
         return record.get("signal_errors", {}).get(self.name) or super().why_lost(record)
 
+    def counts(self, rows: StepRows) -> dict[str, int]:
+        skipped = [
+            row for row in rows.valid_rows if self.name in rows.turns.records[row]["signals_not_asked"]
+        ]
+        return {"not_asked": sum(rows.n_tool_turns[row] for row in skipped)}
+
     async def ask(
-        self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore
-    ) -> tuple[list[float | None], str]:
-        """(rewards, why they were lost or "")."""
-        turns, reason = len(trajectory.tool_turns), ""
+        self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore, line: Line
+    ) -> Answer:
+        """A trajectory keeps its place at the gate between its tries: the breaker learns early of a judge that is down."""
+        turns = len(trajectory.tool_turns)
         if not turns:
-            return [], ""
+            return Answer([])
+        if not line.breaker.refuses:
+            async with gate:
+                if (ticket := line.breaker.enter()) is not None:
+                    report = line.breaker.cancelled
+                    try:
+                        answer = await self._tries(trajectory, judge)
+                        report = line.breaker.failed if answer.reason else line.breaker.succeeded
+                    finally:
+                        report(ticket)
+                    self._tell_down(line, judge, answer.reason)
+                    return answer
+        return Answer(
+            [math.nan] * turns, f"not asked, because it failed too often just now: {line.last}", False
+        )
+
+    async def _tries(self, trajectory: Trajectory, judge: TurnJudge) -> Answer:
+        turns, reason = len(trajectory.tool_turns), ""
         index = trajectory.extra_info.get("index")
         where = "a trajectory" if index is None else f"a trajectory of the row with index {index}"
         for attempt in range(judge.retries + 1):
@@ -131,9 +176,9 @@ class TrajectorySignal(OwnSignal):
                 await asyncio.sleep(backoff(attempt - 1, _JITTER))
             limit = asyncio.timeout(judge.deadline_s)
             try:
-                async with gate, limit:
+                async with limit:
                     values = await self.function(trajectory, **self.params)
-                return self.checked(values, turns, where), ""
+                return Answer(self.checked(values, turns, where))
             except asyncio.CancelledError as error:
                 if asyncio.current_task().cancelling():
                     raise  # the rollout itself is given up
@@ -141,30 +186,52 @@ class TrajectorySignal(OwnSignal):
             except Exception as error:
                 late = isinstance(error, TimeoutError) and limit.expired()
                 reason = f"no answer within {judge.deadline_s:g} s" if late else self.said(error)
-        return [math.nan] * turns, reason
+        return Answer([math.nan] * turns, reason)
+
+    def _tell_down(self, line: Line, judge: TurnJudge, reason: str) -> None:
+        """Once for each time that the breaker opens, into the worker's output."""
+        line.last = reason or line.last
+        if reason and line.breaker.refuses and not line.said:
+            print(
+                f"turn signal {self.name!r} failed for {judge.breaker_failures} trajectories in a row, the last time with: "
+                f"{reason}. Until it answers again, others lose their rewards at once; one is tried every "
+                f"{judge.breaker_pause_s:g} s (algorithm.turn_judge.breaker_failures, .breaker_pause_s)",
+                flush=True,
+            )
+        line.said = line.breaker.refuses
 
 
 async def ask_signals(
     signals: Iterable[TrajectorySignal], trajectory: Trajectory, judge: TurnJudge, record: RowRecord
 ) -> None:
     """Ask all of them at once, and write what they say into the record. None is still running when this ends or raises."""
-    asked = list(signals)
-    gate = _gate(asyncio.get_running_loop(), judge.concurrency)
+    asked, loop = list(signals), asyncio.get_running_loop()
+    gate = _gate(loop, judge.concurrency)
+    lines = [_line(loop, signal.name, judge.breaker_failures, judge.breaker_pause_s) for signal in asked]
     answers = await asyncio.gather(
-        *(signal.ask(trajectory, judge, gate) for signal in asked), return_exceptions=True
+        *(signal.ask(trajectory, judge, gate, line) for signal, line in zip(asked, lines, strict=True)),
+        return_exceptions=True,
     )
     for signal, answer in zip(asked, answers, strict=True):
         if isinstance(answer, BaseException):
             raise answer
-        record.signals[signal.name], reason = answer
-        if reason:
-            record.signal_errors[signal.name] = reason
+        record.signals[signal.name] = answer.rewards
+        if answer.reason:
+            record.signal_errors[signal.name] = answer.reason
+        if not answer.asked:
+            record.signals_not_asked.append(signal.name)
 
 
 @lru_cache(maxsize=4)
 def _gate(loop: asyncio.AbstractEventLoop, concurrency: int) -> asyncio.Semaphore:
     """One for all trajectories of a worker, whose event loop is one."""
     return asyncio.Semaphore(concurrency)
+
+
+@lru_cache(maxsize=64)
+def _line(loop: asyncio.AbstractEventLoop, name: str, failures: int, pause_s: float) -> Line:
+    """One per judge for all trajectories of a worker."""
+    return Line(CircuitBreaker(failures=failures, pause_s=pause_s))
 
 
 def own_signal(name: str, function: Callable, params: dict) -> Signal:

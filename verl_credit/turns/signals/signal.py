@@ -77,6 +77,10 @@ class Signal(ABC):
         """The reason for lost rewards of the row with this record."""
         return "the signal gave NaN"
 
+    def counts(self, rows: StepRows) -> dict[str, int]:
+        """What else is counted of a step, by the last part of the metric's name."""
+        return {}
+
     def table(
         self, rows: StepRows, values_of: Callable[[int], Sequence[Any] | None]
     ) -> tuple[torch.Tensor, torch.Tensor]:

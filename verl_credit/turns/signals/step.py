@@ -82,6 +82,7 @@ def _metrics(
     name = f"credit/signal/{signal.name}"
     tool_turns = sum(rows.n_tool_turns[row] for row in rows.valid_rows)
     metrics = {turns_with(signal.name): asked, f"{name}/without": tool_turns - asked, f"{name}/lost": lost}
+    metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
     known = reward_B_K[has_B_K & reward_B_K.isfinite()]
     if len(known):
         metrics |= {f"{name}/mean": known.mean().item(), f"{name}/std": known.std(correction=0).item()}
