@@ -63,6 +63,8 @@ class Faults(Section):
     """Share of a step's rows that may be lost to the search server; such rows are not trained on."""
     max_lost_rewards: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of a step's turn rewards that a signal may lose (a judge that is down, gains under drop); they are missing."""
+    max_unrewarded_steps: Annotated[int, Field(ge=0)] | None = 2
+    """Steps in a row in which a turn signal may give no turn a reward although tools were called; null: any number."""
 
 
 class Evaluation(Section):

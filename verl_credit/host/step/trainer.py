@@ -37,11 +37,11 @@ from verl_credit.host.step.stops import (
     check_planning_has_signal,
     check_states_are_shared,
     check_tool_faults,
-    check_turns_have_rewards,
 )
 from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
+from verl_credit.host.step.unrewarded import UnrewardedSteps
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import probe_without_effect, without_effect_in
 from verl_credit.run import events
@@ -64,7 +64,8 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         self.run_dir = Path(config.run_dir)
         self._states_checked = self._planning_checked = False
         self._noted: set[str] = set()
-        self._signals_checked: set[str] = set()
+        note = partial(events.note, self.run_dir, "no_rewards")
+        self._unrewarded = UnrewardedSteps(config.faults.max_unrewarded_steps, note)
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
         self._stage: TokenStage | None = None
@@ -234,9 +235,7 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         mode, left_out = self.settings.algorithm.turn_mode, metrics.get(ROWS_LEFT_OUT, 0.0)
         self._note_once("small_groups", small_groups_note(mode, metrics, self.global_steps, n))
         self._note_once("rows_left_out", left_out_note(left_out, self.global_steps, mode.name))
-        if new := self.settings.signals_at(self.global_steps) - self._signals_checked:
-            check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
-            self._signals_checked |= new
+        self._unrewarded.see(step, self.global_steps)
         if not self._states_checked and step.scored:
             check_states_are_shared(step)
             self._states_checked = True

@@ -9,7 +9,7 @@ from verl_credit.credit.plugins import load
 from verl_credit.turns.signals.known import COLUMN, SIGNALS, ColumnSignal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal, ask_signals, own_signal
 from verl_credit.turns.signals.signal import Signal, StepRows
-from verl_credit.turns.signals.step import step_rewards, turns_with
+from verl_credit.turns.signals.step import step_rewards, turns_with, turns_without
 from verl_credit.turns.signals.trajectory import Group, Trajectory, Turn, make_trajectory, turn_texts
 
 KEY = "algorithm.turn_signal"
@@ -40,5 +40,5 @@ def signals_of(settings: CreditSettings) -> dict[Signal, float]:
 __all__ = [
     "COLUMN", "SIGNALS", "Group", "GroupSignal", "Signal", "StepRows", "Trajectory", "TrajectorySignal", "Turn",
     "ask_signals", "find_signal", "make_trajectory", "own_signal", "signals_of", "step_rewards", "turn_texts",
-    "turns_with",
+    "turns_with", "turns_without",
 ]  # fmt: skip

@@ -81,7 +81,11 @@ def _metrics(
     lost, asked = int((has_B_K & reward_B_K.isnan()).sum()), int(has_B_K.sum())
     name = f"credit/signal/{signal.name}"
     tool_turns = sum(rows.n_tool_turns[row] for row in rows.valid_rows)
-    metrics = {turns_with(signal.name): asked, f"{name}/without": tool_turns - asked, f"{name}/lost": lost}
+    metrics = {
+        turns_with(signal.name): asked,
+        turns_without(signal.name): tool_turns - asked,
+        f"{name}/lost": lost,
+    }
     metrics |= {f"{name}/{counted}": count for counted, count in signal.counts(rows).items()}
     known = reward_B_K[has_B_K & reward_B_K.isfinite()]
     if len(known):
@@ -92,3 +96,8 @@ def _metrics(
 def turns_with(name: str) -> str:
     """The metric that counts the turns which a signal gave a reward, lost ones included."""
     return f"credit/signal/{name}/turns"
+
+
+def turns_without(name: str) -> str:
+    """The metric that counts the other tool turns."""
+    return f"credit/signal/{name}/without"
