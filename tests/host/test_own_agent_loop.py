@@ -1,5 +1,6 @@
 """The agent loop of docs/agent-loops.md, as a user would have it: named in a file, and read by the trainer."""
 
+import asyncio
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
 from kit.tools import Tool, turn
 from kit.trajectories import run
+from verl_credit.host.rollout.agent_manager import CreditAgentLoopWorker
 from verl_credit.host.step.store import fetch_turn_batch
 from verl_credit.lab.protocol import answer_turn, search_turn
 from verl_credit.recipe.agent_loops import LISTED, own_loops
 from verl_credit.recipe.rules import validate
+from verl_credit.search.client import SearchFault
 from verl_credit.turns.book import RowRecord
 
 PAGE = (Path(__file__).parents[2] / "docs/agent-loops.md").read_text()
@@ -135,6 +138,46 @@ def test_what_is_no_record_is_named_by_row(monkeypatch, my_agent, record, said):
         read(monkeypatch, output)
     output.extra_fields["credit"] = {"final_text": "c"}
     assert read(monkeypatch, output).records == [RowRecord(final_text="c").as_dict()]
+
+
+def written(monkeypatch, outputs):
+    """The fields of the rows as our worker puts them into TransferQueue."""
+    found = []
+
+    async def put(keys, fields, tags, partition_id):
+        found.append(fields)
+
+    async def nothing(*_, **__):
+        return None
+
+    worker = object.__new__(CreditAgentLoopWorker.__ray_actor_class__)
+    worker._compute_score = worker._compute_teacher_logprobs = nothing
+    worker._compute_multi_modal_inputs = lambda *_: {}
+    worker._compute_position_ids = lambda ids, *_: torch.arange(ids.shape[-1])[None]
+    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_batch_put=put))
+    row = {"uid": "u", "session_id": 0, "global_steps": 1}
+    for output in outputs:
+        asyncio.run(worker._agent_loop_postprocess(output, False, **row))
+    return found
+
+
+def test_a_tool_fault_that_a_loop_of_ones_own_reports_masks_the_row_as_ours_does(monkeypatch, my_agent):
+    tokenizer, given = make_tokenizer(), {"tools": [Tool(good=1)], "max_tokens": 400}
+    script = [turn("good"), answer_turn("c")]
+    theirs, fine = (run(tokenizer, script, agent=my_agent, **given)[0] for _ in range(2))
+    theirs.extra_fields["credit"] = RowRecord("tool_fault", tool_fault="sandbox").as_dict()
+
+    async def down(query):
+        raise SearchFault("connect", "refused")
+
+    ours, _ = run(tokenizer, [search_turn("a")], lookup=down)
+    rows = written(monkeypatch, [theirs, ours, [fine]])
+    for mask in ("response_mask", "loss_mask"):  # what advantages, KL and entropy are weighed with
+        assert [bool(row[mask].any()) for row in rows] == [False, False, True]
+    turns = read(monkeypatch, theirs, ours, fine)
+    assert turns.row_valid_B.tolist() == [False, False, True] and turns.n_turns_B.tolist() == [0, 0, 2]
+    assert turns.turn_rewards == [[], [], [1.0]] and (turns.turn_ids_B_T[:2] == -1).all()
+    assert [record["tool_fault"] for record in turns.records] == ["sandbox", "connect", ""]
 
 
 def test_the_commands_of_the_page_are_accepted(my_agent, tmp_path):
