@@ -141,7 +141,9 @@ class TrajectorySignal(OwnSignal):
 
     def counts(self, rows: StepRows) -> dict[str, int]:
         skipped = [
-            row for row in rows.valid_rows if self.name in rows.turns.records[row]["signals_not_asked"]
+            row
+            for row in rows.valid_rows
+            if self.name in rows.turns.records[row].get("signals_not_asked", ())
         ]
         return {"not_asked": sum(rows.n_tool_turns[row] for row in skipped)}
 
