@@ -50,12 +50,6 @@ SETTINGS = [
     "algorithm.sepa.correct_rate_gate=0",
     "algorithm.info_gain_warmup_steps=1",
 ]
-STRAIGHT = [
-    "trainer.total_training_steps=2",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-    "trainer.save_freq=-1",
-]
 SAME = (
     "actor/pg_loss",
     "actor/grad_norm",
@@ -218,22 +212,6 @@ def texts_of(tokenizer, ids, turn_ids):
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def assert_same_losses(one_rank, name, *overrides, environment=None):
-    run_dir = one_rank.run_dir.with_name(name)
-    code, output = train(
-        run_dir.with_suffix(".log"), *SETTINGS, *STRAIGHT, f"lab.dir={one_rank.lab}", f"run_dir={run_dir}", *overrides,
-        environment=environment,
-    )  # fmt: skip
-    assert code == 0, output
-    rows = read_json_lines(run_dir / METRICS)
-    assert [row["step"] for row in rows[:2]] == [1, 2] and any(row["actor/grad_norm"] > 0 for row in rows[:2])
-    for ours, expected in zip(rows[:2], one_rank.rows[:2], strict=True):
-        gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
-        for key in (*SAME, *gain):
-            assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)
-    return read_json_lines(run_dir / EVENTS), rows
-
-
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -280,16 +258,29 @@ def wait_for(port, node):
     raise TimeoutError(f"no Ray on port {port}")
 
 
-def test_two_nodes_have_the_losses_of_one_rank_that_is_not_probed(one_rank, cluster):
-    """The entropy probe measures the first two updates of the two, each in the step after it."""
-    events, rows = assert_same_losses(
-        one_rank, "nodes", "trainer.nnodes=2", f"+ray_kwargs.ray_init.address='{cluster}'",
+def test_two_nodes_straight_on_have_the_losses_of_one_rank_that_was_interrupted_and_not_probed(
+    one_rank, cluster
+):
+    """Its third step came after a resume. The entropy probe measures the first two updates of the two nodes, each in the
+    step after it."""
+    run_dir = one_rank.run_dir.with_name("nodes")
+    code, output = train(
+        run_dir.with_suffix(".log"), *SETTINGS, f"lab.dir={one_rank.lab}", f"run_dir={run_dir}",
+        "trainer.total_training_steps=3", "trainer.val_before_train=false", "trainer.test_freq=-1",
+        "trainer.save_freq=-1", "trainer.nnodes=2", f"+ray_kwargs.ray_init.address='{cluster}'",
         "ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null",
         "ray_kwargs.ray_init.object_store_memory=null", "ray_kwargs.ray_init.include_dashboard=null",
-        "probe.every=1", "probe.budget=0.9", "trainer.total_training_steps=3",
+        "probe.every=1", "probe.budget=0.9",
         environment=TOKEN,
     )  # fmt: skip
-    (network,) = [row["text"] for row in events if row["kind"] == "network"]
+    assert code == 0, output
+    rows = read_json_lines(run_dir / METRICS)
+    assert [row["step"] for row in rows] == [1, 2, 3] and rows[1]["actor/grad_norm"] > 0
+    for ours, expected in zip(rows, one_rank.rows, strict=True):
+        gain = ("credit/gain/mean",) if ours["step"] > 1 else ()
+        for key in (*SAME, *gain):
+            assert ours[key] == pytest.approx(expected[key], rel=2e-3, abs=2e-6), (ours["step"], key)
+    (network,) = [row["text"] for row in read_json_lines(run_dir / EVENTS) if row["kind"] == "network"]
     assert f"others can reach the nodes of the Ray cluster at {cluster}" in network
     assert not any(name.startswith("credit/probe/") for name in rows[0] | one_rank.rows[1])
     for step, row in enumerate(rows[1:], 1):

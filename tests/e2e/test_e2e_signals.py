@@ -1,12 +1,16 @@
-"""Turn rewards of others reach the gradient: those of a tool class of verl's through turn_agent, and those of a judge, in a
-mode of one's own that compares states. Tool, judge and mode are modules beside the run, as a user has them.
+"""Turn rewards of every kind reach the gradient: those of a tool class of verl's through turn_agent, of a judge, of a
+function, of a column of the data, and infopo's, in a mode of one's own that compares states. Tool, judge, function, mode,
+data and recipe stand beside the run, as a user has them.
 """
 
 import json
 
+import pyarrow.parquet as parquet
 import pytest
+import yaml
 
 from kit.train_run import train
+from verl_credit.lab.build import build_lab
 from verl_credit.run.files import METRICS, read_json_lines
 
 pytestmark = pytest.mark.e2e
@@ -22,6 +26,10 @@ class Words(BaseTool):
 
     async def execute(self, instance_id, parameters, **kwargs):
         return ToolResponse(text="No results."), -len(str(parameters.get("query", "")).split()) / 10, {}
+
+
+def short(group):
+    return [[-len(turn.text) / 100 for turn in one.tool_turns] for one in group.trajectories]
 
 
 async def wordy(trajectory):
@@ -47,21 +55,29 @@ SCHEMA = {
         },
     },
 }
+SIGNALS = {"tool_reward": 1.0, "mine.wordy": 0.5, "mine.short": 0.2, "infopo": 0.1, "column:of_turns": 0.1}
+OF_TURNS = [0.1, 0.3, 0.2]  # a rollout has at most three tool turns
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
 
-def test_the_rewards_of_a_tool_and_of_a_judge_move_the_policy(tmp_path):
+def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
     """Every row of the tiny lab fails, so that nothing else can."""
     (tmp_path / "mine.py").write_text(MODULE)
     tool = {"class_name": "mine.Words", "config": {"type": "native"}, "tool_schema": SCHEMA}
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
+    lab = build_lab(tmp_path / "lab", world_seed=0, size="tiny")
+    questions = parquet.read_table(lab.questions("train"))
+    questions = questions.append_column("of_turns", [[OF_TURNS] * len(questions)])
+    parquet.write_table(questions, tmp_path / "questions.parquet")
+    recipe = {"defaults": ["lab", "_self_"], "algorithm": {"turn_signals": SIGNALS}}
+    (tmp_path / "own.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(recipe)}")
     settings = [
-        "--config-name", "lab", "lab.size=tiny", f"lab.dir={tmp_path / 'lab'}", f"run_dir={tmp_path / 'run'}",
+        "--config-dir", str(tmp_path), "--config-name", "own", "lab.size=tiny", f"lab.dir={lab.root}",
+        f"run_dir={tmp_path / 'run'}", f"data.train_files={tmp_path / 'questions.parquet'}",
         "trainer.total_training_steps=2", "trainer.val_before_train=false", "trainer.test_freq=-1",
         "trainer.save_freq=-1", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "search.max_searches=0",
         "actor_rollout_ref.rollout.agent.default_agent_loop=turn_agent",
         f"{MULTI_TURN}.tool_config_path={tmp_path / 'tools.yaml'}", f"{MULTI_TURN}.max_assistant_turns=4",
-        "algorithm.turn_signals={tool_reward: 1.0, mine.wordy: 0.5}",
         "algorithm.info_gain_norm_mode=mine.plus_reward", "+algorithm.turn_params.share=1.0",
     ]  # fmt: skip
     code, output = train(tmp_path / "log", *settings, environment={"PYTHONPATH": str(tmp_path)})
@@ -70,9 +86,11 @@ def test_the_rewards_of_a_tool_and_of_a_judge_move_the_policy(tmp_path):
     rows = read_json_lines(tmp_path / "run" / METRICS)
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        for name in ("tool_reward", "mine.wordy"):
+        for name in SIGNALS:
             assert row[f"credit/signal/{name}/turns"] > 0 and row[f"credit/signal/{name}/lost"] == 0
         assert row["credit/signal/tool_reward/mean"] < 0 < row["credit/signal/mine.wordy/mean"]
+        assert row["credit/signal/mine.short/mean"] < 0 and row["credit/signal/infopo/std"] > 0
+        assert 0.1 <= row["credit/signal/column:of_turns/mean"] <= 0.3
         assert (
             row["credit/turns_without_anchor"] == 0
             and 0 <= row["credit/states_of_one"] < row["credit/states"]
