@@ -2,7 +2,7 @@
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 120.
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
-# make test-browser: the report in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
+# make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
 # make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -52,7 +52,7 @@ fuzz: install
 
 test-browser: install
 	mkdir -p build/browser
-	BROWSER_PICTURES=build/browser $(BIN)/python -m pytest -m browser tests/report
+	BROWSER_PICTURES=build/browser $(BIN)/python -m pytest -m browser tests
 
 test-vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/e2e/test_e2e_vllm.py

@@ -55,3 +55,14 @@ def hub(tmp_path, monkeypatch):
         return Path(shutil.copytree(folder, home / "snapshots" / "c0ffee"))
 
     return put
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from kit.chromium import PROGRAM, Chromium
+
+    if PROGRAM is None:
+        pytest.fail("no chromium on the PATH: apt-get install chromium")
+    with Chromium(tmp_path_factory.mktemp("profile")) as found:
+        found.size(1280, 1000)
+        yield found

@@ -1,19 +1,16 @@
 """The report in a real browser: no script error, every part there, keys, themes, large text. `make test-browser`."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
-from kit.chromium import PROGRAM, Chromium
+from kit.browser import CONTRAST, keep
 from kit.credit_tables import ROWS, rollout, write_step
 from kit.report_page import report, training, write_lines, write_run
 from verl_credit.report.lens import lens
 from verl_credit.report.numbers import signed
 
 pytestmark = pytest.mark.browser
-PICTURES = os.environ.get("BROWSER_PICTURES")
 ATTACK = (
     '</script><script>document.title="owned"</script><img src=x onerror=\'document.title="owned"\'>\u202e\x00'
 )
@@ -22,15 +19,6 @@ ATTACK = (
 @pytest.fixture
 def pictures():
     """All of these tests look at the pictures."""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if PROGRAM is None:
-        pytest.fail("no chromium on the PATH: apt-get install chromium")
-    with Chromium(tmp_path_factory.mktemp("profile")) as found:
-        found.size(1280, 1000)
-        yield found
 
 
 @pytest.fixture
@@ -61,11 +49,6 @@ def choose(browser, name, value):
         f"(() => {{ const s = document.getElementById('lens-{name}'); s.value = {json.dumps(value)};"
         " s.dispatchEvent(new Event('change', {bubbles: true})); })()"
     )
-
-
-def keep(browser, name, selector=None):
-    if PICTURES:
-        browser.screenshot(Path(PICTURES) / f"{name}.png", selector)
 
 
 def test_every_part_is_there(page):
@@ -180,19 +163,6 @@ def test_hovering_reads_the_number(page):
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
     assert "credit +" in text(page, "#lens-token") and "rollout 1, turn 2" in text(page, "#lens-token")
-
-
-CONTRAST = """(() => {
-  const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
-  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-  const ground = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor);
-    if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
-  const ratio = (e) => { const [a, b] = [luminance(rgb(getComputedStyle(e).color)), luminance(ground(e))].sort();
-    return (b + 0.05) / (a + 0.05); };
-  return Math.min(...[...document.querySelectorAll('main *')].filter((e) => e.offsetParent && !e.disabled
-    && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())).map(ratio));
-})()"""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
