@@ -320,7 +320,6 @@ REFUSED = [
     (hgpo, {"norm": "mean_norm", "eps": 100.0}, "eps=100.0 with norm='mean_norm'"),
     (none, {"outcome_operator": "rloo", "ddof": 0}, "ddof=0 with outcome_operator='rloo': only grpo reads it; leave"),
     (none, {"outcome_operator": rloo, "eps": 5.0}, "eps=5.0 with outcome_operator=rloo: only grpo reads it"),
-    (none, {"outcome_operator": "rloo", "norm_by_std": False}, "norm_by_std=False with outcome_operator='rloo'"),
     (none, {"norm_by_std": False, "eps": 1.0}, "eps=1.0 with norm_by_std=False: there is no std .*leave it at 1e-06"),
     (MODES["joint"], {"norm_by_std": False, "ddof": 1}, "ddof=1 with norm_by_std=False: there is no std"),
     (mt_grpo, {"result_turn_B": torch.ones(13, dtype=torch.long)}, "result_turn_B with parity='none': only"),

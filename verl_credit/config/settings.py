@@ -90,8 +90,6 @@ class CreditSettings:
             "clip_beta": self.clip_beta,
             "norm_by_std": a.norm_adv_by_std_in_grpo,
         }
-        if not a.turn_mode.reads_turn_rewards and a.advantage_mode != "grpo":
-            del known["norm_by_std"]  # other outcome operators have no std, and no turn reward is normalised
         return {name: value for name, value in known.items() if name in a.turn_mode.options} | a.turn_params
 
     def scores_at(self, step: int) -> bool:

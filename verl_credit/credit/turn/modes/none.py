@@ -23,11 +23,11 @@ def none(
 ) -> ModeOutput:
     """A_k = R for every turn: GRPO's outcome advantage with verl's constants. The turn rewards are not read.
 
-    Other outcome operators have no constants: these are refused beside them.
+    Other outcome operators have no constants: norm_by_std, one key for all of them in training, does nothing to them, and the
+    others are refused beside them.
     """
     if outcome_operator != "grpo":
-        unread = {"norm_by_std": (norm_by_std, True), "ddof": (ddof, 1)}
-        unread |= {"variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
+        unread = {"ddof": (ddof, 1), "variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
         shown = getattr(outcome_operator, "__name__", repr(outcome_operator))
         refuse_unread(f"outcome_operator={shown}", "only grpo reads it", **unread)
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
