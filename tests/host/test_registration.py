@@ -35,13 +35,14 @@ def test_importing_verl_alone_registers_the_platform_and_imports_nothing_else_of
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module, has",
-    [("actor.worker", {LOSS}), ("rollout.agent_manager", {AGENT_LOOP, TURN_LOOP})],
+    [("actor.worker", {LOSS, "loopback"}), ("rollout.agent_manager", {AGENT_LOOP, TURN_LOOP})],
 )
 def test_a_worker_has_what_it_uses_once_its_class_is_imported(module, has):
     code = (
         f"import json, verl, verl_credit.host.{module}\n"
+        "from torch.distributed.rendezvous import _rendezvous_handlers as torchs\n"
         "from verl_credit.host.registry import registered_names\n"
-        "print(json.dumps(registered_names()))"
+        "print(json.dumps({**registered_names(), 'loopback': 'loopback' in torchs}))"
     )
     assert has <= {name for name, there in json.loads(python(code)).items() if there}
 

@@ -95,6 +95,10 @@ def test_steps_without_a_tool_turn_are_noted_and_neither_count_nor_end_a_row():
     notes, done, said = followed("r00000")
     assert done == "r00000" and not said
     assert notes == ["warning: in step 2 turn signal 'tool_reward' gave no reward: no tool was called"]
+    notes, done, said = followed("r0---")
+    assert (
+        done == "r0--" and len(notes) == 2 and "step 3 turn signal" in notes[1] and "stop the run" in notes[1]
+    )
     notes, done, said = followed("r-00-0-")
     assert done == "r-00-0" and "(steps 2, 5, 7)" in said and len(notes) == 1
 

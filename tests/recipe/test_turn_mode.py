@@ -9,6 +9,7 @@ from verl_credit.errors import ConfigError
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 HERE = __name__
+DYNAMIC = "actor_rollout_ref.actor.policy_loss.dynamic_clip=auto"
 
 
 def halved(tables, *, share: float = 0.5):
@@ -47,6 +48,14 @@ def test_a_mistyped_mode_is_refused_with_all_names_and_the_nearest():
     error = refused(f"{MODE}=turn-grup")
     assert (error.key, error.value) == (MODE, "turn-grup")
     assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES] and "did you mean" in str(error)
+
+
+def test_an_option_of_a_std_that_a_key_turns_off_is_refused_before_the_start():
+    std = "algorithm.norm_adv_by_std_in_grpo"
+    error = refused(f"{MODE}=joint", f"{std}=false", f"+{PARAMS}.eps=1e-3")
+    assert error.key == PARAMS and f"{std}=false" in str(error).replace("False", "false")
+    assert "eps=0.001 with norm_by_std=False: there is no std to divide by; leave it at 1e-06" in str(error)
+    check(f"{MODE}=joint", f"+{PARAMS}.eps=1e-3", DYNAMIC)
 
 
 def test_a_mode_of_ones_own_takes_its_options():

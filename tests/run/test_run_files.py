@@ -238,4 +238,7 @@ def test_a_run_that_began_before_a_module_moved_goes_on_exactly(tmp_path):
         assert f'"{new}"' in saved  # what is mapped to is what a run of today saves
         path.write_text(path.read_text().replace(f'"{new}"', f'"{old}"'))
     assert path.read_text() != saved
+    state = json.loads(path.read_text())
+    state["config"]["algorithm.turn_judge.retries"] = "7"  # was kept before it was known to decide nothing
+    path.write_text(json.dumps(state))
     assert describe_resume(config, 3)[0] == "resume: exact, from step 3"

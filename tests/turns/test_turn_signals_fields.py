@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 
 from kit.signal_step import rewards, step_of
@@ -104,6 +105,9 @@ def test_a_list_of_the_data_set_serves_rollouts_of_every_length_up_to_its_own():
     reward, has, _ = rewards(steps, rows)
     assert reward.tolist() == [[0.5, 0.0], [0.5, 0.0], [0.0, 0.0]]
     assert has.tolist() == [[True, False], [True, False], [False, False]]
+    as_array = dataclasses.replace(long, columns={"steps": np.array([0.5, 0.25, 1.0])})
+    reward, has, _ = rewards(steps, step_of(as_array, Row(("done",))))  # without a tool turn nothing is read
+    assert reward.tolist() == [[0.5, 0.25], [0.0, 0.0]] and has.tolist() == [[True, True], [False, False]]
     said = "'steps' of row 0 has 1 entries in the data file, and the row has 2 tool turns; a list of the data set"
     with pytest.raises(IntegrityError, match=said):
         rewards(steps, step_of(dataclasses.replace(long, columns={"steps": [0.5]})))

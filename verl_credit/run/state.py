@@ -11,11 +11,12 @@ from verl_credit.run.files import STATE, plain, write_text
 
 VERSION = 1
 
-# Old and new paths of objects that saved configurations name, so that older runs resume exactly.
+# Old and new values that saved configurations name, so that older runs resume exactly.
 MOVED = {
     "verl_credit.host.loss.TurnPolicyLossConfig": "verl_credit.host.actor.loss.TurnPolicyLossConfig",
     "verl_credit.host.agent_manager.CreditAgentLoopManager": "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager",
     "pkg://verl_credit.host.reward": "pkg://verl_credit.reward.qa",
+    "verl_credit.host.external": "None",  # as actor_rollout_ref.model.external_lib, which is not needed
 }
 
 # Keys that do not change what a step computes.
@@ -143,6 +144,6 @@ def deciding_keys(config) -> dict[str, str]:
 
 
 def _differences(before: dict, now: dict) -> list[str]:
-    before = {key: MOVED.get(value, value) for key, value in before.items()}
+    before = {key: MOVED.get(value, value) for key, value in before.items() if not key.startswith(FREE)}
     keys = list(dict.fromkeys([*before, *now]))
     return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]

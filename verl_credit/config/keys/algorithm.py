@@ -123,9 +123,9 @@ class TurnJudge(Section):
     """Seconds that a call may take."""
     retries: Annotated[Count, When(reads.judged)] = 2
     """Further tries after a call that raised or took too long; then the trajectory's rewards are lost."""
-    breaker_failures: Annotated[int, Field(ge=1), When(reads.judged)] = 3
+    breaker_failures: Annotated[int, Field(ge=1), When(reads.judged)] = 5
     """Trajectories in a row (failures at one time count once) whose tries all failed: then the judge has a pause."""
-    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.judged)] = 30.0
+    breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.judged)] = 2.0
     """Seconds of that pause, in which trajectories lose their rewards at once; then one of them tries the judge."""
 
 

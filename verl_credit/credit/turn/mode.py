@@ -169,7 +169,7 @@ class TurnMode(Operator):
         check_name("tied_groups", tied_groups, ("keep", "skip"))
         check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
         given = {name: keywords.pop(name) for name in self.tables if keywords.get(name) is not None}
-        self._check_options({name: value for name, value in keywords.items() if value is not None})
+        self.check_options({name: value for name, value in keywords.items() if value is not None})
         for name in self.needs:
             if name not in given:
                 raise ValueError(f"info_gain_norm_mode={self.name!r} needs {name}, which is not given")
@@ -200,7 +200,8 @@ class TurnMode(Operator):
         dtype = output_dtype(outcome_B, turn_reward_B_K)
         return TurnCredit(*(tensor.to(dtype) for tensor in outputs), counts=counts)
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError for options that it does not read, or whose values it does not take."""
         for name, value in options.items():
             if name not in self.options and not self.takes_any_option:
                 hint = did_you_mean(name, self.options, repr)

@@ -17,12 +17,14 @@ WORKER_S = 120.0  # a fresh worker imports verl first
 def registered() -> dict[str, bool]:
     """As a worker comes by it: verl is imported, and nothing else; then what our own processes do, explicitly."""
     import verl  # noqa: F401
+    from verl.plugin.platform.platform_manager import PlatformRegistry
 
+    platform = PlatformRegistry.get("cpu") is not None
     from verl_credit.host.process.register import register_all
     from verl_credit.host.registry import registered_names
 
     register_all()
-    return registered_names()
+    return {"platform cpu": platform, **registered_names()}
 
 
 def read_files(paths: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ class UnrewardedSteps:
         self._tolerated, self._note = tolerated, note
         self._seen: set[str] = set()
         self._counted: dict[str, list[int]] = {}
+        self._noted: set[str] = set()
 
     def see(self, step: TurnStep, number: int) -> None:
         """Raises IntegrityError."""
@@ -35,12 +36,14 @@ class UnrewardedSteps:
         for name in sorted(measured):
             if metrics[turns_with(name)]:
                 self._counted.pop(name, None)
+                self._noted.discard(name)
             else:
                 self._without(number, name, int(metrics[turns_without(name)]))
 
     def _without(self, number: int, name: str, tool_turns: int) -> None:
         stops = self._tolerated is not None and tool_turns > 0 and name not in FORWARD_SIGNALS
-        if name not in self._counted:
+        counted = self._counted.setdefault(name, [])
+        if name not in self._noted or (stops and not counted):
             gave = (
                 f"none of the {tool_turns} tool turns a reward"
                 if tool_turns
@@ -48,7 +51,7 @@ class UnrewardedSteps:
             )
             after = f"; {self._tolerated + 1} such steps in a row stop the run ({KEY})" if stops else ""
             self._note(f"warning: in step {number} turn signal {name!r} gave {gave}{after}")
-        counted = self._counted.setdefault(name, [])
+            self._noted.add(name)
         if not stops:
             return
         counted.append(number)

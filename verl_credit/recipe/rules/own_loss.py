@@ -16,6 +16,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
 
 MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
+OURS = "verl_credit.host.external"  # older recipes name it there; it registers no loss
 
 
 def own_loss(config: DictConfig) -> str | None:
@@ -29,7 +30,7 @@ def own_modules(config: DictConfig) -> list[str]:
     named = OmegaConf.select(config, MODULES) or []
     named = [named] if isinstance(named, str) else list(named)
     named += os.environ.get(IN_ENVIRONMENT, "").split(",")
-    return [module for module in named if module]
+    return [module for module in named if module not in ("", OURS)]
 
 
 def validate_loss(config: DictConfig) -> None:

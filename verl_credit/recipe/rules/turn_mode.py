@@ -66,6 +66,14 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
             raise ConfigError(
                 key=key, value=value, beside={MODE: name}, accepted=f"it has {', '.join(has)}{hint}"
             )
+    try:
+        mode.check_options(settings.turn_options)
+    except ValueError as error:
+        beside = {MODE: name}
+        if "norm_by_std" in str(error):
+            beside[KEYS["norm_by_std"]] = settings.turn_options["norm_by_std"]
+        value = settings.algorithm.turn_params
+        raise ConfigError(key=PARAMS, value=value, beside=beside, accepted=str(error)) from error
     if settings.turn_estimator:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from verl_credit.config.keys.reads import COLUMN
@@ -84,18 +85,21 @@ class ColumnSignal(Signal):
             "in the data file": turns.columns[row],
         }
         of = f"turn signal {self.name!r}: {column!r} of row {row}"
+        needed = rows.n_tool_turns[row]
         for number, (place, found) in enumerate(places.items()):
             if (values := found.get(column)) is None:
                 continue
+            values = values.tolist() if isinstance(values, np.ndarray) else values
             if number == 0 or not isinstance(values, list | tuple):
                 return values
-            needed = rows.n_tool_turns[row]
             if len(values) < needed:
                 raise IntegrityError(
                     f"{of} has {len(values)} entries {place}, and the row has {needed} tool turns; a list of the data set "
                     "needs an entry, which may be null, for every tool turn that a rollout can take"
                 )
             return values[:needed]
+        if not needed:
+            return []
         if null := [place for place, found in places.items() if column in found]:
             raise IntegrityError(
                 f"{of} is null {null[0]}; expected a list with a number or null for each of its tool turns"

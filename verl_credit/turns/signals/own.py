@@ -191,16 +191,19 @@ class TrajectorySignal(OwnSignal):
         return Answer([math.nan] * turns, reason)
 
     def _tell_down(self, line: Line, judge: TurnJudge, reason: str) -> None:
-        """Once for each time that the breaker opens, into the worker's output."""
-        line.last = reason or line.last
-        if reason and line.breaker.refuses and not line.said:
+        """Once for each time that it is down, into the worker's output."""
+        if not reason:
+            line.said = False
+            return
+        line.last = reason
+        if line.breaker.refuses and not line.said:
             print(
                 f"turn signal {self.name!r} failed for {judge.breaker_failures} trajectories in a row, the last time with: "
-                f"{reason}. Until it answers again, others lose their rewards at once; one is tried every "
-                f"{judge.breaker_pause_s:g} s (algorithm.turn_judge.breaker_failures, .breaker_pause_s)",
+                f"{reason}. Until it answers again, others lose their rewards at once; one tries after each "
+                f"pause of {judge.breaker_pause_s:g} s (algorithm.turn_judge.breaker_failures, .breaker_pause_s)",
                 flush=True,
             )
-        line.said = line.breaker.refuses
+            line.said = True
 
 
 async def ask_signals(

@@ -23,8 +23,7 @@ def none(
 ) -> ModeOutput:
     """A_k = R for every turn: GRPO's outcome advantage with verl's constants. The turn rewards are not read.
 
-    Other outcome operators have no constants: norm_by_std, one key for all of them in training, does nothing to them, and the
-    others are refused beside them.
+    Other outcome operators have no constants: norm_by_std does nothing to them, and the others are refused beside them.
     """
     if outcome_operator != "grpo":
         unread = {"ddof": (ddof, 1), "variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
