@@ -11,7 +11,7 @@ import yaml
 
 from kit.train_run import train
 from verl_credit.lab.build import build_lab
-from verl_credit.run.files import METRICS, read_json_lines
+from verl_credit.run.files import EVENTS, METRICS, read_json_lines
 
 pytestmark = pytest.mark.e2e
 
@@ -28,8 +28,16 @@ class Words(BaseTool):
         return ToolResponse(text="No results."), -len(str(parameters.get("query", "")).split()) / 10, {}
 
 
+LOST = []
+
+
 def short(group):
-    return [[-len(turn.text) / 100 for turn in one.tool_turns] for one in group.trajectories]
+    """The shorter, the better; the first turn of the run loses its reward (not in the trial, which has two rollouts)."""
+    rewards = [[-len(turn.text) / 100 for turn in one.tool_turns] for one in group.trajectories]
+    if not LOST and len(rewards) > 2 and any(rewards):
+        LOST.append(next(row for row in rewards if row))
+        LOST[0][0] = float("nan")
+    return rewards
 
 
 async def wordy(trajectory):
@@ -87,7 +95,8 @@ def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
         for name in SIGNALS:
-            assert row[f"credit/signal/{name}/turns"] > 0 and row[f"credit/signal/{name}/lost"] == 0
+            lost = int(name == "mine.short" and row["step"] == 1)
+            assert row[f"credit/signal/{name}/turns"] > 0 and row[f"credit/signal/{name}/lost"] == lost
         assert row["credit/signal/tool_reward/mean"] < 0 < row["credit/signal/mine.wordy/mean"]
         assert row["credit/signal/mine.short/mean"] < 0 and row["credit/signal/infopo/std"] > 0
         assert 0.1 <= row["credit/signal/column:of_turns/mean"] <= 0.3
@@ -96,4 +105,8 @@ def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
             and 0 <= row["credit/states_of_one"] < row["credit/states"]
         )
         assert "credit/gain/mean" not in row
+    (said,) = [
+        row["text"] for row in read_json_lines(tmp_path / "run" / EVENTS) if row["kind"] == "lost_rewards"
+    ]
+    assert said.startswith("turn signal 'mine.short' lost 1 of ")
     assert any(row["credit/signal/mine.wordy/std"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
