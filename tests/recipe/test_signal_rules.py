@@ -8,10 +8,12 @@ import pytest
 
 from kit.recipes import check
 from verl_credit.commands.explain import explanation
+from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
 from verl_credit.doctor.inputs.answer_budget import answer_room
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.unread import unused
+from verl_credit.turns.signals import SIGNALS
 
 SIGNAL, SEVERAL, MODE = (
     f"algorithm.{name}" for name in ("turn_signal", "turn_signals", "info_gain_norm_mode")
@@ -58,6 +60,13 @@ def test_information_gain_is_the_signal_unless_another_is_named():
     assert signals(f"{SIGNAL}=column:steps") == {"column:steps": 1.0}
     both = signals(f"{SEVERAL}={{info_gain:1,{HERE}.lengths:0.5}}", "+algorithm.turn_signal_params.scale=2")
     assert both == {"info_gain": 1.0, f"{HERE}.lengths": 0.5}
+
+
+def test_the_key_and_the_page_name_every_signal():
+    (key,) = (key for key in our_keys() if key.name == "algorithm.turn_signal")
+    page = Path(__file__).parents[2] / "docs/turn-signals.md"
+    for name in (*SIGNALS, "column:NAME"):
+        assert name in key.expected and name in key.field.description and f"| `{name}` |" in page.read_text()
 
 
 def test_without_information_gain_nothing_is_scored():
