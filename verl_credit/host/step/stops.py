@@ -11,12 +11,13 @@ from verl_credit.turns.signals import turns_with
 
 
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
-    """Rows lost to the search server (by fault code) are masked out; too many and the step teaches nothing real."""
+    """Rows lost to a tool (by fault code) are masked out; too many and the step teaches nothing real."""
     if lost.total() > tolerated_share * rows:
         kinds = ", ".join(f"{count} {code}" for code, count in lost.most_common())
+        up = " Is the server up? (GET URL/readyz)" if url else ""
         raise IntegrityError(
-            f"{lost.total()} of {rows} rows were lost to faults of the search server at {redact(url)}: {kinds}; "
-            f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults). Is the server up? (GET URL/readyz)"
+            f"{lost.total()} of {rows} rows were lost to faults of {_server(url)}: {kinds}; "
+            f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults).{up}"
         )
 
 
@@ -25,9 +26,14 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
     for name, share in metrics.items():
         if name.endswith("/tool_fault/mean@1") and share > tolerated_share:
             raise IntegrityError(
-                f"held-out evaluation: {name} = {share:.3f} of the rows were lost to faults of the search server at "
-                f"{redact(url)}; a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
+                f"held-out evaluation: {name} = {share:.3f} of the rows were lost to faults of {_server(url)}; "
+                f"a share of {tolerated_share:g} is tolerated (faults.max_tool_faults)"
             )
+
+
+def _server(url: str | None) -> str:
+    """Without a search server a fault is that of a tool in an agent loop of the user's."""
+    return f"the search server at {redact(url)}" if url else "tools"
 
 
 def check_turns_have_rewards(step: TurnStep, names: set[str]) -> None:
