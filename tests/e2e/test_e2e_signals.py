@@ -50,6 +50,7 @@ def plus_reward(tables, *, share=0.5):
 
 
 plus_reward.reads = ("rewards", "groups", "gains", "anchors")
+plus_reward.whole_returns = True
 '''
 SCHEMA = {
     "type": "function",
@@ -105,6 +106,7 @@ def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
             and 0 <= row["credit/states_of_one"] < row["credit/states"]
         )
         assert "credit/gain/mean" not in row
+        assert (row["credit/rows_left_out"] > 0) is (row["step"] == 1)  # the row that lost a reward
     (said,) = [
         row["text"] for row in read_json_lines(tmp_path / "run" / EVENTS) if row["kind"] == "lost_rewards"
     ]
