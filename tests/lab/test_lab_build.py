@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_credit.cli import main
 from verl_credit.lab import protocol
 from verl_credit.lab.build import build_lab
-from verl_credit.lab.cache import is_valid, lab_directory, why_invalid
-from verl_credit.lab.config import GENERATOR_VERSION, SIZES
+from verl_credit.lab.cache import NAME, settings_of
+from verl_credit.lab.config import SIZES
 from verl_credit.lab.evaluate import Roller, summarize
 from verl_credit.lab.policy import WarmStart
 from verl_credit.lab.questions import make_splits
 from verl_credit.lab.retrieval import LocalRetriever, recall, swap_contents
 from verl_credit.lab.world import make_world
+from verl_credit.machine.built_folder import why_invalid
 from verl_credit_retriever.index.search import SearchIndex
 
 pytestmark = pytest.mark.slow  # a lab is trained
@@ -38,6 +39,10 @@ def test_the_command_says_in_one_line_where_it_cannot_write(tmp_path, capsys):
     assert main(["lab", "--dir", str(tmp_path / "file"), "--size", "tiny"]) == 4
     said = capsys.readouterr().out.splitlines()
     assert said[-1].startswith(f"verl-credit lab --dir {tmp_path}/file: ") and "is a file" in said[-1]
+
+
+def why(folder, world_seed: int, size: str) -> str | None:
+    return why_invalid(folder, settings_of(world_seed, size), NAME)
 
 
 @pytest.fixture
@@ -62,25 +67,25 @@ def test_a_changed_or_missing_file_is_noticed(copy, file):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert file in why_invalid(copy, world_seed=5, size="tiny")
+    assert file in why(copy, 5, "tiny")
     path.unlink()
-    assert "is missing" in why_invalid(copy, world_seed=5, size="tiny")
+    assert "is missing" in why(copy, 5, "tiny")
 
 
 def test_another_seed_size_or_version_is_another_lab(copy):
-    assert is_valid(copy, world_seed=5, size="tiny")
-    assert "world_seed is 5" in why_invalid(copy, world_seed=6, size="tiny")
-    assert "size is 'tiny'" in why_invalid(copy, world_seed=5, size="full")
+    assert why(copy, 5, "tiny") is None
+    assert "world_seed is 5" in why(copy, 6, "tiny")
+    assert "size is 'tiny'" in why(copy, 5, "full")
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {"generator_version": 0}))
-    assert "generator_version is 0" in why_invalid(copy, world_seed=5, size="tiny")
+    assert "generator_version is 0" in why(copy, 5, "tiny")
 
 
 def test_a_broken_or_absent_manifest_is_noticed(copy):
     (copy / "manifest.json").write_text('{"files": ')
-    assert "cannot be read" in why_invalid(copy, world_seed=5, size="tiny")
+    assert "cannot be read" in why(copy, 5, "tiny")
     (copy / "manifest.json").unlink()
-    assert "cannot be read" in why_invalid(copy, world_seed=5, size="tiny")
+    assert "cannot be read" in why(copy, 5, "tiny")
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
@@ -93,10 +98,6 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
 def test_unknown_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"size='huge': expected one of \['full', 'tiny'\]"):
         build_lab(tmp_path / "x", size="huge")
-
-
-def test_the_cache_is_keyed_by_version_size_and_seed(tmp_path):
-    assert lab_directory(tmp_path, 3).name == f"lab-v{GENERATOR_VERSION}-full-seed3"
 
 
 def test_parquet_and_corpus_agree(lab):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,8 +96,3 @@ def _parquet(path: Path) -> Iterator[Item]:
                     number += 1
     except pyarrow.ArrowException as error:
         raise PrepareError(f"{path} is not a parquet file: {error}") from error
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,12 +10,12 @@ from pathlib import Path
 from verl_credit.data.catalogue import DataSet, find
 from verl_credit.data.clean import clean
 from verl_credit.data.corpus import CorpusWriter
-from verl_credit.data.files import sha256_of
 from verl_credit.data.folder import check_free, staged
 from verl_credit.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected
 from verl_credit.data.rows import write_rows
 from verl_credit.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
 from verl_credit.data.tally import SplitTally, Tally
+from verl_credit.machine.built_folder import sha256_of
 
 FORMAT = 1  # of manifest.json and report.json
 

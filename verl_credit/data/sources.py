@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from verl_credit.data.catalogue import DataSet
-from verl_credit.data.files import SUFFIXES, Item, items_of, sha256_of
+from verl_credit.data.files import SUFFIXES, Item, items_of
 from verl_credit.data.records import PrepareError
+from verl_credit.machine.built_folder import sha256_of
 
 SPLITS = ("train", "val", "test")
 SPLIT_WORDS = {

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from verl_credit.lab import protocol
-from verl_credit.lab.cache import LabPaths, refuse_foreign, why_invalid, write_manifest
+from verl_credit.lab.cache import NAME, PARTS, LabPaths, settings_of
 from verl_credit.lab.config import SIZES, LabConfig
 from verl_credit.lab.encoder import save_encoder, train_encoder
 from verl_credit.lab.questions import Question, make_splits, to_rows
@@ -24,9 +22,8 @@ from verl_credit.lab.retrieval import LocalRetriever, recall
 from verl_credit.lab.tokenizer import make_tokenizer
 from verl_credit.lab.warm_start import warm_start
 from verl_credit.lab.world import World, make_world
+from verl_credit.machine.built_folder import Progress, reuse_or_build
 from verl_credit_retriever.index.search import build_index
-
-Progress = Callable[[float, str], None]  # share done in [0, 1], description of the current work
 
 # Lengths for recipes, in tokens of the lab's tokenizer. A response has at most
 # MAX_SEARCHES * (MAX_NEW_TOKENS + 54 of an observation of three pages) + MAX_NEW_TOKENS = 416 tokens.
@@ -50,9 +47,8 @@ def build_lab(
 ) -> LabPaths:
     """The lab of ``world_seed`` in ``directory``: a valid one is reused, else it is built.
 
-    It is built in a folder beside ``directory`` and moved there when complete. The build uses one thread: that gives
-    the same bits on every machine, and several threads of so small a model wait much longer than they compute. Torch's
-    number of threads and global random state are unchanged afterwards.
+    The build uses one thread: that gives the same bits on every machine, and several threads of so small a model wait much
+    longer than they compute. Torch's number of threads and global random state are unchanged afterwards.
 
     Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
     when the policy's exact match is outside the gate.
@@ -60,25 +56,13 @@ def build_lab(
     if size not in SIZES:
         raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
     directory = Path(directory).resolve()
-    if directory.exists():
-        refuse_foreign(directory)
-        reason = "--rebuild" if rebuild else why_invalid(directory, world_seed=world_seed, size=size)
-        if reason is None:
-            progress(1.0, f"using the lab in {directory}")
-            return LabPaths(directory)
-        if any(directory.iterdir()):
-            progress(0.0, f"rebuilding the lab in {directory}: {reason}")
-    work = directory.with_name(f".{directory.name}.{os.getpid()}.building")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
+
+    def fill(folder: Path) -> dict:
         with _one_thread():
-            _fill(LabPaths(work), SIZES[size], world_seed, size, progress)
-        shutil.rmtree(directory, ignore_errors=True)
-        work.rename(directory)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    progress(1.0, f"the lab is in {directory}")
+            return _fill(LabPaths(folder), SIZES[size], world_seed, progress)
+
+    settings = settings_of(world_seed, size)
+    reuse_or_build(directory, settings, fill, parts=PARTS, name=NAME, progress=progress, rebuild=rebuild)
     return LabPaths(directory)
 
 
@@ -92,7 +76,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Progress) -> None:
+def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> dict:
     started = time.monotonic()
     progress(0.0, "world and tokenizer")
     world = make_world(seed, config.world)
@@ -122,7 +106,7 @@ def _fill(paths: LabPaths, config: LabConfig, seed: int, size: str, progress: Pr
     measured |= _measure_recall(retriever, splits["dev"])
     measured |= {"build_seconds": round(time.monotonic() - started, 1)}
     measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
-    write_manifest(paths.root, world_seed=seed, size=size, recipe=RECIPE, measured=measured)
+    return {"recipe": RECIPE, "measured": measured}
 
 
 def _write_corpus(world: World, path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A folder that is built once and used again. Its manifest holds the settings it was built with and a hash of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+Progress = Callable[[float, str], None]  # share done in [0, 1], description of the current work
+
+
+def reuse_or_build(
+    folder: Path,
+    settings: Mapping[str, object],
+    fill: Callable[[Path], Mapping[str, object]],
+    *,
+    parts: Collection[str],
+    name: str,
+    progress: Progress = lambda share, text: None,
+    rebuild: bool = False,
+) -> None:
+    """``folder`` as ``fill`` writes it with these settings: used as it is when nothing in it has changed, else built.
+
+    ``fill`` writes into a folder beside it, which is moved there when complete, and returns what else the manifest holds.
+    ``parts``: what a build may replace. Raises FileExistsError when something else lies in ``folder``.
+    """
+    refuse_foreign(folder, parts, name)
+    if folder.exists():
+        reason = "--rebuild" if rebuild else why_invalid(folder, settings, name)
+        if reason is None:
+            progress(1.0, f"using {name} in {folder}")
+            return
+        if any(folder.iterdir()):
+            progress(0.0, f"rebuilding {name} in {folder}: {reason}")
+    work = folder.with_name(f".{folder.name}.{os.getpid()}.building")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        more = fill(work)
+        write_manifest(work, settings, more)
+        shutil.rmtree(folder, ignore_errors=True)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    progress(1.0, f"{name} is in {folder}")
+
+
+def write_manifest(folder: Path, settings: Mapping[str, object], more: Mapping[str, object]) -> None:
+    """After all other files: a folder without it is incomplete."""
+    manifest = {**settings, **more, "files": hashes(folder)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def read_manifest(folder: Path, name: str) -> dict:
+    """Raises ValueError, naming the file, when it is missing or not what we write."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): {name} is incomplete or corrupt") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ValueError(f"{path} lists no files: {name} is corrupt")
+    return manifest
+
+
+def why_invalid(folder: Path, settings: Mapping[str, object], name: str) -> str | None:
+    """Why the folder is not complete, unchanged and built with these settings; None when it is."""
+    try:
+        manifest = read_manifest(folder, name)
+    except ValueError as error:
+        return str(error)
+    for key, value in settings.items():
+        if manifest.get(key) != value:
+            return f"{key} is {manifest.get(key)!r}, wanted {value!r}"
+    found = hashes(folder)
+    for file in sorted(manifest["files"].keys() | found.keys()):
+        if file not in found:
+            return f"{file} is missing"
+        if file not in manifest["files"]:
+            return f"{file} does not belong there"
+        if found[file] != manifest["files"][file]:
+            return f"{file} has changed since it was built"
+    return None
+
+
+def refuse_foreign(folder: Path, parts: Collection[str], name: str) -> None:
+    """Raise FileExistsError when the folder contains anything else than ``parts``, which a build would delete."""
+    if folder.is_dir():
+        foreign = sorted(path.name for path in folder.iterdir() if path.name not in {MANIFEST, *parts})
+        if foreign:
+            raise FileExistsError(
+                f"{folder} holds {foreign[0]!r}, which is not part of {name}: choose an empty or new folder"
+            )
+    elif folder.exists():
+        raise FileExistsError(f"{folder} is a file: choose an empty or new folder")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file but the manifest, by its path in the folder."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    return {p.relative_to(folder).as_posix(): sha256_of(p) for p in files}
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
