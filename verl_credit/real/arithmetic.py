@@ -1,0 +1,75 @@
+r"""Arithmetic questions for a policy with trained weights of about 135 M parameters.
+
+One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has four worked examples as earlier
+turns of the chat: SmolLM2-135M-Instruct at temperature 1 calculates well in the form that they show, and rarely boxes an
+answer after instructions alone. It answers about 2 of 5 questions rightly, in 18 tokens on average; solve rates differ
+from question to question, so that most groups of 8 have right and wrong answers.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from verl_credit.data.catalogue import DataSet
+from verl_credit.data.readers import read_fields
+from verl_credit.data.records import Record
+from verl_credit.data.rows import SCHEMA, to_row
+from verl_credit.reward.qa import BOXED
+
+ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
+EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))
+_DIGITS, _TO_12, _TO_20, _TO_25 = (range(2, end + 1) for end in (9, 12, 20, 25))
+
+
+def make_records(seed: int, count: int) -> list[Record]:
+    """``count`` different questions in an order that depends on ``seed`` only: sums, differences and products.
+
+    Sums of 2 to 25; products of 2 to 20, one factor at most 9; differences of 2 to 12, 2 to 9 being taken away. The worked
+    examples are no questions. Raises ValueError when there are fewer than ``count`` questions.
+    """
+    problems = _problems()
+    if not 0 <= count <= len(problems):
+        raise ValueError(f"count={count}: expected 0 to {len(problems)}, the number of different questions")
+    random.Random(seed).shuffle(problems)
+    return [Record(_question(text), [str(answer)], id=text) for text, answer in problems[:count]]
+
+
+def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 640, test: int = 256) -> None:
+    """Writes ``train.parquet`` and ``test.parquet``, without a question in common, in the form of `verl_credit.data.rows`.
+
+    Raises ValueError when there are fewer than ``train + test`` questions.
+    """
+    records = make_records(seed, train + test)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, part in (("train", records[:train]), ("test", records[train:])):
+        rows = [
+            to_row(record, ARITHMETIC, split, index) | {"prompt": _messages(record.question)}
+            for index, record in enumerate(part)
+        ]
+        parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / f"{split}.parquet")
+
+
+def _problems() -> list[tuple[str, int]]:
+    problems = [
+        *((f"{a} + {b}", a + b) for a in _TO_25 for b in _TO_25),
+        *((f"{a} * {b}", a * b) for a in _TO_20 for b in _TO_20 if a in _DIGITS or b in _DIGITS),
+        *((f"{a + b} - {b}", a) for a in _TO_12 for b in _DIGITS),
+    ]
+    return [problem for problem in problems if problem not in EXAMPLES]
+
+
+def _question(text: str) -> str:
+    return f"What is {text}?"
+
+
+def _messages(question: str) -> list[dict[str, str]]:
+    messages = []
+    for text, answer in EXAMPLES:
+        messages.append({"role": "user", "content": _question(text)})
+        messages.append({"role": "assistant", "content": f"{text} = {answer}. \\boxed{{{answer}}}"})
+    return [*messages, {"role": "user", "content": question}]
