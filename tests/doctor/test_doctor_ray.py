@@ -256,7 +256,7 @@ def test_every_node_has_to_read_what_was_written_here(config):
 def test_a_server_that_only_one_of_the_machines_reaches(config):
     two = [reader(), reader("spark-2")]
     lab = judge_nodes(two, MARKS, config)
-    assert says(lab, FAIL, "the lab's own server listens on this machine alone", "spark-1, spark-2")
+    assert says(lab, FAIL, "the run's own server listens on this machine alone", "spark-1, spark-2")
     url = judge_nodes(two, MARKS, with_url(config, ["http://a", "http://localhost:8000"]))
     assert says(url, FAIL, "search.url=http://localhost:8000 is another machine on every node")
     assert says(judge_nodes([reader(), reader()], MARKS, config), PASS)  # two raylets of one machine

@@ -129,6 +129,18 @@ def test_training_and_validation_are_checked_with_the_model_s_tokenizer(tokenize
     assert says(train, FAIL, "8 of 8 prompts are longer") and says(val, FAIL, "1 of 1 prompts are longer")
 
 
+def test_a_tokenizer_without_a_chat_template_is_refused(config, tokenizer, tmp_path):
+    config.actor_rollout_ref.model.path = str(tmp_path)
+    config.actor_rollout_ref.model.custom_chat_template = None
+    tokenizer.chat_template, kept = None, tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer.chat_template = kept
+    loaded, *_ = looked_at(config)
+    assert says(
+        loaded, FAIL, f"model.path={tmp_path}: its tokenizer has no chat template; take an instruct model"
+    )
+
+
 @pytest.mark.parametrize("may_fetch", [True, False])
 def test_a_tokenizer_that_cannot_be_loaded(config, tmp_path, monkeypatch, may_fetch):
     config.actor_rollout_ref.model.path = str(tmp_path)

@@ -19,6 +19,7 @@ from verl_credit.recipe.rules import validate
 from verl_credit.recipe.warnings import doubts
 
 GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
+REAL = ("real_cpu", "real_math_cpu")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
 
 pytestmark = pytest.mark.slow  # Hydra composes every combination
@@ -67,9 +68,17 @@ def vllm_ranks(monkeypatch):
 
 
 def test_the_recipes_that_are_promised_are_shipped():
-    assert set(GPU) | {"lab", "search_cpu"} == set(shipped_recipes())
+    assert {*GPU, *REAL, "lab", "search_cpu"} == set(shipped_recipes())
     assert options("hardware") == ["h100x1", "laptop", "node4", "node8", "spark"]
     assert {"qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen2_5_7b"} <= set(options("model"))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_recipe_with_trained_weights_is_valid_and_verl_accepts_it(name, tmp_path):
+    config = load_config(name, [f"real.dir={tmp_path}", "real.questions=questions.json"])
+    validate(config)
+    assert doubts(config) == []
+    check_with_verl(config)
 
 
 @pytest.mark.parametrize("name", GPU)

@@ -10,19 +10,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
 from verl_credit.errors import ExitCode
+from verl_credit.recipe.compose import quoted
 
 
 def train_command(recipe: str, overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
     command = [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", recipe]
     return [*command, *(["--config-dir", config_dir] if config_dir else []), *overrides]
-
-
-def quoted(text: str) -> str:
-    """As Hydra reads it back: it may hold = and , which Hydra would take apart."""
-    return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:

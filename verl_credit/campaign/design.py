@@ -7,10 +7,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_credit.campaign.child import in_folder, quoted
+from verl_credit.campaign.child import in_folder
 from verl_credit.campaign.file import Campaign
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.rules import validate
 from verl_credit.search.redact import redact_value

@@ -17,6 +17,7 @@ from verl_credit.campaign.record import RECORD, keep_record
 from verl_credit.campaign.state import RunState, State, state_of, states
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.world import world_of
 from verl_credit.run.lock import run_lock
 
 LOG = "output.log"  # of a run beside others; alone it prints to ours
@@ -59,7 +60,9 @@ def run_campaign(
             *weigh(_of_all(configs, found)),
         ]:
             _say(line)
-        return _run_all(campaign, folder, parallel, "lab" in next(iter(configs.values()))), folder
+        return _run_all(
+            campaign, folder, parallel, world_of(next(iter(configs.values()))) is not None
+        ), folder
 
 
 def _of_all(configs: dict[str, DictConfig], found: Sequence[RunState]) -> list[DictConfig]:
@@ -94,11 +97,16 @@ def opening(campaign: Campaign, found: Sequence[RunState]) -> list[str]:
     return [*lines, f"note: {note}"] if note else lines
 
 
-def _run_all(campaign: Campaign, folder: Path, parallel: int, lab: bool) -> ExitCode:
+def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> ExitCode:
     runs = {run.folder: run for run in planned(campaign)}
     queue = [one.run for one in states(campaign, folder) if one.state is not State.DONE]
     begun, failures, told = set(), 0, ""
-    if parallel > 1 and lab and queue and (code := _build_labs(campaign, folder, queue)) is not ExitCode.DONE:
+    if (
+        parallel > 1
+        and builds
+        and queue
+        and (code := _build_worlds(campaign, folder, queue)) is not ExitCode.DONE
+    ):
         return code
     with Children() as children:
         while True:
@@ -127,13 +135,12 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, lab: bool) -> Exit
     return _end(states(campaign, folder), children.stopped, told)
 
 
-def _build_labs(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
+def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
     """One after the other, before runs that would build the same one side by side."""
     for world in dict.fromkeys(run.world for run in queue):
         run = next(one for one in queue if one.world == world)
-        lab = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir).lab
-        command = [sys.executable, "-m", "verl_credit.cli", "lab", "--dir", str(lab.dir)]
-        code = run_child([*command, "--world-seed", str(lab.world_seed), "--size", lab.size])
+        config = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
+        code = run_child([sys.executable, "-m", "verl_credit.cli", *world_of(config).arguments(config)])
         if code != ExitCode.DONE:
             return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.PREFLIGHT
     return ExitCode.DONE

@@ -102,6 +102,23 @@ def lab(
     print(f"lab ready: {paths.root}")
 
 
+@app.command(help="make the policy and encoder of trained weights, and what the real_* recipes ask of them")
+def real(
+    folder: Path = Option(..., "--dir"),
+    task: Literal["arithmetic", "multihop"] = "multihop",
+    questions: str | None = Option(
+        None, help="of multihop: HotpotQA's file with paragraphs, or OWNER/NAME on the hub"
+    ),
+    seed: int = Option(
+        0, parser=int, help="of the questions, of which are held out, of the supervised start"
+    ),
+    size: Literal["full", "tiny"] = Option("full", help="tiny: two layers"),
+):
+    from verl_credit.commands.real import real
+
+    return real(folder, task, questions=questions, data_seed=seed, size=size)
+
+
 @app.command(help="write verl's parquet files from a published question set")
 def prepare(
     data_set: str = Argument(

@@ -25,6 +25,7 @@ from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
+from verl_credit.recipe.world import world_of
 from verl_credit.search.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import find_signal
@@ -106,12 +107,12 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
 
 def missing(config: DictConfig) -> list[str]:
     """Inputs without a value, and files that are not there."""
-    lab, empty = "lab" in config, without_value(config)
+    builds, empty = world_of(config) is not None, without_value(config)
     found = told(empty)
     for key in (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
         for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
-            if not lab and _is_local(key, path) and not os.path.exists(os.path.expanduser(path)):
+            if not builds and _is_local(key, path) and not os.path.exists(os.path.expanduser(path)):
                 found.append(f"{key}={path} (not there)")
     return found
 

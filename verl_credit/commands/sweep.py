@@ -15,11 +15,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.campaign.child import in_folder, quoted, run_child, train_command
+from verl_credit.campaign.child import in_folder, run_child, train_command
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.doctor.hardware.disk import sweep_warnings
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.recipe.rules import validate
 
 ASKED = {

@@ -23,6 +23,7 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.unread import idle_lines
+from verl_credit.recipe.world import World, world_of
 from verl_credit.run import events
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left, planned_in_all
@@ -59,7 +60,7 @@ def _train(config: DictConfig, command: str) -> int:
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
     run_dir = Path(config.run_dir)
-    set_environment(cpu=config.trainer.device == "cpu")
+    set_environment(config)
     with _terminate_as_interrupt(), run_lock(run_dir, say_at_once):
         say, row = say_at_once, TrialRow(config, command)
         try:
@@ -136,40 +137,33 @@ def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
         raise PreflightError(f"{error}; fix the line or take another run_dir") from error
 
 
-def _prepare_lab(config: DictConfig, stack: ExitStack, progress: Progress) -> None:
-    """Build the lab's files if absent; start its retriever unless a URL is given."""
-    from verl_credit.lab.build import build_lab
-    from verl_credit.lab.warm_start import LabGateError
+def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress: Progress) -> None:
+    """Build the world's files if absent; start its retriever unless a URL is given."""
     from verl_credit_retriever.launch import start_server
 
+    served = world.build(config, Throttled(progress.say, world.section))
+    if served is None or config.search.url is not None:
+        return
     try:
-        lab = build_lab(
-            Path(config.lab.dir),
-            world_seed=config.lab.world_seed,
-            size=config.lab.size,
-            progress=Throttled(progress.say),
-        )
-        if config.search.url is None:
-            index = Path(config.lab.index) if config.lab.index else lab.index
-            server = start_server(index, lab.encoder, log_path=Path(config.run_dir) / "retriever.log")
-            stack.callback(server.stop)
-            with open_dict(config):
-                config.search.url = server.url
-            progress.say(f"retriever ready at {server.url}")
-    except (LabGateError, FileExistsError, RuntimeError, TimeoutError) as error:
-        raise PreflightError(f"lab.dir={config.lab.dir}: {error}") from error
+        server = start_server(served.index, served.encoder, log_path=Path(config.run_dir) / "retriever.log")
+    except (RuntimeError, TimeoutError) as error:
+        raise PreflightError(f"{world.section}.dir={config[world.section].dir}: {error}") from error
+    stack.callback(server.stop)
+    with open_dict(config):
+        config.search.url = server.url
+    progress.say(f"retriever ready at {server.url}")
 
 
 def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
-    """Everything that must hold holds, and the lab is built."""
+    """Everything that must hold holds, and the recipe's world is built."""
     config = context.config
     _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
     for line in idle_lines(config):
         progress.note("idle", line)
     for line in network_lines(os.environ, config):
         progress.note("network", line)
-    if "lab" in config:
-        _prepare_lab(config, stack, progress)
+    if (world := world_of(config)) is not None:
+        _prepare_world(world, config, stack, progress)
     _preflight(context, progress)
 
 

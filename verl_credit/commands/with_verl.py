@@ -31,9 +31,10 @@ ENVIRONMENT = {
 }
 
 
-def set_environment(*, cpu: bool) -> None:
-    # One thread each: several processes whose threads wait for each other on few cores are many times slower.
-    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} if cpu else {}
+def set_environment(config: DictConfig) -> None:
+    """With small models several threads a process wait for each other longer than they compute."""
+    cpu = config.trainer.device == "cpu"
+    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(config.cpu_threads)} if cpu else {}
     for key, value in {**ENVIRONMENT, **extra}.items():
         os.environ.setdefault(key, value)
 
@@ -71,7 +72,7 @@ def check_with_verl(name: str, context: Context) -> Result:
 
 
 def main(config: DictConfig) -> None:
-    set_environment(cpu=config.trainer.device == "cpu")
+    set_environment(config)
     context = Context(gather(torch=False), config, with_verl=check_with_verl)
     found = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
     print("\n" + json.dumps({result.name: result.as_dict() for result in found}))

@@ -80,7 +80,12 @@ def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
 
 def read_hotpotqa(raw: Mapping, between: str = "") -> Record:
     """``_id, question, answer, supporting_facts, context``; on the hub ``id`` and context as columns."""
-    return replace(read_fields(raw), paragraphs=titled_sentences(raw.get("context"), between))
+    found = read_fields(raw)
+    return replace(
+        found,
+        paragraphs=titled_sentences(raw.get("context"), between),
+        supporting=titles_of(raw.get("supporting_facts")),
+    )
 
 
 def read_2wiki(raw: Mapping, aliases: Mapping[str, list[str]] | None = None) -> Record:
@@ -136,6 +141,15 @@ def read_popqa(raw: Mapping) -> Record:
         except ValueError as error:
             raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {error}") from None
     return replace(record, answers=as_list(answers))
+
+
+def titles_of(facts) -> list[str]:
+    """Titles from ``[[title, sentence], ..]`` or columns ``{"title", "sent_id"}``, each once; any other form has none."""
+    if isinstance(facts, Mapping):
+        titles = facts.get("title") or []
+    else:
+        titles = [fact[0] for fact in as_list(facts) if isinstance(fact, (list, tuple)) and fact]
+    return list(dict.fromkeys(title for title in titles if isinstance(title, str)))
 
 
 def final_number(answer):

@@ -43,6 +43,8 @@ class Record:
     id: str = ""
     derived: list = field(default_factory=list)
     paragraphs: list[tuple[str, str]] = field(default_factory=list)
+    supporting: list[str] = field(default_factory=list)
+    """Titles of the paragraphs that the answer rests on, where the release names them."""
     origin: str = ""
     """The source's split: train, val or test."""
 

@@ -34,7 +34,15 @@ SCHEMA = pa.schema(
         "prompt": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT})),
         "ability": _TEXT,
         "reward_model": pa.struct({"style": _TEXT, "ground_truth": _TRUTH}),
-        "extra_info": pa.struct({"index": pa.int64(), "split": _TEXT, "question": _TEXT, "id": _TEXT}),
+        "extra_info": pa.struct(
+            {
+                "index": pa.int64(),
+                "split": _TEXT,
+                "question": _TEXT,
+                "id": _TEXT,
+                "supporting": pa.list_(_TEXT),
+            }
+        ),
     }
 )
 
@@ -51,7 +59,13 @@ def to_row(record: Record, data_set: DataSet, split: str, index: int) -> dict:
             "style": "rule",
             "ground_truth": {"target": record.answers, "form": data_set.form},
         },
-        "extra_info": {"index": index, "split": split, "question": record.question, "id": record.id},
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "question": record.question,
+            "id": record.id,
+            "supporting": record.supporting,
+        },
     }
 
 

@@ -19,6 +19,7 @@ from verl_credit.machine.facts import Facts
 from verl_credit.recipe.agent_loops import agents_of_rows
 from verl_credit.recipe.required import MODEL
 from verl_credit.recipe.rules.other_tools import tools_given
+from verl_credit.recipe.world import build_command, world_of
 
 
 @dataclass
@@ -41,14 +42,15 @@ class Context:
             return None
 
     def unbuilt(self, *paths: object) -> str:
-        """The run builds the lab's own files, so that it is no fault when they are absent."""
-        if "lab" not in self.config:
+        """The run builds its world's own files, so that it is no fault when they are absent."""
+        world = world_of(self.config)
+        if world is None:
             return ""
-        folder = Path(str(self.config.lab.dir)).expanduser()
+        folder = Path(str(self.config[world.section].dir)).expanduser()
         given = [Path(path) for path in paths if isinstance(path, str)]
         if all(path.exists() or not path.is_relative_to(folder) for path in given):
             return ""
-        return f"the lab is not built yet: `verl-credit train` or `verl-credit lab --dir {folder}` builds it"
+        return f"{world.called} is not built yet: `verl-credit train` or `{build_command(self.config)}` builds it"
 
     def rows(self, key: str) -> list[Row]:
         if key not in self._rows:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -33,6 +34,11 @@ from verl_credit.turns.scorers import SCORERS
 
 RECIPES = "verl_credit_recipes"
 GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
+
+
+def quoted(text: str) -> str:
+    """A value of an override as Hydra reads it back: it may hold = and , which Hydra would take apart."""
+    return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:

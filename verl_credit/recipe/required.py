@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.recipe.world import world_of
+
 DATA = ("data.train_files", "data.val_files")
 MODEL, SERVER = "actor_rollout_ref.model.path", "search.url"
 HOW = {
     **dict.fromkeys(DATA, "parquet files; `verl-credit prepare` writes them"),
     MODEL: "a folder or a name on the hub",
     SERVER: "a server with POST /retrieve",
+    "real.questions": "HotpotQA's questions with their paragraphs: a file, or OWNER/NAME on the hub",
 }
 
 
 def without_value(config: DictConfig) -> list[str]:
-    """The required keys that are null, ??? or empty, in the order of HOW. The lab brings its own server."""
-    found = [key for key in (*DATA, MODEL) if _empty(config, key)]
-    searches = config.search.max_searches and "lab" not in config
+    """The required keys that are null, ??? or empty, in the order of HOW. A world of its own brings a server."""
+    world = world_of(config)
+    asked = world.asks(config) if world else ()
+    found = [key for key in (*DATA, MODEL, *asked) if _empty(config, key)]
+    searches = config.search.max_searches and world is None
     return found + ([SERVER] if searches and _empty(config, SERVER) else [])
 
 

@@ -12,7 +12,7 @@ from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORER
 from verl_credit.config.keys.lineage import Lineage
 from verl_credit.config.keys.loss import LOSS, PolicyLoss
 from verl_credit.config.keys.probe import Probe
-from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Run
+from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Real, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
 from verl_credit.config.keys.verl import (
@@ -48,7 +48,7 @@ def our_keys() -> list[Key]:
 def _places() -> dict[str, set[str]]:
     """Last part of a declared key, or of a section that has some, to the full names that end with it."""
     found: dict[str, set[str]] = {}
-    for section in (*OURS, *VERLS, Lab):
+    for section in (*OURS, *VERLS, Lab, Real):
         for key in keys_of(section):
             parts = key.name.split(".")
             for n, part in enumerate(parts):
@@ -78,6 +78,6 @@ def defaults_tree() -> dict[str, Any]:
 
 __all__ = [
     "AUTO", "CANONICAL", "DETECTORS", "EVALUATION_MODES", "FOLDERS", "LOSS", "SCORERS",
-    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab",
+    "Algorithm", "TurnJudge", "PolicyLoss", "Search", "Run", "Faults", "Evaluation", "Probe", "Lineage", "Lab", "Real",
     "OURS", "VERLS", "Key", "Section", "defaults_tree", "keys_of", "our_keys", "place_of", "read_section", "reads",
 ]  # fmt: skip

@@ -44,6 +44,8 @@ class Run(Section):
     """Last steps whose rollouts are kept as the update read them, for the entropy probe; 0: none."""
     poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
     """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Threads of torch in each process of a run without a GPU; OMP_NUM_THREADS of the environment goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
     credit_preset: str | None = None
@@ -96,3 +98,20 @@ class Lab(Section):
     """What a policy of the lab answers."""
     index: Folder | None
     """Folder of the search index that is served; null: the lab's own."""
+
+
+class Real(Section):
+    """Of recipes with trained weights of the package index only; their values are those of recipes/real_cpu.yaml."""
+
+    prefix = "real"
+
+    dir: Folder
+    """Where the files are; they are built when they are not there."""
+    task: Literal["arithmetic", "multihop"]
+    """Which questions: made by a generator, or HotpotQA's with a search index and a supervised start."""
+    size: Literal["full", "tiny"]
+    """tiny: two layers, for tests."""
+    data_seed: Annotated[int, Field(ge=0)]
+    """Of the arithmetic, of which questions are held out, and of the supervised start."""
+    questions: str | None
+    """HotpotQA's questions with their paragraphs: its file, or a name on the hub (multihop only)."""

@@ -108,7 +108,8 @@ class NotHere(RuntimeError):
 def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
     """The policy's, with the recipe's chat template; without ``may_fetch`` from a folder or the hub's cache.
 
-    Raises PreflightError for a local folder from which none can be loaded, NotHere for a name that gives none here.
+    Raises PreflightError for a folder from which none can be loaded and for one without chat template, NotHere for a name
+    that gives none here.
     """
     from transformers import AutoTokenizer
 
@@ -128,6 +129,11 @@ def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
         raise NotHere(f"the tokenizer of {path} cannot be loaded here ({_first_line(error)})") from error
     if model.get("custom_chat_template"):
         tokenizer.chat_template = model.custom_chat_template
+    if not tokenizer.chat_template:
+        raise PreflightError(
+            f"actor_rollout_ref.model.path={path}: its tokenizer has no chat template; take an instruct model, or give "
+            "a template with actor_rollout_ref.model.custom_chat_template"
+        )
     return tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.config.keys import LOSS, OURS, VERLS, Lab, PolicyLoss, read_section
+from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.settings import CreditSettings
@@ -23,6 +23,7 @@ from verl_credit.recipe.rules.rollout import validate_rollout
 from verl_credit.recipe.rules.scorer import validate_scorer
 from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
+from verl_credit.recipe.world import WORLDS
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
@@ -43,7 +44,8 @@ def _validate(config: DictConfig) -> None:
     validate_keys(config)
     _whole_numbers("data", config.data)  # max_model_len=auto is made of its lengths
     _whole_numbers("", config)
-    for section in (*([Lab] if "lab" in config else []), *OURS, *VERLS):  # others refer to the lab's
+    own = [world.keys for world in WORLDS if world.section in config]
+    for section in (*own, *OURS, *VERLS):  # others refer to the world's
         if section is not PolicyLoss:  # of no meaning beside a loss of verl's
             read_section(section, config)
     settings = CreditSettings.from_config(config)

@@ -1,0 +1,134 @@
+"""Builds what the recipes with trained weights need, each part in a folder of its own that is used again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from verl_credit.machine.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
+from verl_credit.real.arithmetic import write_arithmetic
+from verl_credit.real.multihop import Shown, start_settings, write_questions, write_start
+from verl_credit.real.packages import ENCODER, POLICY, weights_of
+from verl_credit.real.policy import write_policy
+
+VERSION = 1  # greater whenever a build would give other files than before
+LAYERS = {"full": None, "tiny": 2}
+ARITHMETIC = {"train": 640, "test": 256}
+ENCODER_FILES = (
+    "config.json",
+    "config_sentence_transformers.json",
+    "model.safetensors",
+    "modules.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "1_Pooling/config.json",
+)
+
+
+class RealPaths:
+    """The folders below ``root``."""
+
+    def __init__(self, root: Path):
+        self.policy, self.encoder, self.arithmetic = root / "policy", root / "encoder", root / "arithmetic"
+        self.multihop = root / "multihop"
+        self.index, self.start = self.multihop / "index", root / "start"
+
+
+def build_real(
+    directory: Path,
+    *,
+    task: str,
+    size: str = "full",
+    questions: str | None = None,
+    shown: Shown | None = None,
+    seed: int = 0,
+    progress: Progress = lambda share, text: None,
+) -> RealPaths:
+    """What the recipes of this task need, in ``directory``: ``questions`` and ``shown`` are read for multihop.
+
+    Raises RealError, and FileExistsError for a folder that holds other files.
+    """
+    paths = RealPaths(Path(directory).expanduser().resolve())
+    build_policy(paths, size, progress)
+    if task == "arithmetic":
+        build_arithmetic(paths, seed, progress)
+        return paths
+    build_encoder(paths, progress)
+    build_multihop(paths, questions, shown, seed, progress)
+    return paths
+
+
+def build_policy(paths: RealPaths, size: str, progress: Progress) -> None:
+    progress(0.0, f"the policy, from {POLICY.name}")
+    gguf = weights_of(POLICY)
+
+    def fill(folder: Path) -> Mapping[str, object]:
+        write_policy(gguf, folder, LAYERS[size])
+        return {"what": POLICY.what}
+
+    _part(paths.policy, {"sha256": POLICY.sha256, "size": size}, fill, progress)
+
+
+def build_encoder(paths: RealPaths, progress: Progress) -> None:
+    progress(0.0, f"the encoder, from {ENCODER.name}")
+    source = weights_of(ENCODER).parent
+
+    def fill(folder: Path) -> Mapping[str, object]:
+        for name in ENCODER_FILES:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, folder / name)
+        return {"what": ENCODER.what}
+
+    _part(paths.encoder, {"sha256": ENCODER.sha256}, fill, progress)
+
+
+def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
+    def fill(folder: Path) -> Mapping[str, object]:
+        write_arithmetic(folder, seed=seed, **ARITHMETIC)
+        return {}
+
+    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC}, fill, progress)
+
+
+def build_multihop(paths: RealPaths, questions: str, shown: Shown, seed: int, progress: Progress) -> None:
+    progress(0.0, "questions and index")
+    file = Path(questions).expanduser()
+    read = sha256_of(file) if file.is_file() else questions
+    asked = {"questions": read, "seed": seed}
+    _part(
+        paths.multihop,
+        asked,
+        lambda folder: write_questions(folder, paths.encoder, questions, seed),
+        progress,
+    )
+    made_of = start_settings(shown, asked, {"policy": read_manifest(paths.policy, "the policy")["files"]})
+    _part(
+        paths.start,
+        made_of,
+        lambda folder: write_start(
+            folder, paths.policy, paths.encoder, paths.multihop, shown, seed, progress
+        ),
+        progress,
+    )
+
+
+def _part(
+    folder: Path,
+    settings: Mapping[str, object],
+    fill: Callable[[Path], Mapping[str, object]],
+    progress: Progress,
+) -> None:
+    folder = folder.resolve()
+    there = {path.name for path in folder.iterdir()} if (folder / "manifest.json").is_file() else set()
+    reuse_or_build(
+        folder,
+        {"version": VERSION, **settings},
+        fill,
+        parts=there,
+        name=f"the {folder.name}",
+        progress=progress,
+    )

@@ -1,0 +1,111 @@
+"""The world that a recipe brings with it: a section of its own says where the files are, and the run builds what is absent.
+
+A recipe has one such section at most; one without brings nothing, and its user gives data, model and search server.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.config.keys.run import Lab, Real
+from verl_credit.config.keys.section import Section
+from verl_credit.errors import PreflightError
+from verl_credit.machine.built_folder import Progress
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the run's own search server serves."""
+
+    index: Path
+    encoder: Path
+
+
+@dataclass(frozen=True)
+class World:
+    keys: type[Section]
+    called: str
+    build: Callable[[DictConfig, Progress], Served | None]
+    """Raises PreflightError. None: nothing is searched."""
+    arguments: Callable[[DictConfig], Sequence[str]]
+    """Of the command that builds it without a run."""
+    asks: Callable[[DictConfig], Sequence[str]] = lambda config: ()
+    """Keys that its user has to give."""
+
+    @property
+    def section(self) -> str:
+        return self.keys.prefix
+
+
+def world_of(config: DictConfig) -> World | None:
+    return next((world for world in WORLDS if world.section in config), None)
+
+
+def build_command(config: DictConfig) -> str:
+    """As a shell takes it."""
+    return shlex.join(["verl-credit", *world_of(config).arguments(config)])
+
+
+def _build_lab(config: DictConfig, progress: Progress) -> Served:
+    from verl_credit.lab.build import build_lab
+    from verl_credit.lab.warm_start import LabGateError
+
+    at = config.lab
+    try:
+        lab = build_lab(Path(at.dir), world_seed=at.world_seed, size=at.size, progress=progress)
+    except (LabGateError, FileExistsError) as error:
+        raise PreflightError(f"lab.dir={at.dir}: {error}") from error
+    return Served(Path(at.index) if at.index else lab.index, lab.encoder)
+
+
+def _build_real(config: DictConfig, progress: Progress) -> Served | None:
+    from verl_credit.real.build import build_real
+    from verl_credit.real.multihop import Shown
+    from verl_credit.real.packages import RealError
+
+    at = config.real
+    shown = Shown(
+        chat_template=config.actor_rollout_ref.model.get("custom_chat_template"),
+        topk=config.search.topk,
+        max_page_chars=config.search.max_page_chars,
+        max_tokens=config.data.max_prompt_length + config.data.max_response_length,
+    )
+    try:
+        paths = build_real(
+            Path(at.dir),
+            task=at.task,
+            size=at.size,
+            questions=at.questions,
+            shown=shown,
+            seed=at.data_seed,
+            progress=progress,
+        )
+    except (RealError, OSError) as error:
+        raise PreflightError(f"real.dir={at.dir}: {error}") from error
+    return Served(paths.index, paths.encoder) if at.task == "multihop" else None
+
+
+def _lab_arguments(config: DictConfig) -> list[str]:
+    at = config.lab
+    return ["lab", "--dir", str(at.dir), "--world-seed", str(at.world_seed), "--size", at.size]
+
+
+def _real_arguments(config: DictConfig) -> list[str]:
+    at = config.real
+    found = ["real", "--dir", str(at.dir), "--task", at.task, "--size", at.size, "--seed", str(at.data_seed)]
+    return [*found, "--questions", str(at.questions)] if at.questions else found
+
+
+def _real_asks(config: DictConfig) -> Sequence[str]:
+    return ("real.questions",) if config.real.task == "multihop" else ()
+
+
+WORLDS = (
+    World(Lab, "the lab", _build_lab, _lab_arguments),
+    World(Real, "the world of trained weights", _build_real, _real_arguments, _real_asks),
+)
