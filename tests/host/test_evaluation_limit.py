@@ -69,3 +69,22 @@ def test_one_that_ends_too_late_is_written_down_first(trainer):
 def test_one_in_time_ends_nothing(trainer, hours):
     trainer.config.evaluation.max_hours = hours
     assert len(trainer._validate()) == 2 and not (trainer.run_dir / EVENTS).exists()
+
+
+def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch):
+    """verl's name for both is the step's: the sampled ones would overwrite the greedy ones."""
+    folder = tmp_path / "validation"
+
+    def validate(self):
+        self._dump_generations(["q"], [f"a {self._evaluation_mode}"], ["a"], [1.0], {}, str(folder))
+        return {}
+
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    trainer._init_dump_executor()
+    trainer._validate()
+    trainer._shutdown_dump_executor()
+    found = {path.parent.name: read_json_lines(path) for path in folder.rglob("5.jsonl")}
+    assert {mode: row["output"] for mode, (row,) in found.items()} == {
+        "greedy": "a greedy",
+        "sampled": "a sampled",
+    }

@@ -48,7 +48,7 @@ def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 640, test: 
     folder.mkdir(parents=True, exist_ok=True)
     for split, part in (("train", records[:train]), ("test", records[train:])):
         rows = [
-            to_row(record, ARITHMETIC, split, index) | {"prompt": _messages(record.question)}
+            to_row(record, ARITHMETIC, split, index) | {"prompt": messages(record.question)}
             for index, record in enumerate(part)
         ]
         parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / f"{split}.parquet")
@@ -67,9 +67,9 @@ def _question(text: str) -> str:
     return f"What is {text}?"
 
 
-def _messages(question: str) -> list[dict[str, str]]:
-    messages = []
+def messages(question: str) -> list[dict[str, str]]:
+    chat = []
     for text, answer in EXAMPLES:
-        messages.append({"role": "user", "content": _question(text)})
-        messages.append({"role": "assistant", "content": f"{text} = {answer}. \\boxed{{{answer}}}"})
-    return [*messages, {"role": "user", "content": question}]
+        chat.append({"role": "user", "content": _question(text)})
+        chat.append({"role": "assistant", "content": f"Let me think: {text} = {answer}. \\boxed{{{answer}}}"})
+    return [*chat, {"role": "user", "content": question}]

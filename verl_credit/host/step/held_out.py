@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -51,6 +52,11 @@ class EvaluatingTrainer(PPOTrainerSync):
                 raise EvaluationOverrun(text)
 
         return in_time
+
+    def _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path):
+        """verl names the file by the step alone: each mode has a folder, or the last one would overwrite the others."""
+        folder = Path(dump_path) / self._evaluation_mode if self._evaluation_mode else dump_path
+        super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, str(folder))
 
     def _val_metrics_update(
         self, data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts=None
