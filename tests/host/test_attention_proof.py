@@ -48,6 +48,12 @@ def misplaced(query, key, value, pack, **options):
     return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
 
 
+def shifted(query, key, value, pack, **options):
+    """Every branch of the packed rows sees a token less than it should."""
+    bases = [[(base - 1, tokens) for base, tokens in row.branches] for row in pack.rows]
+    return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
+
+
 WRONG = (leaking, moved, acausal, windowless)
 CASES = {  # precision, family, changes
     "fp32": ("fp32", "mistral", {}),
@@ -62,7 +68,10 @@ def wrongs(case) -> list:
     return [wrong for wrong in WRONG if wrong is not windowless or CASES[case][1] == "mistral"]
 
 
-LIMITS = {"fp32": ("0.001", "0.001", "0.001", "float32"), "bf16": ("3", "0.3", "0.75", "bfloat16")}
+LIMITS = {
+    "fp32": ("0.001", "0.001", "0.001", "0.001", "float32"),
+    "bf16": ("3", "0.3", "0.75", "0.15", "bfloat16"),
+}
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -90,7 +99,7 @@ def rank_main(rank, ranks, folder, store, results):
         for case, (precision, *_) in CASES.items():
             engine = build_engine(f"{folder}/{case}", precision=precision)
             results[case, "right"] = attempt(engine)
-            for wrong in (*wrongs(case), *([misplaced] if precision == "fp32" else [])):
+            for wrong in (*wrongs(case), *([misplaced] if precision == "fp32" else [shifted])):
                 kernels.KERNELS["sdpa"] = wrong
                 results[case, wrong.__name__] = attempt(engine)
                 kernels.KERNELS["sdpa"] = RIGHT
@@ -120,16 +129,23 @@ def test_a_right_model_passes(case, said):
     ("case", "wrong"), [(case, wrong.__name__) for case in CASES for wrong in wrongs(case)]
 )
 def test_a_wrong_mask_does_not(case, wrong, said):
-    largest, row, branch, dtype = LIMITS[CASES[case][0]]
+    largest, row, branch, every, dtype = LIMITS[CASES[case][0]]
     assert said[case, wrong].startswith("RuntimeError: attention: sdpa (within")
     assert said[case, wrong].endswith(
-        f"in torch.{dtype} at most {largest} is accepted, in the mean of a row {row}, of a branch {branch}"
+        f"in torch.{dtype} at most {largest} is accepted, in the mean of a row {row}, of a branch {branch}, of all "
+        f"branches {every}"
     )
 
 
 @pytest.mark.slow
 def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
     assert said["fp32", "misplaced"].startswith("RuntimeError: attention: sdpa (within")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case != "fp32"])
+def test_bases_off_by_one_do_not_in_half_precision(case, said):
+    assert said[case, "shifted"].startswith("RuntimeError: attention: sdpa (within")
 
 
 def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():

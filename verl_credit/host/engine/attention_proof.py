@@ -5,7 +5,7 @@ that every layer with a sliding window passes it to our kernels. The pack has se
 can fail at the borders of blocks.
 
 In float32 no log-prob may differ by more than ``EXACT`` nats. In half precision deep models amplify rounding, so the limits
-are wider, on the largest difference and on the means over a row and over a branch:
+are wider, on the largest difference, on the means over a row and a branch, and, packed against alone, over all branches:
 
     HALF · clamp(σ, 0.1, 1),    σ = standard deviation of the log-probs under `eager`, in nats
 
@@ -13,9 +13,10 @@ A flat model hides a wrong mask, so the limit scales with the spread σ. Measure
 (qwen3, mistral with a window of 7, qwen3_moe; standard deviations of 0.02, 0.1 and 0.25; 4, 28 and 48 layers; two seeds),
 divided by clamp(σ, 0.1, 1). Correct models: at most 2.03 (largest; dense ones 1.47), 0.15 (row), 0.42 (branch). Wrong ones
 at 0.1 and 0.25, 4 and 28 layers: without a causal mask, with keys moved by one or without a window, a row of at least 0.46;
-rows that see each other, a branch of at least 0.93; a window off by one, a row of 0.82 at 0.25 and of 0.28 at 0.1. A base
-off by one is found here only in float32 (in half precision the kernel's trial finds it), and at 0.02 hardly any fault is.
-Extreme weights can fail this check although they are correct.
+rows that see each other, a branch of at least 0.93; a window off by one, a row of 0.82 at 0.25 and of 0.28 at 0.1. At 0.02
+hardly any fault is found. A base off by one shows in the mean over all branches: at least 0.148 with trained weights and with
+random ones at 0.25, where correct models have 0.089 at most (evidence/real, section 3). The limit finds 51 of 52 such faults,
+the other three 34. Extreme weights can fail this check although they are correct: two of 18 random models do.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROWS = (301, 140, 170)
 GROWN = (((301, 4), (129, 4), (128, 4), (127, 4)), (), ((56, 4), (55, 4), (54, 4)))  # (base, tokens)
 PACK_TOKENS = 1024  # all of them in one micro-batch
 EXACT = {torch.float32: 1e-3, torch.float64: 1e-5}  # `eager` has its softmax in float32
-HALF = (3.0, 0.3, 0.75)
+HALF = (3.0, 0.3, 0.75, 0.15)
 
 
 def prove(engine, vocabulary: int) -> str:
@@ -58,21 +59,24 @@ def prove(engine, vocabulary: int) -> str:
         f"within {off[0]:.1g}"
     )
     limits = allowed(stock, dtype)
-    if not all(value <= limit for found in (apart, off) for value, limit in zip(found, limits, strict=True)):
+    pairs = [*zip(apart, limits, strict=True), *zip(off[:3], limits[:3], strict=True)]
+    if not all(value <= limit for value, limit in pairs):
         raise RuntimeError(
             f"{message}, in the mean of a row {apart[1]:.1g} and {off[1]:.1g}, of a branch {apart[2]:.1g} and "
-            f"{off[2]:.1g}: in {dtype} at most {limits[0]:.3g} is accepted, in the mean of a row {limits[1]:.3g}, of a "
-            f"branch {limits[2]:.3g}"
+            f"{off[2]:.1g}, of all branches (packed against alone) {apart[3]:.2g}: in {dtype} at most {limits[0]:.3g} is "
+            f"accepted, in the mean of a row {limits[1]:.3g}, of a branch {limits[2]:.3g}, of all branches {limits[3]:.3g}"
         )
     return message
 
 
-def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, float, float]:
-    """In nats: the largest of all tokens, the largest mean of a row, and of a branch; NaN if one is NaN."""
+def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, float, float, float]:
+    """In nats: the largest of all tokens, the largest mean of a row, and of a branch, the mean of all branches' tokens; NaN
+    if one is NaN."""
     apart = [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
     means = torch.stack([row.mean() for row in apart])
     rows, branches = means[: len(ROWS)], means[len(ROWS) :]
-    return float(torch.cat(apart).max()), float(rows.max()), float(branches.max())
+    behind = torch.cat(apart[len(ROWS) :]).mean()
+    return float(torch.cat(apart).max()), float(rows.max()), float(branches.max()), float(behind)
 
 
 def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
