@@ -86,6 +86,7 @@ LIMITS = {
     "three limits": (3.0, 0.3, 0.75, inf),
     "branch .5": (3.0, 0.3, 0.5, inf),
     "all branches .2": (3.0, 0.3, 0.75, 0.2),
+    "the proof: all branches .15": (3.0, 0.3, 0.75, 0.15),
     "all branches .12": (3.0, 0.3, 0.75, 0.12),
 }
 """On `NUMBERS`, each over the spread: the standard deviation of the log-probs, held between .1 and 1 nats."""
