@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import matplotlib
@@ -23,10 +23,34 @@ from verl_credit.credit.planning.planning import planning_matches
 from verl_credit.credit.planning.token_text import Pieces
 from verl_credit.credit.token.sepa import sepa_pool
 from verl_credit.credit.token.uncertainty import uncertainty
+from verl_credit.real.arithmetic import ARITHMETIC, make_records
+from verl_credit.reward.qa import compute_score
 
 DRAWS = 2000
 EDGES = np.append(np.linspace(0, 15, 31), 50.0)
 WHATS = ("surprisal", "entropy", "after")
+TOLD = (
+    "planning share",
+    "execution mean surprisal",
+    "execution mean entropy",
+    "planning mean surprisal",
+    "planning mean entropy",
+    "execution variance",
+    "execution variance after",
+    "execution reduction",
+    "removed",
+    "removed, share of entropy",
+    "removed, share of noise",
+    "removed, share of covariance",
+    "execution variance, entropy",
+    "execution variance, noise",
+    "execution mean varentropy",
+    "execution variance, covariance",
+    "planning variance",
+    "planning variance, share of entropy",
+    "planning variance, share of noise",
+    "planning variance, share of covariance",
+)
 FOUNDING_PAPER = {
     "tokens": 318_225,
     "planning tokens": 9_899,
@@ -137,6 +161,7 @@ def summary(rows: dict) -> dict:
         "questions": clusters,
         "trajectories with planning": int((tokens_R_2[:, 1] > 0).sum()),
         "planning changed by": rows["planning_changed_by"],
+        "planning - execution": _within(moments_R_2_M),
         "matches": rows["grams"],
         "statistics": {k: [round(float(x), 5) for x in (found[k], low[k], high[k])] for k in found},
         "histograms": {
@@ -144,6 +169,15 @@ def summary(rows: dict) -> dict:
             for i, kind in enumerate(("execution", "planning"))
         },
     }
+
+
+def _within(moments_R_2_M: np.ndarray) -> list[float]:
+    """Mean surprisal of planning less that of execution tokens in trajectories with both: their mean, 95 % interval."""
+    n_R_2, sum_R_2 = moments_R_2_M[:, :, 0], moments_R_2_M[:, :, 1]
+    both_R = (n_R_2 > 0).all(axis=1)
+    less_P = np.diff(sum_R_2[both_R] / n_R_2[both_R], axis=1)[:, 0]
+    drawn = np.random.default_rng(0).choice(less_P, (DRAWS, len(less_P))).mean(axis=1)
+    return [round(float(x), 3) for x in (less_P.mean(), *np.percentile(drawn, (2.5, 97.5)))]
 
 
 def together(parts: list[dict]) -> dict:
@@ -157,17 +191,38 @@ def together(parts: list[dict]) -> dict:
     }
 
 
+def solved(work: Path, tokenizer) -> dict[str, float]:
+    """What the reward says of the sums in a box."""
+    sums, scores = make_records(0, 896), defaultdict(list)
+    for path in sorted(work.glob(f"{stem('sums in a box')}-[0-9]*.npz")):
+        with np.load(path) as shard:
+            for ids, length, question in zip(*(shard[k] for k in ("ids", "length", "question")), strict=True):
+                text = tokenizer.decode(ids[:length], skip_special_tokens=True)
+                truth = {"target": sums[question].answers, "form": ARITHMETIC.form}
+                scores[question].append(compute_score(ARITHMETIC.name, text, truth))
+    rates = np.array([np.mean([score["em"] for score in group]) for group in scores.values()])
+    return {
+        "questions": len(rates),
+        "right": float(rates.mean()),
+        "with a box": float(np.mean([score["format_ok"] for group in scores.values() for score in group])),
+        "groups with right and wrong": float(((rates > 0) & (rates < 1)).mean()),
+        "groups all right": float((rates == 1).mean()),
+        "right by operation": {
+            sign: float(np.mean([r for r, q in zip(rates, scores, strict=True) if sign in sums[q].question]))
+            for sign in (" + ", " - ", " * ")
+        },
+    }
+
+
 def table(result: dict) -> str:
-    """The numbers of sepa.md: value [95 % interval]."""
+    """The table of sepa.md: value [95 % interval]. sepa.json has every statistic."""
     names = ["all", *SETS]
     lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for what in (
-        "tokens", "planning tokens", "trajectories", "questions", "trajectories with planning", "planning changed by"
-    ):  # fmt: skip
+    for what in ("tokens", "planning tokens", "trajectories", "trajectories with planning", "questions"):
         lines.append(f"| {what} | " + " | ".join(f"{result[name][what]:,}" for name in names) + " |")
-    for what in result["all"]["statistics"]:
+    for what in TOLD:
         cells = [result[name]["statistics"].get(what) for name in names]
-        texts = ["{:.3f} [{:.3f}, {:.3f}]".format(*cell) if cell else "none" for cell in cells]
+        texts = ["{:.3g} [{:.3g}, {:.3g}]".format(*cell) if cell else "" for cell in cells]
         lines.append(f"| {what} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
@@ -214,6 +269,7 @@ def main() -> None:
     decoded = Pieces(lambda ids: tokenizer.batch_decode([[i] for i in ids]))
     parts = {name: rows_of(args.work, name, decoded) for name in SETS}
     result = {name: summary(rows) for name, rows in {"all": together(list(parts.values())), **parts}.items()}
+    result["arithmetic"] = solved(args.work, tokenizer)
     result["read again in fp32"] = in_fp32(args.policy, args.questions, args.work)
     result |= {"edges": EDGES.tolist(), "founding paper": FOUNDING_PAPER, "torch": torch.__version__}
     (args.out / "sepa.json").write_text(json.dumps(result, allow_nan=False) + "\n")
