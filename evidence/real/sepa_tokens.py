@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_credit.generation import generator
 from verl_credit.generation.sampling import RowSampler, SamplingParams
-from verl_credit.real.arithmetic import make_records, messages
+from verl_credit.real.arithmetic import EXAMPLES, make_records
 
 SETS = ("questions", "questions, planning aloud", "sums, planning aloud", "sums in a box")
 TOKENS = {name: 79_600 for name in SETS} | {"sums in a box": 70_000}
@@ -67,6 +67,15 @@ class WatchedSampler(RowSampler):
         return super().sample(logits_B_V, step)
 
 
+def boxed(text: str) -> list[dict]:
+    """The recipe's worked examples without its "Let me think"."""
+    chat = []
+    for sum_, answer in EXAMPLES:
+        chat.append({"role": "user", "content": f"What is {sum_}?"})
+        chat.append({"role": "assistant", "content": f"{sum_} = {answer}. \\boxed{{{answer}}}"})
+    return [*chat, {"role": "user", "content": text}]
+
+
 def chats_of(questions: Path) -> dict[str, list[list[dict]]]:
     """The chat of every question, by set."""
 
@@ -84,7 +93,7 @@ def chats_of(questions: Path) -> dict[str, list[list[dict]]]:
         steps: [[user(STEPS.format(question=text))] for text in asked],
         asked_aloud: [aloud(asked_aloud, text) for text in asked],
         sums_aloud: [aloud(sums_aloud, text) for text in sums],
-        box: [messages(text) for text in sums],
+        box: [boxed(text) for text in sums],
     }
 
 

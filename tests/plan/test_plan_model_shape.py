@@ -9,7 +9,7 @@ from kit.tiny_models import tiny_config, tiny_model
 from verl_credit.errors import ConfigError
 from verl_credit.plan import shape_of
 
-FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,6 +48,7 @@ def test_adapters_are_counted_as_peft_makes_them(family, rank):
 @pytest.mark.parametrize(
     "name, parameters",
     [
+        ("smollm2-135m", 134_515_008),
         ("Qwen/Qwen3-0.6B", 596_049_920),
         ("Qwen/Qwen3-1.7B", 1_720_574_976),
         ("Qwen/Qwen3-4B", 4_022_468_096),
@@ -93,7 +94,7 @@ def test_a_folder_goes_before_a_name(tmp_path):
     "model, says",
     [
         ("acme/unheard-of", "acme/unheard-of"),
-        ({"model_type": "llama"}, "model_type='llama'"),
+        ({"model_type": "gpt2"}, "model_type='gpt2'"),
         ({"model_type": "qwen3", "hidden_size": 8}, "lacks"),
     ],
 )

@@ -74,6 +74,7 @@ def built(tmp_path, recipe, *overrides):
     return served, said
 
 
+@pytest.mark.slow
 def test_arithmetic_needs_the_policy_alone_and_is_used_again(installed, tmp_path):
     served, _ = built(tmp_path, "real_math_cpu")
     assert served is None
@@ -87,6 +88,7 @@ def test_arithmetic_needs_the_policy_alone_and_is_used_again(installed, tmp_path
     assert any("rebuilding the arithmetic" in line and "seed is 0, wanted 3" in line for line in other)
 
 
+@pytest.mark.slow
 def test_multihop_holds_half_out_and_starts_on_the_other(installed, tmp_path, questions):
     served, _ = built(tmp_path, "real_cpu", f"real.questions={questions}")
     root = tmp_path / "real"
@@ -107,6 +109,7 @@ def test_multihop_holds_half_out_and_starts_on_the_other(installed, tmp_path, qu
     assert not torch.equal(*weight)
 
 
+@pytest.mark.slow
 def test_another_template_gives_another_start_and_the_same_index(installed, tmp_path, questions):
     built(tmp_path, "real_cpu", f"real.questions={questions}")
     _, said = built(tmp_path, "real_cpu", f"real.questions={questions}", "search.max_page_chars=300")

@@ -31,7 +31,7 @@ def layer(shape: ModelShape, c: int, attention: str) -> int:
 def _attention(shape: ModelShape, c: int, attention: str) -> int:
     q, k = shape.q_width, shape.kv_width
     head_norms = 0
-    if shape.family != "qwen2":
+    if shape.has_head_norms:
         # The projection in fp32 and normalised; RoPE keeps only its own output, not the norm's.
         head_norms = (4 + c) * (q + k)
     statistics = 4 * shape.heads

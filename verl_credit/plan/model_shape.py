@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verl_credit.errors import ConfigError
 
-FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,12 @@ class ModelShape:
         qkv_bias = self.family == "qwen2" or self.attention_bias
         bias = (self.q_width + 2 * self.kv_width) * qkv_bias
         bias += self.hidden * (self.attention_bias and self.family != "qwen2")
-        head_norms = 0 if self.family == "qwen2" else 2 * self.head_dim
-        return self.attention_linear + bias + head_norms
+        return self.attention_linear + bias + 2 * self.head_dim * self.has_head_norms
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Queries and keys are normalised per head."""
+        return self.family.startswith("qwen3")
 
     @property
     def dense_mlp(self) -> int:
@@ -127,6 +131,7 @@ def _row(
 PUBLISHED = {
     shape.name: shape
     for shape in (
+        _row("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, True, "llama", positions=8192),
         _row("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, True, positions=40960),
         _row("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, True, positions=40960),
         _row("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, True, positions=40960),

@@ -14,9 +14,9 @@ A flat model hides a wrong mask, so the limit scales with the spread σ. Measure
 divided by clamp(σ, 0.1, 1). Correct models: at most 2.03 (largest; dense ones 1.47), 0.15 (row), 0.42 (branch). Wrong ones
 at 0.1 and 0.25, 4 and 28 layers: without a causal mask, with keys moved by one or without a window, a row of at least 0.46;
 rows that see each other, a branch of at least 0.93; a window off by one, a row of 0.82 at 0.25 and of 0.28 at 0.1. At 0.02
-hardly any fault is found. A base off by one shows in the mean over all branches: at least 0.148 with trained weights and with
-random ones at 0.25, where correct models have 0.089 at most (evidence/real, section 3). The limit finds 51 of 52 such faults,
-the other three 34. Extreme weights can fail this check although they are correct: two of 18 random models do.
+hardly any fault is found. A base off by one shows in the mean over all branches: at least 0.148 with trained weights and
+random ones at 0.25, where correct models have 0.089 at most (evidence/real, section 3). The limit finds 51 of 52 such
+faults, the other three 34. Extreme weights can fail although they are correct: two of 18 random models do.
 """
 
 from __future__ import annotations
