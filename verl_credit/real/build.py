@@ -63,21 +63,18 @@ def build_real(
 
 
 def build_policy(paths: RealPaths, size: str, progress: Progress) -> None:
-    progress(0.0, f"the policy, from {POLICY.name}")
-    gguf = weights_of(POLICY)
-
     def fill(folder: Path) -> Mapping[str, object]:
-        write_policy(gguf, folder, LAYERS[size])
+        progress(0.0, f"the policy, from {POLICY.name}")
+        write_policy(weights_of(POLICY), folder, LAYERS[size])
         return {"what": POLICY.what}
 
     _part(paths.policy, {"sha256": POLICY.sha256, "size": size}, fill, progress)
 
 
 def build_encoder(paths: RealPaths, progress: Progress) -> None:
-    progress(0.0, f"the encoder, from {ENCODER.name}")
-    source = weights_of(ENCODER).parent
-
     def fill(folder: Path) -> Mapping[str, object]:
+        progress(0.0, f"the encoder, from {ENCODER.name}")
+        source = weights_of(ENCODER).parent
         for name in ENCODER_FILES:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, folder / name)
