@@ -44,7 +44,7 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def nothing_heavy(monkeypatch):
-    for name in ("_prepare_lab", "_preflight", "_launch"):
+    for name in ("_prepare_world", "_preflight", "_launch"):
         monkeypatch.setattr(train_module, name, lambda *_: pytest.fail("something heavy was started"))
 
 

@@ -35,7 +35,7 @@ def launches(monkeypatch):
 
         monkeypatch.setattr(launch, "launch", stand_in)
 
-    for name in ("_prepare_lab", "_preflight"):
+    for name in ("_prepare_world", "_preflight"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
     monkeypatch.setattr("verl_credit.report.write_report", lambda run_dir: run_dir)
     set_up.failed = launch.RunFailed

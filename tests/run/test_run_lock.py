@@ -98,7 +98,7 @@ def nothing_heavy(monkeypatch):
     def heavy(*_, **__):
         pytest.fail("something heavy was started")
 
-    monkeypatch.setattr(train_module, "_prepare_lab", heavy)
+    monkeypatch.setattr(train_module, "_prepare_world", heavy)
     monkeypatch.setattr(train_module, "_preflight", heavy)
     monkeypatch.setattr(train_module, "_launch", heavy)
 
@@ -120,21 +120,21 @@ def test_train_refuses_checkpoints_that_another_run_writes(tmp_path, capsys, hol
 def test_a_run_holds_the_default_folder_of_its_checkpoints_too(tmp_path, capsys, monkeypatch):
     seen = []
 
-    def started(config, *_):
+    def started(world, config, *_):
         folder = train_module.Path(config.trainer.default_local_dir)
         with pytest.raises(PreflightError, match="is running there"), run_lock(folder):
             pass
         seen.append(folder.name)
         raise PreflightError("far enough")
 
-    monkeypatch.setattr(train_module, "_prepare_lab", started)
+    monkeypatch.setattr(train_module, "_prepare_world", started)
     assert run(capsys, tmp_path)[0] == 4 and seen == ["checkpoints"]
     with run_lock(tmp_path / "checkpoints"):
         pass
 
 
 def test_checkpoints_in_the_run_s_own_folder_are_no_second_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train_module, "_prepare_lab", lambda *_: None)
+    monkeypatch.setattr(train_module, "_prepare_world", lambda *_: None)
     monkeypatch.setattr(train_module, "_preflight", lambda *_: None)
     monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
     assert run(capsys, tmp_path, f"trainer.default_local_dir={tmp_path}")[0] == 0
@@ -268,7 +268,7 @@ def test_the_codes_are_documented():
 
 
 def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_path, capsys, monkeypatch):
-    for name in ("_prepare_lab", "_preflight"):
+    for name in ("_prepare_world", "_preflight"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
     monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
     one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"
