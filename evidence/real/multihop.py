@@ -70,10 +70,11 @@ def supporting_titles(real: Path) -> dict[str, list[str]]:
 
 
 def gains_by_hop(trajectories: list[dict], real: Path) -> dict:
-    """Mean gain of search turns by what they brought for the first time in their trajectory."""
+    """Mean gain of search turns by what they brought for the first time in their trajectory: of each question's mean."""
     lines = (real / "multihop" / "data" / "corpus.jsonl").read_text().splitlines()
     title = {row["id"]: row["contents"].partition("\n")[0] for row in map(json.loads, lines)}
-    supporting, found = supporting_titles(real), {hop: [] for hop in HOPS}
+    supporting = supporting_titles(real)
+    found: dict[str, dict[str, list[float]]] = {hop: {} for hop in HOPS}
     for one in trajectories:
         wanted, seen = set(supporting[one["question"]]), set()
         for search in one["searches"]:
@@ -92,9 +93,15 @@ def gains_by_hop(trajectories: list[dict], real: Path) -> dict:
                 if brought == 2
                 else HOPS[1 if had else 0]
             )
-            found[hop].append(turn["info_gain"])
+            found[hop].setdefault(one["question"], []).append(turn["info_gain"])
             seen |= new
-    return {hop: mean_of(np.array(gains)) for hop, gains in found.items()}
+    return {
+        hop: {
+            "turns": sum(map(len, gains.values())),
+            **mean_of(np.array([np.mean(x) for x in gains.values()])),
+        }
+        for hop, gains in found.items()
+    }
 
 
 def mean_of(values: np.ndarray) -> dict:

@@ -48,9 +48,15 @@ def misplaced(query, key, value, pack, **options):
     return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
 
 
-def shifted(query, key, value, pack, **options):
+def too_short(query, key, value, pack, **options):
     """Every branch of the packed rows sees a token less than it should."""
     bases = [[(base - 1, tokens) for base, tokens in row.branches] for row in pack.rows]
+    return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
+
+
+def too_long(query, key, value, pack, **options):
+    """A token more, where the row has one."""
+    bases = [[(min(base + 1, row.trunk), tokens) for base, tokens in row.branches] for row in pack.rows]
     return RIGHT(query, key, value, pack_rows([row.trunk for row in pack.rows], bases), **options)
 
 
@@ -99,7 +105,7 @@ def rank_main(rank, ranks, folder, store, results):
         for case, (precision, *_) in CASES.items():
             engine = build_engine(f"{folder}/{case}", precision=precision)
             results[case, "right"] = attempt(engine)
-            for wrong in (*wrongs(case), *([misplaced] if precision == "fp32" else [shifted])):
+            for wrong in (*wrongs(case), *([misplaced] if precision == "fp32" else [too_short, too_long])):
                 kernels.KERNELS["sdpa"] = wrong
                 results[case, wrong.__name__] = attempt(engine)
                 kernels.KERNELS["sdpa"] = RIGHT
@@ -143,9 +149,16 @@ def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case != "fp32"])
-def test_bases_off_by_one_do_not_in_half_precision(case, said):
-    assert said[case, "shifted"].startswith("RuntimeError: attention: sdpa (within")
+@pytest.mark.parametrize(
+    ("case", "wrong"),
+    [
+        *((case, "too_short") for case in CASES if case != "fp32"),
+        # A token too many in six of seven branches goes unnoticed in the model of experts, which is flat.
+        *((case, "too_long") for case in CASES if case not in ("fp32", "bf16, 24 layers of experts")),
+    ],
+)
+def test_bases_off_by_one_do_not_in_half_precision(case, wrong, said):
+    assert said[case, wrong].startswith("RuntimeError: attention: sdpa (within")
 
 
 def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():

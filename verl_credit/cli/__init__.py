@@ -113,10 +113,11 @@ def real(
         0, parser=int, help="of the questions, of which are held out, of the supervised start"
     ),
     size: Literal["full", "tiny"] = Option("full", help="tiny: two layers"),
+    overrides: list[str] = OVERRIDES,
 ):
     from verl_credit.commands.real import real
 
-    return real(folder, task, questions=questions, data_seed=seed, size=size)
+    return real(folder, task, overrides, questions=questions, data_seed=seed, size=size)
 
 
 @app.command(help="write verl's parquet files from a published question set")

@@ -21,7 +21,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import serves_search
 from verl_credit.run.finished import last_checkpoint
 from verl_credit.run.lock import holder_is_gone
 from verl_credit.run.state import planned_steps
@@ -177,7 +177,7 @@ def _check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfi
         if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
             raise ConfigError(f"{text}: {taken[0]} is set by the probe and cannot be overridden")
     urls = config.search.url if OmegaConf.is_list(config.search.url) else [config.search.url]
-    if "search.url" not in keys and world_of(config) is None and any("***" in (url or "") for url in urls):
+    if "search.url" not in keys and not serves_search(config) and any("***" in (url or "") for url in urls):
         raise ConfigError(
             key="search.url",
             value=", ".join(map(str, urls)),
@@ -199,7 +199,7 @@ def _write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
     recipe = OmegaConf.merge(recipe, config)
     for key, value in fixed.items():
         OmegaConf.update(recipe, key, value, force_add=True)
-    if world_of(config) is not None:  # its server ended with the run; the next one starts its own
+    if serves_search(config):  # its server ended with the run; the next one starts its own
         recipe.search.url = None
     OmegaConf.save(recipe, folder / f"{RECIPE}.yaml")
 

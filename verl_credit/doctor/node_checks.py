@@ -25,7 +25,7 @@ from verl_credit.doctor.probe import answer_of
 from verl_credit.doctor.ray_checks import Ask, ask_host
 from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.machine.ray_address import run_address
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import serves_search
 from verl_credit.search.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
@@ -114,9 +114,9 @@ def loopback_server(config: DictConfig) -> str:
         return ""
     if config.search.url is None:
         return (
-            ""
-            if world_of(config) is None
-            else "search.url=null: the run's own server listens on this machine alone"
+            "search.url=null: the run's own server listens on this machine alone"
+            if serves_search(config)
+            else ""
         )
     alone = [redact(url) for url in urls_of(config.search) if loopback(url)]
     return f"search.url={alone[0]} is another machine on every node" if alone else ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 MANIFEST = "manifest.json"
 Progress = Callable[[float, str], None]  # share done in [0, 1], description of the current work
@@ -26,8 +27,23 @@ def reuse_or_build(
     """``folder`` as ``fill`` writes it with these settings: used as it is when nothing in it has changed, else built.
 
     ``fill`` writes into a folder beside it, which is moved there when complete, and returns what else the manifest holds.
-    ``parts``: what a build may replace. Raises FileExistsError when something else lies in ``folder``.
+    ``parts``: what a build may replace. Raises FileExistsError when something else lies in ``folder``. Of two processes that
+    want the same folder the second waits, and then finds it there.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress(0.0, f"another process builds {name} in {folder}: waiting for it")
+        lock.acquire()
+    try:
+        _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild)
+    finally:
+        lock.release()
+
+
+def _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild) -> None:
     refuse_foreign(folder, parts, name)
     if folder.exists():
         reason = "--rebuild" if rebuild else why_invalid(folder, settings, name)
@@ -36,7 +52,7 @@ def reuse_or_build(
             return
         if any(folder.iterdir()):
             progress(0.0, f"rebuilding {name} in {folder}: {reason}")
-    work = folder.with_name(f".{folder.name}.{os.getpid()}.building")
+    work = folder.with_name(f".{folder.name}.building")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:

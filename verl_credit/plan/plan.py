@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from verl_credit.config.settings import INFOPO
 from verl_credit.errors import ConfigError
@@ -24,6 +25,8 @@ from verl_credit.plan.remedies import Remedy, remedies
 from verl_credit.plan.run_time import RunTime, run_time
 from verl_credit.plan.search import core_seconds, encoder_core_seconds
 from verl_credit.plan.search import note as search_note
+
+UNBUILT = "smollm2-135m"
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,13 @@ def _model(config: Mapping) -> str:
     if not model or not isinstance(model, str):
         how = "give a model folder or name, or plan.model"
         raise ConfigError(key="actor_rollout_ref.model.path", value=model, accepted=how)
-    return model
+    return UNBUILT if _unbuilt(config, Path(model)) else model
+
+
+def _unbuilt(config: Mapping, model: Path) -> bool:
+    """A folder of trained weights that the run makes of a package, and has not made yet."""
+    folder = (config.get("real") or {}).get("dir")
+    return folder is not None and model.is_relative_to(folder) and not model.exists()
 
 
 def _per_node(devices: int, nodes: int) -> int:

@@ -1,9 +1,9 @@
 r"""Arithmetic questions for a policy with trained weights of about 135 M parameters.
 
 One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has four worked examples as earlier
-turns of the chat: SmolLM2-135M-Instruct at temperature 1 calculates well in the form that they show, and rarely boxes an
-answer after instructions alone. It answers about 2 of 5 questions rightly, in 18 tokens on average; solve rates differ
-from question to question, so that most groups of 8 have right and wrong answers.
+turns of the chat: after instructions alone this policy answers next to nothing rightly. The examples begin with a strategic
+gram, because the policy plans in such words only after examples that do, and SEPA needs planning tokens. Most groups have
+both right and wrong answers.
 """
 
 from __future__ import annotations
@@ -38,15 +38,28 @@ def make_records(seed: int, count: int) -> list[Record]:
     return [Record(_question(text), [str(answer)], id=text) for text, answer in problems[:count]]
 
 
-def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 640, test: int = 256) -> None:
-    """Writes ``train.parquet`` and ``test.parquet``, without a question in common, in the form of `verl_credit.data.rows`.
+def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 600, test: int = 256) -> None:
+    """Writes ``train.parquet`` and ``test.parquet`` in the form of `verl_credit.data.rows`.
 
-    Raises ValueError when there are fewer than ``train + test`` questions.
+    A question and the one with its numbers exchanged stand in the same file: 3 + 8 is no test of who has seen 8 + 3. Raises
+    ValueError when there are fewer than ``train + test`` questions.
     """
-    records = make_records(seed, train + test)
+    every = make_records(seed, len(_problems()))
+    pairs: dict[tuple[str, ...], list[Record]] = {}
+    for record in every:
+        first, sign, second = record.id.split()
+        pairs.setdefault(
+            (first, sign, second) if sign == "-" else (sign, *sorted((first, second))), []
+        ).append(record)
+    held_out: list[Record] = []
+    rest: list[Record] = []
+    for pair in pairs.values():
+        (held_out if len(held_out) + len(pair) <= test else rest).extend(pair)
+    if len(held_out) < test or len(rest) < train:
+        raise ValueError(f"train={train}, test={test}: there are only {len(every)} different questions")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for split, part in (("train", records[:train]), ("test", records[train:])):
+    for split, part in (("train", rest[:train]), ("test", held_out)):
         rows = [
             to_row(record, ARITHMETIC, split, index) | {"prompt": messages(record.question)}
             for index, record in enumerate(part)

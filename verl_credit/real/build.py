@@ -9,24 +9,28 @@ from pathlib import Path
 from verl_credit.machine.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
 from verl_credit.real.arithmetic import write_arithmetic
 from verl_credit.real.multihop import Shown, start_settings, write_questions, write_start
-from verl_credit.real.packages import ENCODER, POLICY, weights_of
+from verl_credit.real.packages import ENCODER, POLICY, RealError, folder_of
 from verl_credit.real.policy import write_policy
 
-VERSION = 1  # greater whenever a build would give other files than before
+VERSION = 2  # greater whenever a build would give other files than before
 LAYERS = {"full": None, "tiny": 2}
-ARITHMETIC = {"train": 640, "test": 256}
-ENCODER_FILES = (
+ARITHMETIC = {"train": 600, "test": 256}
+POLICY_FILES = (
     "config.json",
-    "config_sentence_transformers.json",
+    "generation_config.json",
     "model.safetensors",
-    "modules.json",
-    "sentence_bert_config.json",
-    "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
-    "vocab.txt",
-    "1_Pooling/config.json",
+    "chat_template.jinja",
 )
+# What a build may replace, in each folder.
+PARTS = {
+    "policy": POLICY_FILES,
+    "encoder": tuple(name.partition("/")[0] for name in ENCODER.files),
+    "arithmetic": ("train.parquet", "test.parquet"),
+    "multihop": ("data", "index"),
+    "start": (*POLICY_FILES, "demonstrations.jsonl"),
+}
 
 
 class RealPaths:
@@ -65,22 +69,23 @@ def build_real(
 def build_policy(paths: RealPaths, size: str, progress: Progress) -> None:
     def fill(folder: Path) -> Mapping[str, object]:
         progress(0.0, f"the policy, from {POLICY.name}")
-        write_policy(weights_of(POLICY), folder, LAYERS[size])
+        (gguf,) = POLICY.files
+        write_policy(folder_of(POLICY) / gguf, folder, LAYERS[size])
         return {"what": POLICY.what}
 
-    _part(paths.policy, {"sha256": POLICY.sha256, "size": size}, fill, progress)
+    _part(paths.policy, {"package": POLICY.named, "size": size}, fill, progress)
 
 
 def build_encoder(paths: RealPaths, progress: Progress) -> None:
     def fill(folder: Path) -> Mapping[str, object]:
         progress(0.0, f"the encoder, from {ENCODER.name}")
-        source = weights_of(ENCODER).parent
-        for name in ENCODER_FILES:
+        source = folder_of(ENCODER)
+        for name in ENCODER.files:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, folder / name)
         return {"what": ENCODER.what}
 
-    _part(paths.encoder, {"sha256": ENCODER.sha256}, fill, progress)
+    _part(paths.encoder, {"package": ENCODER.named}, fill, progress)
 
 
 def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
@@ -94,6 +99,8 @@ def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
 def build_multihop(paths: RealPaths, questions: str, shown: Shown, seed: int, progress: Progress) -> None:
     progress(0.0, "questions and index")
     file = Path(questions).expanduser()
+    if file.is_dir():
+        raise RealError(f"real.questions={questions} is a folder; expected a file, or OWNER/NAME on the hub")
     read = sha256_of(file) if file.is_file() else questions
     asked = {"questions": read, "seed": seed}
     _part(
@@ -119,13 +126,11 @@ def _part(
     fill: Callable[[Path], Mapping[str, object]],
     progress: Progress,
 ) -> None:
-    folder = folder.resolve()
-    there = {path.name for path in folder.iterdir()} if (folder / "manifest.json").is_file() else set()
     reuse_or_build(
         folder,
         {"version": VERSION, **settings},
         fill,
-        parts=there,
+        parts=PARTS[folder.name],
         name=f"the {folder.name}",
         progress=progress,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from verl_credit.real.packages import RealError
 from verl_credit.search.pages import Page, format_pages
 from verl_credit.search.protocol import SCHEMA
 
@@ -26,10 +28,13 @@ class Supported:
 def demonstrations(asked: Supported, search: Search, max_page_chars: int) -> list[list[dict]]:
     """Conversations that end with the answer: one per way to begin.
 
-    The first query is the question itself, or the title of the article that the question names; the next ones are the
-    titles of articles that no page has brought yet. A conversation whose pages do not contain the answer is left out: it
-    would teach the policy to make answers up. Answers yes and no are on no page and are kept when every article was found.
+    The first query is the question itself, or the title of the article that the question names; the next one is the title
+    of an article that no page has brought yet, where the question or a page names it. A conversation whose pages do not
+    contain the answer is left out. Both would teach the policy to make things up. Answers yes and no are on no page and are
+    kept when every article was found.
     """
+    if not asked.titles:
+        return []
     named = [_plain(title) for title in asked.titles if _plain(title) in asked.question]
     ways = [asked.question, *named[:1]]
     found = (_converse(asked, first, search, max_page_chars) for first in ways)
@@ -46,7 +51,8 @@ def _converse(asked: Supported, first: str, search: Search, max_page_chars: int)
         messages += [_call(query), {"role": "tool", "content": shown}]
         read += shown
         seen |= {page.title for page in pages}
-        left = [title for title in asked.titles if title not in seen and _plain(title) != query]
+        known = asked.question + read
+        left = [t for t in asked.titles if t not in seen and _plain(t) != query and _plain(t) in known]
         if left and len(messages) < 2 * len(asked.titles) + len(asked.prompt):
             queries = [_plain(left[0])]
     proven = set(asked.titles) <= seen if asked.answer in YES_NO else asked.answer in read
@@ -69,7 +75,8 @@ def encode(messages: Sequence[dict], tokenizer, chat_template: str) -> tuple[lis
     """(token ids, 1 where the policy writes), as the chat template writes the conversation.
 
     What the policy writes in a turn is what the template puts between the header of an assistant's turn and its end,
-    which the policy writes, too.
+    which the policy writes, too. Raises RealError for a template that leaves a call out, or that writes what was said before
+    in another way once more is said.
     """
     ids: list[int] = []
     mask: list[int] = []
@@ -78,6 +85,14 @@ def encode(messages: Sequence[dict], tokenizer, chat_template: str) -> tuple[lis
         if message["role"] == "assistant":
             asked = _text(messages[:n], tokenizer, chat_template, open_turn=True)
             answered = _text(messages[: n + 1], tokenizer, chat_template, open_turn=False).rstrip("\n")
+            if not asked.startswith(text) or not answered.startswith(asked):
+                raise RealError("the chat template writes earlier turns in another way when a turn follows")
+            for call in message.get("tool_calls", ()):
+                query = call["function"]["arguments"]["query"]
+                if json.dumps(query, ensure_ascii=False) not in answered[len(asked) :]:
+                    raise RealError(
+                        f"the chat template leaves out the search for {query!r}; expected one that writes tools"
+                    )
             for part, by_policy in ((asked[len(text) :], 0), (answered[len(asked) :], 1)):
                 new = tokenizer.encode(part, add_special_tokens=False)
                 ids, mask = ids + new, mask + [by_policy] * len(new)

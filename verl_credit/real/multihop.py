@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -76,8 +77,12 @@ def write_start(
         for asked in _training_questions(multihop)
         for m in demonstrations(asked, search, shown.max_page_chars)
     ]
-    demos = [encode(messages, tokenizer, shown.chat_template) for messages in told]
-    demos = [demo for demo in demos if len(demo[0]) <= shown.max_tokens]
+    try:
+        written = [encode(messages, tokenizer, shown.chat_template) for messages in told]
+    except RealError as error:
+        raise RealError(f"actor_rollout_ref.model.custom_chat_template: {error}") from None
+    fits = [len(ids) <= shown.max_tokens for ids, _ in written]
+    demos, told = (list(compress(rows, fits)) for rows in (written, told))
     if not demos:
         raise RealError(
             f"real.questions: no training question whose answer the index finds in {shown.max_tokens} tokens"
@@ -94,6 +99,7 @@ def write_start(
     (folder / "demonstrations.jsonl").write_text("".join(json.dumps(messages) + "\n" for messages in told))
     return {
         "demonstrations": len(demos),
+        "too_long": len(fits) - len(demos),
         "tokens": sum(len(ids) for ids, _ in demos),
         "tokens_of_policy": sum(sum(mask) for _, mask in demos),
         "losses": [round(loss, 4) for loss in losses],

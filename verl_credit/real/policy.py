@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from verl_credit.real.packages import RealError
+from verl_credit.real.packages import INSTALL, RealError
 
 TURN_END, PAD = "<|im_end|>", "<|endoftext|>"
 
@@ -43,7 +43,7 @@ def read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
             model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **where)
             tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **where)
     except ImportError as error:
-        raise RealError(f"{gguf} cannot be read without the package gguf: pip install gguf") from error
+        raise RealError(f"{gguf} cannot be read without the package gguf: {INSTALL}") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         said = " ".join(str(error).split())[:200]
         raise RealError(f"{gguf}: no model can be made of it ({type(error).__name__}: {said})") from error

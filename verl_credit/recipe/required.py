@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import serves_search, world_of
 
 DATA = ("data.train_files", "data.val_files")
 MODEL, SERVER = "actor_rollout_ref.model.path", "search.url"
@@ -21,7 +21,7 @@ def without_value(config: DictConfig) -> list[str]:
     world = world_of(config)
     asked = world.asks(config) if world else ()
     found = [key for key in (*DATA, MODEL, *asked) if _empty(config, key)]
-    searches = config.search.max_searches and world is None
+    searches = config.search.max_searches and not serves_search(config)
     return found + ([SERVER] if searches and _empty(config, SERVER) else [])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys.run import Lab, Real
 from verl_credit.config.keys.section import Section
@@ -33,7 +33,11 @@ class World:
     build: Callable[[DictConfig, Progress], Served | None]
     """Raises PreflightError. None: nothing is searched."""
     arguments: Callable[[DictConfig], Sequence[str]]
-    """Of the command that builds it without a run."""
+    """Of a command that builds it without a run."""
+    decides: Callable[[DictConfig], object] = lambda config: None
+    """What beside its section makes its files others."""
+    serves: Callable[[DictConfig], bool] = lambda config: True
+    """Whether it has an index to search."""
     asks: Callable[[DictConfig], Sequence[str]] = lambda config: ()
     """Keys that its user has to give."""
 
@@ -46,9 +50,21 @@ def world_of(config: DictConfig) -> World | None:
     return next((world for world in WORLDS if world.section in config), None)
 
 
+def serves_search(config: DictConfig) -> bool:
+    """The run starts a search server of its own where no address is given."""
+    world = world_of(config)
+    return world is not None and world.serves(config)
+
+
 def build_command(config: DictConfig) -> str:
     """As a shell takes it."""
     return shlex.join(["verl-credit", *world_of(config).arguments(config)])
+
+
+def same_world(config: DictConfig) -> str:
+    """Equal for configurations whose worlds have the same files in the same folder."""
+    world = world_of(config)
+    return f"{OmegaConf.to_yaml(config[world.section], resolve=True)} {world.decides(config)}"
 
 
 def _build_lab(config: DictConfig, progress: Progress) -> Served:
@@ -69,12 +85,7 @@ def _build_real(config: DictConfig, progress: Progress) -> Served | None:
     from verl_credit.real.packages import RealError
 
     at = config.real
-    shown = Shown(
-        chat_template=config.actor_rollout_ref.model.get("custom_chat_template"),
-        topk=config.search.topk,
-        max_page_chars=config.search.max_page_chars,
-        max_tokens=config.data.max_prompt_length + config.data.max_response_length,
-    )
+    shown = Shown(*_real_decides(config))
     try:
         paths = build_real(
             Path(at.dir),
@@ -87,7 +98,7 @@ def _build_real(config: DictConfig, progress: Progress) -> Served | None:
         )
     except (RealError, OSError) as error:
         raise PreflightError(f"real.dir={at.dir}: {error}") from error
-    return Served(paths.index, paths.encoder) if at.task == "multihop" else None
+    return Served(paths.index, paths.encoder) if _real_serves(config) else None
 
 
 def _lab_arguments(config: DictConfig) -> list[str]:
@@ -98,7 +109,29 @@ def _lab_arguments(config: DictConfig) -> list[str]:
 def _real_arguments(config: DictConfig) -> list[str]:
     at = config.real
     found = ["real", "--dir", str(at.dir), "--task", at.task, "--size", at.size, "--seed", str(at.data_seed)]
-    return [*found, "--questions", str(at.questions)] if at.questions else found
+    if at.task == "arithmetic":
+        return found
+    _, topk, characters, _ = _real_decides(config)
+    lengths = [f"data.{key}={config.data[key]}" for key in ("max_prompt_length", "max_response_length")]
+    return [
+        *found,
+        "--questions",
+        str(at.questions),
+        f"search.topk={topk}",
+        f"search.max_page_chars={characters}",
+        *lengths,
+    ]
+
+
+def _real_decides(config: DictConfig) -> tuple[str | None, int, int, int]:
+    """How the policy is shown its tool and its results in the supervised start."""
+    lengths = config.data.max_prompt_length + config.data.max_response_length
+    template = config.actor_rollout_ref.model.get("custom_chat_template")
+    return template, config.search.topk, config.search.max_page_chars, lengths
+
+
+def _real_serves(config: DictConfig) -> bool:
+    return config.real.task == "multihop"
 
 
 def _real_asks(config: DictConfig) -> Sequence[str]:
@@ -107,5 +140,13 @@ def _real_asks(config: DictConfig) -> Sequence[str]:
 
 WORLDS = (
     World(Lab, "the lab", _build_lab, _lab_arguments),
-    World(Real, "the world of trained weights", _build_real, _real_arguments, _real_asks),
+    World(
+        Real,
+        "the world of trained weights",
+        _build_real,
+        _real_arguments,
+        _real_decides,
+        _real_serves,
+        _real_asks,
+    ),
 )

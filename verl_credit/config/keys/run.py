@@ -45,7 +45,7 @@ class Run(Section):
     poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
     """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Threads of torch in each process of a run without a GPU; OMP_NUM_THREADS of the environment goes first."""
+    """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
     credit_preset: str | None = None

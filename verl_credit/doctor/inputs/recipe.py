@@ -13,7 +13,7 @@ from verl_credit.doctor.inputs.prompt_lengths import NotHere, count_prompts
 from verl_credit.doctor.inputs.retriever import ask_servers
 from verl_credit.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.required import MODEL
-from verl_credit.recipe.world import world_of
+from verl_credit.recipe.world import serves_search
 
 
 def check_retriever(context: Context) -> Result:
@@ -21,7 +21,7 @@ def check_retriever(context: Context) -> Result:
     search = context.config.search
     if search.max_searches == 0:
         return skipped("the recipe does not search")
-    if search.url is None and world_of(context.config) is not None:
+    if search.url is None and serves_search(context.config):
         return skipped("the run starts its own")
     context.index_fingerprint, servers = ask_servers(search)
     return passed(f"index: {servers}")
