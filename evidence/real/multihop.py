@@ -36,7 +36,9 @@ def held_out(run: Path, mode: str) -> dict:
         int(path.stem): read_json_lines(path) for path in sorted((run / "validation" / mode).glob("*.jsonl"))
     }
     first, last = min(files), max(files)
-    before, after = files[first], files[last]
+    before, after = (
+        sorted(files[step], key=lambda row: row["input"]) for step in (first, last)
+    )  # verl's order is random
     if [row["input"] for row in before] != [row["input"] for row in after]:
         raise ValueError(f"{run}: steps {first} and {last} were evaluated on other questions")
     found: dict = {"steps": [first, last], "questions": len(before)}
