@@ -1,0 +1,35 @@
+"""What a run puts into the environment of its processes."""
+
+import os
+
+import pytest
+
+from kit.recipes import load_config
+from verl_credit.commands.with_verl import set_environment
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Empty, and the process's own again afterwards."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", found)
+    return found
+
+
+def test_cpu_threads_reach_the_workers_and_the_engine(environment):
+    config = load_config("real_math_cpu", ["cpu_threads=3"])
+    set_environment(config)
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert config.actor_rollout_ref.rollout.engine_kwargs.hf.num_threads == 3
+    assert load_config("lab").cpu_threads == 1
+
+
+def test_what_the_user_set_goes_first(environment):
+    environment["OMP_NUM_THREADS"] = "5"
+    set_environment(load_config("lab", ["cpu_threads=3"]))
+    assert environment["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_run_on_a_gpu_gets_no_number_of_threads(environment):
+    set_environment(load_config("lab", ["trainer.device=cuda", "cpu_threads=3"]))
+    assert "OMP_NUM_THREADS" not in environment and environment["VERL_USE_EXTERNAL_PLUGINS"] == "auto"
