@@ -11,7 +11,8 @@ from gpu.record import about, at_most, within_factor
 from gpu.world import model_folder, world
 
 SOURCE = "verl-credit plan"
-ONE_STEP = ("trainer.total_training_steps=1", "trainer.save_freq=-1")
+# max_hours, which the Spark's recipe sets, is refused where nothing is saved.
+ONE_STEP = ("trainer.total_training_steps=1", "trainer.save_freq=-1", "max_hours=null")
 LONGEST_S = 1200
 BESIDE = ("engine", "contexts", "index", "host", "fragmentation")
 """Parts of a phase that are not live tensors of the actor's process."""

@@ -72,7 +72,8 @@ def train(
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     code, output = command("train", "--config-name", recipe, f"run_dir={run_dir}", *overrides)
     if code:
-        last = " | ".join(output.strip().splitlines()[-4:])
+        # The last line says why; those before it are shown as far as there is room.
+        last = " | ".join(reversed(output.strip().splitlines()[-4:]))
         raise RuntimeError(f"train ended with exit code {code}: {last}")
     return run_dir, output
 

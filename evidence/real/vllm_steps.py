@@ -1,16 +1,21 @@
 """Two steps of `real_math_cpu` that roll out with vLLM on a CPU: how far its log-probs are from the trainer's.
 
     make .venv-vllm/.installed
-    .venv-vllm/bin/python evidence/real/vllm_steps.py --real DIR --work runs/real_vllm
+    .venv-vllm/bin/python evidence/real/vllm_steps.py --real DIR --work runs/real_vllm [--precisions float32]
 
 DIR is the recipe's `real.dir`, with the policy built. Each precision is a run in --work; one that is finished is read again.
 Writes vllm_steps.json beside this script. Ratios are the trainer's probability over the engine's,
 over all sampled tokens.
+
+    python evidence/real/vllm_steps.py --read RUN
+
+reads the same numbers from any run with `algorithm.rollout_correction.rollout_is=token`, and writes vllm_gpu.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +23,8 @@ from pathlib import Path
 
 from common import HERE, machine, write
 
-from verl_credit.run.files import METRICS, read_json_lines
+from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.run.versions import VERSIONS
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"+{ROLLOUT}.engine_kwargs.vllm"
@@ -39,6 +45,7 @@ SETTINGS = (
     "trainer.save_freq=-1",
     "trainer.val_before_train=false",
 )
+HELD_OUT = tuple(f"val-aux/arithmetic-{mode}/em/mean@1" for mode in ("greedy", "sampled"))
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 NAMES = {
     "largest ratio": "rollout_corr/rollout_is_max",
@@ -49,6 +56,8 @@ NAMES = {
     "kl": "rollout_corr/kl",
     "em": "credit/outcome/em",
     "generation, seconds": "timing_s/gen",
+    "update, seconds": "timing_s/update_actor",
+    "step, seconds": "timing_s/step",
 }
 
 
@@ -71,10 +80,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--real", type=Path, required=True, help="the recipe's real.dir")
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--real", type=Path, help="the recipe's real.dir")
+    parser.add_argument("--work", type=Path, default=Path("runs/real_vllm"))
+    parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument("--read", type=Path, help="a run that is there")
     given = parser.parse_args()
-    found = {dtype: run(given.real.resolve(), given.work.resolve() / dtype, dtype) for dtype in PRECISIONS}
+    if given.read:
+        versions = json.loads((given.read / VERSIONS).read_text())
+        held_out = [
+            {key: row.get(key) for key in ("step", *HELD_OUT)}
+            for row in read_json_lines(given.read / VALIDATION)
+        ]
+        write(
+            HERE / "vllm_gpu.json", {"versions": versions, "held_out": held_out, "steps": _steps(given.read)}
+        )
+        return
+    if not given.real:
+        parser.error("--real DIR or --read RUN is needed")
+    found = {
+        dtype: run(given.real.resolve(), given.work.resolve() / dtype, dtype) for dtype in given.precisions
+    }
     write(HERE / "vllm_steps.json", {"machine": machine("torch", "transformers", "verl", "vllm"), **found})
     for dtype, steps in found.items():
         for step in steps:

@@ -33,3 +33,15 @@ def test_what_the_user_set_goes_first(environment):
 def test_a_run_on_a_gpu_gets_no_number_of_threads(environment):
     set_environment(load_config("lab", ["trainer.device=cuda", "cpu_threads=3"]))
     assert "OMP_NUM_THREADS" not in environment and environment["VERL_USE_EXTERNAL_PLUGINS"] == "auto"
+
+
+def test_hidden_gpus_are_no_concern_of_a_run_on_the_cpu(environment):
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    set_environment(load_config("lab"))
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+
+
+def test_a_run_on_a_gpu_sees_the_gpus_that_its_user_names(environment):
+    environment["CUDA_VISIBLE_DEVICES"] = "1"
+    set_environment(load_config("lab", ["trainer.device=cuda"]))
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"

@@ -62,7 +62,7 @@ def test_more_groups_than_prompts_are_refused():
 def test_half_precision_compute_is_named_once_and_accepted():
     half = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"
     (said,) = [line for line in doubts(check(ON, half)) if "probe" in line]
-    assert "computes in bf16" in said and "credit/probe/delta_h" in said
+    assert "param_dtype=bf16, whose rounding" in said and "credit/probe/delta_h" in said
     for config in (check(ON), check(half)):
         assert not [line for line in doubts(config) if "probe" in line]
 
@@ -78,4 +78,4 @@ def test_verls_default_of_half_precision_is_known():
         "multihop_qwen3_4b", ["data.train_files=x", "data.val_files=x", "search.url=http://x", ON]
     )
     validate(config)
-    assert [line for line in doubts(config) if "computes in bf16" in line]
+    assert [line for line in doubts(config) if "param_dtype=bf16, whose rounding" in line]

@@ -32,8 +32,14 @@ ENVIRONMENT = {
 
 
 def set_environment(config: DictConfig) -> None:
-    """With small models several threads a process wait for each other longer than they compute."""
+    """With small models several threads a process wait for each other longer than they compute.
+
+    A run on the CPU gives verl's ranks logical GPUs, which Ray refuses where CUDA_VISIBLE_DEVICES hides the real ones. Such
+    a run uses none of them, so it forgets the variable.
+    """
     cpu = config.trainer.device == "cpu"
+    if cpu:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(config.cpu_threads)} if cpu else {}
     for key, value in {**ENVIRONMENT, **extra}.items():
         os.environ.setdefault(key, value)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
 from verl_credit.machine.built_folder import Progress
+from verl_credit.machine.precision import cpu_precision
 from verl_credit.real.demonstrations import Supported, demonstrations, encode
 from verl_credit.real.packages import RealError
 from verl_credit.real.warm_start import WarmStart, train
@@ -88,10 +89,10 @@ def write_start(
             f"real.questions: no training question whose answer the index finds in {shown.max_tokens} tokens"
         )
     model = AutoModelForCausalLM.from_pretrained(policy)
-    style = WarmStart()
+    style, precision = WarmStart(), cpu_precision()
 
     def say(step: int, steps: int, loss: float) -> None:
-        progress(step / steps, f"supervised start: update {step} of {steps}, loss {loss:.3f}")
+        progress(step / steps, f"supervised start in {precision}: update {step} of {steps}, loss {loss:.3f}")
 
     losses = train(model, demos, style, seed, say)
     model.save_pretrained(folder)
@@ -105,6 +106,7 @@ def write_start(
         "losses": [round(loss, 4) for loss in losses],
         "seconds": round(time.monotonic() - began, 1),
         "warm_start": asdict(style),
+        "precision": precision,
     }
 
 

@@ -1,4 +1,5 @@
-"""A short supervised start: what the policy writes in the demonstrations, by AdamW in bf16 over weights in fp32."""
+"""A short supervised start: what the policy writes in the demonstrations, by AdamW over weights in fp32, computed in
+the precision that the CPU multiplies fastest."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+from verl_credit.machine.precision import cpu_precision
 
 Demo = tuple[list[int], list[int]]  # token ids, 1 where the policy wrote the token
 
@@ -63,7 +66,7 @@ def train(
 def _summed(model: PreTrainedModel, ids: Sequence[int], mask: Sequence[int]) -> torch.Tensor:
     """- sum over the policy's tokens of log p(token | tokens before it)."""
     ids_T, mask_T = torch.tensor(ids), torch.tensor(mask, dtype=torch.bool)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=cpu_precision() == "bf16"):
         hidden_1_T_D = model.model(input_ids=ids_T[None], use_cache=False).last_hidden_state
         logits_N_V = model.lm_head(hidden_1_T_D[0, :-1][mask_T[1:]])
     return nn.functional.cross_entropy(logits_N_V.float(), ids_T[1:][mask_T[1:]], reduction="sum")

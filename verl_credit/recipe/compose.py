@@ -28,6 +28,7 @@ from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
+from verl_credit.recipe.precision import decide_precision
 from verl_credit.recipe.unreadable import circle, not_yaml
 from verl_credit.search.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
@@ -95,8 +96,8 @@ def _scales_clip(mode: object) -> bool:
 
 
 def _decide_auto(config: DictConfig) -> DictConfig:
-    """``dynamic_clip=auto`` becomes true or false and ``max_model_len=auto`` a number here, so that nothing after this has
-    to know the word."""
+    """``dynamic_clip=auto`` becomes true or false, ``max_model_len=auto`` a number and ``param_dtype=auto`` a precision
+    here, so that nothing after this has to know the word."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
     if not all(isinstance(section, DictConfig) for section in (algorithm, config.get("data"))):
         return config  # refused later
@@ -106,6 +107,7 @@ def _decide_auto(config: DictConfig) -> DictConfig:
         )
         estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
         loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
+    decide_precision(config)
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
         row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+from verl_credit.machine.precision import cpu_precision
 from verl_credit.recipe.agent_loops import may_call
-from verl_credit.recipe.rules.entropy_probe import compute_dtype
+from verl_credit.recipe.precision import COMPUTES_IN, FULL, compute_dtype
 
 CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
@@ -23,6 +24,7 @@ def doubts(config: DictConfig) -> list[str]:
         *_room(config),
         *_manager(config),
         *_probe(config),
+        *_precision(config),
     ]
 
 
@@ -83,9 +85,20 @@ def _manager(config: DictConfig) -> Iterator[str]:
 
 
 def _probe(config: DictConfig) -> Iterator[str]:
-    if config.probe.every and (dtype := compute_dtype(config)) not in ("fp32", "float32"):
-        key = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    if config.probe.every and (dtype := compute_dtype(config)) not in FULL:
         yield (
-            f"probe.every={config.probe.every}: {key} computes in {dtype}, whose rounding can be larger than the change of "
+            f"probe.every={config.probe.every}: {COMPUTES_IN}={dtype}, whose rounding can be larger than the change of "
             "entropy that one update makes; read credit/probe/delta_h with that in mind, or compute in fp32"
+        )
+
+
+def _precision(config: DictConfig) -> Iterator[str]:
+    if (
+        config.trainer.device == "cpu"
+        and (dtype := compute_dtype(config)) not in FULL
+        and cpu_precision() in FULL
+    ):
+        yield (
+            f"{COMPUTES_IN}={dtype}: this CPU has no instructions for it, and computes many times slower than "
+            "in fp32; set it to fp32, and actor_rollout_ref.rollout.dtype to float32"
         )

@@ -6,6 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import Probe, read_section
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.precision import COMPUTES_IN, FULL
 from verl_credit.recipe.rules.correction import KEY as CORRECTION
 
 EVERY = "probe.every"
@@ -35,16 +36,6 @@ def validate_entropy_probe(config: DictConfig) -> None:
         raise ConfigError.of(config, "probe.groups", "data.train_batch_size", accepted=why)
 
 
-def compute_dtype(config: DictConfig) -> str:
-    """In which the engine runs the model; verl's default is bfloat16."""
-    mixed = OmegaConf.select(config, f"{ENGINE}.mixed_precision")
-    return str((mixed or {}).get("param_dtype") or "bf16")
-
-
-def _full(name: str) -> bool:
-    return name in ("fp32", "float32")
-
-
 _WRONG = (
     (
         f"{ROLLOUT}.top_p",
@@ -68,11 +59,11 @@ _WRONG = (
     ),
     (
         f"{ENGINE}.model_dtype",
-        _full,
+        lambda name: name in FULL,
         "weights in half precision hide the change that one update makes; set it to fp32 (mixed_precision may stay bf16)",
     ),
     (
-        f"{ENGINE}.mixed_precision.param_dtype",
+        COMPUTES_IN,
         lambda name: name not in ("fp16", "float16"),
         "verl scales the loss in fp16, and gradients of another loss could overflow; set it to bf16 or fp32",
     ),
