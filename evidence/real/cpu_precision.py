@@ -1,4 +1,4 @@
-"""How fast this CPU is with SmolLM2-135M in fp32 and in bf16: tokens a second of a forward, and of a forward with its gradient.
+"""How fast this CPU is with SmolLM2-135M in fp32 and in bf16: tokens a second, of a forward and with its gradient.
 
     python evidence/real/cpu_precision.py --policy DIR/policy
 

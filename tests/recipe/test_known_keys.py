@@ -172,3 +172,9 @@ def test_what_is_said_to_be_read_by_verl_stands_in_its_code():
     sources = [path.read_text() for path in Path(verl_folder().parents[1]).rglob("*.py")]
     for key in READ_BY_VERL:
         assert any(f'get("{key.rpartition(".")[2]}"' in source for source in sources), key
+
+
+def test_a_key_that_only_other_hardware_has_is_not_offered_again():
+    with pytest.raises(ConfigError) as caught:
+        load_config("real_math_cpu", ["hardware=h100x1", "ray_kwargs.ray_init.object_store_memory=9"])
+    assert "object_store_memory" not in caught.value.accepted

@@ -72,8 +72,7 @@ def preset_of(
     files = [file for folder in folders(config_dir) for file in sorted((folder / "credit").glob("*.yaml"))]
     if config.credit_preset not in (names := [file.stem for file in files]):
         raise ConfigError(key="credit_preset", value=config.credit_preset, accepted=dict.fromkeys(names))
-    groups = [o for o in overrides if o.partition("=")[0] in GROUPS]
-    composed = compose_recipe(name, [*groups, f"credit={config.credit_preset}"], config_dir)
+    composed = compose_recipe(name, [*_groups(overrides), f"credit={config.credit_preset}"], config_dir)
     said = OmegaConf.load(next(file for file in files if file.stem == config.credit_preset))
     said.pop("defaults", None)
     return OmegaConf.merge(composed, said)
@@ -216,7 +215,7 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     if match is None:
         return ConfigError(": ".join(part for part in (message, cause) if part))
     key = match.group(1)
-    base = compose_recipe(name, [], config_dir)
+    base = compose_recipe(name, _groups(overrides), config_dir)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
     if isinstance(OmegaConf.select(base, key), DictConfig):
         return ConfigError(
@@ -225,6 +224,10 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     parent, names = _nearest_parent(base, key)
     below = key.removeprefix(f"{parent}.")
     return unknown_key(parent, below, names, redact_value(key, value), place_of(below))
+
+
+def _groups(overrides: Sequence[str]) -> list[str]:
+    return [o for o in overrides if o.partition("=")[0] in GROUPS]
 
 
 def _missing(name: str, config_dir: str | None, error: MissingConfigException) -> ConfigError:
