@@ -72,7 +72,7 @@ MUTANTS = [
     ("credit/laws/rewards.py", "if (fell_2 & bound_2).any():", "if (fell_2 & bound_2)[0].any():", "laws"),
     ("turns/scorers/server.py", "until = max(until, end)", "until = end", "step_metrics gain_server"),
     ("host/step/trajectories.py", "(-int(turns.n_turns_B[row]), row)", "(int(turns.n_turns_B[row]), row)", "trajectories"),
-    ("host/step/token_stage.py", "token_ids_B_T, written_B_T)", "token_ids_B_T, mask_B_T)", "token_stage token_estimator"),
+    ("turns/token_stage.py", "token_ids_B_T, written_B_T)", "token_ids_B_T, mask_B_T)", "token_stage token_estimator"),
     ("turns/scorers/server.py", "len(prompt) - 1 - n_gold", "len(prompt) - n_gold", "gain_server"),
     ("host/step/row_scores.py", "% (dp_size * micro_batch)", "% dp_size", "gain_rows"),
     ("host/engine/branch_engine.py", "torch.arange(base, base + n)", "torch.arange(n)", "branch_engine"),

@@ -47,7 +47,10 @@ def main() -> None:
     found = {name: speed(model, ids, bf16=name == "bf16") for name in ("fp32", "bf16")}
     print(found)
     if not given.keep:
-        facts = {"machine": machine("torch", "transformers"), "capability": torch.backends.cpu.get_cpu_capability()}
+        facts = {
+            "machine": machine("torch", "transformers"),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        }
         write(HERE / "cpu_precision.json", {**facts, "auto": cpu_precision(), "tokens a second": found})
 
 

@@ -8,7 +8,8 @@ from kit.modes import NO_TABLES, read_by
 from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
 from verl_credit.credit import turn_credit, turn_table
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.estimator import bring_turns, group_numbers, info_gain_advantage
+from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
+from verl_credit.turns.step_credit import group_numbers
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
 BATCH = [*SEARCHED[:5], lost_row("connect"), *SEARCHED[5:]]

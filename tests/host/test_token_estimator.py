@@ -13,7 +13,7 @@ from verl_credit.credit import gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.token_stage import TokenInputs, TokenStage
+from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 PLANS, CALLS = "let me check call", "call it"
 BATCH = [

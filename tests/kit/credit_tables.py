@@ -9,9 +9,9 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, padding_row, turn_batch, turn_step
 from verl_credit.host.step.tables import pipeline, sampled_rows, token_columns, turn_columns
-from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.run.tables import TOKENS, TURNS, write_table
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 PLANS, CALLS = "let me check the town", "call it"
 

@@ -8,9 +8,10 @@ import torch
 
 from kit.settings import settings
 from verl_credit.credit import turn_table
-from verl_credit.host.step.estimator import TurnStep, bring_turns, info_gain_advantage
+from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.step_credit import TurnStep
 
 
 @dataclass(frozen=True)

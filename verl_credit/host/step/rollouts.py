@@ -5,10 +5,10 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.host.step import store
-from verl_credit.host.step.estimator import group_numbers
 from verl_credit.names import CLIP_SCALE
 from verl_credit.run.tables import ROLLOUTS, drop_old, write_table
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.step_credit import group_numbers
 
 SAMPLING = ("temperature", "top_p", "top_k")
 OBJECTIVE = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.estimator import TurnStep
 from verl_credit.search.redact import redact
 from verl_credit.turns.signals import turns_with
+from verl_credit.turns.step_credit import TurnStep
 
 
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:

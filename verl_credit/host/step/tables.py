@@ -11,13 +11,13 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.credit.turn.turns import turn_table
 from verl_credit.host.step import store
-from verl_credit.host.step.estimator import TurnStep
-from verl_credit.host.step.planning import pieces_of, planning_detector
-from verl_credit.host.step.token_stage import TokenInputs
 from verl_credit.reward.qa import gold_answers
 from verl_credit.run.tables import TOKENS, TURNS, drop_old, write_table
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.planning import pieces_of, planning_detector
 from verl_credit.turns.signals import turn_texts
+from verl_credit.turns.step_credit import TurnStep
+from verl_credit.turns.token_stage import TokenInputs
 
 OBSERVATION_CHARACTERS = 4000
 _UNFINISHED = "\ufffd"  # a character that a token boundary divides

@@ -28,7 +28,7 @@ from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.rollout.watch import RolloutWatch
 from verl_credit.host.step import store
 from verl_credit.host.step.entropy_probe import ProbingTrainer
-from verl_credit.host.step.estimator import TurnStep, bring_turns
+from verl_credit.host.step.estimator import bring_turns
 from verl_credit.host.step.forward import TrainerForward
 from verl_credit.host.step.held_out import EvaluatingTrainer
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
@@ -39,7 +39,6 @@ from verl_credit.host.step.stops import (
     check_tool_faults,
 )
 from verl_credit.host.step.tables import keep_tables
-from verl_credit.host.step.token_stage import TokenInputs, TokenStage
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.host.step.unrewarded import UnrewardedSteps
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
@@ -53,6 +52,8 @@ from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
 from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
+from verl_credit.turns.step_credit import TurnStep
+from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 
 @register_trainer(TRAINER_MODE)

@@ -6,10 +6,10 @@ import torch
 
 from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.groups import z_score_per_turn
-from verl_credit.host.step.estimator import TurnStep
 from verl_credit.reward.qa import gold_answers
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.signals import turn_texts
+from verl_credit.turns.step_credit import TurnStep
 
 
 def sample_trajectories(turns: TurnBatch, step: TurnStep, tokenizer, count: int) -> list[dict]:

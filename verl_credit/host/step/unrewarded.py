@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from verl_credit.config.settings import FORWARD_SIGNALS
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.estimator import TurnStep
 from verl_credit.host.step.stops import check_turns_have_rewards
 from verl_credit.turns.signals import turns_with, turns_without
+from verl_credit.turns.step_credit import TurnStep
 
 KEY = "faults.max_unrewarded_steps"
 

@@ -25,7 +25,7 @@ from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import token_credit, token_stats
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
-from verl_credit.host.step.planning import Detector, planning_detector
+from verl_credit.turns.planning import Detector, planning_detector
 
 
 @dataclass(frozen=True)
