@@ -2,7 +2,7 @@
 
     python evidence/real/cpu_precision.py --policy DIR/policy
 
-One row of 600 random tokens, 50 of them with logits, after one pass to warm up. Writes cpu_precision.json, or prints alone
+One thread; one row of 600 random tokens, 50 of them with logits, after one pass to warm up. Writes cpu_precision.json, or prints alone
 where the file has another machine's figures (--keep).
 """
 
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write no file")
     given = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(given.policy, dtype=torch.float32)
     ids = torch.randint(0, 40_000, (1, TOKENS))
     found = {name: speed(model, ids, bf16=name == "bf16") for name in ("fp32", "bf16")}
