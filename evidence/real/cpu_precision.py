@@ -2,8 +2,8 @@
 
     python evidence/real/cpu_precision.py --policy DIR/policy
 
-One thread; one row of 600 random tokens, 50 of them with logits, after one pass to warm up. Writes cpu_precision.json, or prints alone
-where the file has another machine's figures (--keep).
+One thread; one row of 600 random tokens, 50 of them with logits, after one pass to warm up. Writes cpu_precision.json; with
+--keep it prints alone.
 """
 
 from __future__ import annotations

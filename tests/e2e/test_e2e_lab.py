@@ -20,11 +20,15 @@ import psutil
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torchdata.stateful_dataloader.sampler import RandomSampler
 from transformers import AutoTokenizer
 
 from kit.train_run import TrainRun, train
+from kit.twin_batch import adamw_of, objective_of, turns_of
+from verl_credit.attention import AUTO, install
 from verl_credit.commands.probe_rollouts import collect
+from verl_credit.config.settings import CreditSettings
 from verl_credit.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.probe.distribution import Sampling
 from verl_credit.probe.objective import credit_weights
@@ -35,6 +39,10 @@ from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.run.network import RAY
 from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
+from verl_credit.turns.step_credit import group_numbers
+from verl_credit.twin.credit import Credit
+from verl_credit.twin.packed import PackedPolicy
+from verl_credit.twin.update import update
 
 pytestmark = pytest.mark.e2e
 
@@ -145,14 +153,25 @@ def test_resume(one_rank):
     assert [row["reason"] for row in events if row["kind"] == "end"] == ["interrupted", "done"]
 
 
-def test_fresh_rollouts_of_a_checkpoint(one_rank, tmp_path):
+@pytest.fixture(scope="module")
+def fresh(one_rank, tmp_path_factory):
     """Another step of the run, from its last checkpoint: 6 prompts of 8 rollouts, one update, and the run stays as it is."""
-    before, folder = contents(one_rank.run_dir), tmp_path / "fresh"
+    before, folder = contents(one_rank.run_dir), tmp_path_factory.mktemp("fresh") / "step"
     # so few rollouts of this policy may hold no planning token, which would stop the step
     plain = ["algorithm.transform_mode=none"]
     path = collect(one_rank.run_dir / "global_step_3", folder, prompts=6, overrides=plain, save=True)
     assert contents(one_rank.run_dir) == before
     rollouts, facts = read_rollouts(path)
+    old, new = (
+        read_checkpoint(root / "checkpoints" / step)
+        for root, step in ((one_rank.run_dir, "global_step_3"), (folder, "global_step_4"))
+    )
+    (metrics,) = (row for row in read_json_lines(folder / METRICS) if row["step"] == 4)
+    return SimpleNamespace(folder=folder, rollouts=rollouts, facts=facts, old=old, new=new, metrics=metrics)
+
+
+def test_fresh_rollouts_of_a_checkpoint(one_rank, fresh):
+    rollouts, facts, folder = fresh.rollouts, fresh.facts, fresh.folder
     rows = range(len(rollouts))
     assert (facts.step, facts.policy_step, facts.updates, facts.rows) == (4, 3, 1, 48)
     assert len(rollouts.prompts) == len(set(facts.uid)) == 6 and len(rollouts) == 48 == 8 * 6
@@ -179,13 +198,8 @@ def test_fresh_rollouts_of_a_checkpoint(one_rank, tmp_path):
         assert tuple(turn["text"] for turn in row["turns"]) in said
         assert any(row["question"] in prompt for prompt in asked)
     # the update of the same step
-    (metrics,) = (row for row in read_json_lines(folder / METRICS) if row["step"] == 4)
-    mean = float(entropy_t.mean())
-    assert metrics["actor/entropy"] == pytest.approx(mean, rel=1e-4)
-    old, new = (
-        read_checkpoint(root / "checkpoints" / step)
-        for root, step in ((one_rank.run_dir, "global_step_3"), (folder, "global_step_4"))
-    )
+    mean, old, new = float(entropy_t.mean()), fresh.old, fresh.new
+    assert fresh.metrics["actor/entropy"] == pytest.approx(mean, rel=1e-4)
     model = build_model(
         one_rank.run_dir / "checkpoints" / "global_step_3", old.parameters, torch.float64, "cpu"
     )
@@ -196,6 +210,39 @@ def test_fresh_rollouts_of_a_checkpoint(one_rank, tmp_path):
     real = {name: new.parameters[name].double() - old.parameters[name].double() for name in v}
     off = {name: old.optimizer.lr * v[name] - real[name] for name in v}
     assert norm(real) > 0 and norm(off) < 1e-3 * norm(real)
+
+
+def test_the_twin_makes_the_trainers_step(one_rank, fresh):
+    """On the same rollouts: log-probs, advantages of turn-group-v1d with its gains, clip scales, loss, norm, new weights."""
+    rollouts, facts = fresh.rollouts, fresh.facts
+    install()
+    folder = one_rank.run_dir / "checkpoints" / "global_step_3"
+    model = build_model(folder, fresh.old.parameters, torch.float32, "cpu")
+    model.set_attn_implementation(AUTO)
+    policy = PackedPolicy(model, temperature=facts.temperature)
+    tokenizer = AutoTokenizer.from_pretrained(one_rank.lab / "policy")
+    data = parquet.read_table(one_rank.lab / "train.parquet").to_pylist()
+    credit = Credit.of(CreditSettings.from_config(OmegaConf.load(fresh.folder / "config.yaml")), tokenizer, 4)
+    batch, _, _ = credit.batch(
+        policy, turns_of(rollouts, facts, tokenizer, data), rollouts.outcome_B, group_numbers(facts.uid), 4
+    )
+    mask = rollouts.written_B_T
+    assert (batch.old_log_prob_B_T - rollouts.log_prob_B_T)[mask].abs().max() < 1e-5
+    assert (
+        (batch.advantage_B_T - rollouts.advantage_B_T)[mask].abs().max()
+        < 1e-5
+        < rollouts.advantage_B_T.abs().max()
+    )
+    assert (batch.clip_scale_B_T - facts.clip_scale_B_T)[mask].abs().max() < 1e-5
+    (made,) = update(policy, adamw_of(model, fresh.old.optimizer), batch, objective_of(facts))
+    assert made["loss"] == pytest.approx(fresh.metrics["actor/pg_loss"], abs=1e-6)
+    assert made["grad_norm"] == pytest.approx(fresh.metrics["actor/grad_norm"], rel=1e-5)
+    moved = {
+        name: (fresh.new.parameters[name] - value).double() for name, value in fresh.old.parameters.items()
+    }
+    named = dict(model.named_parameters())
+    off = {name: (named[name].detach() - fresh.new.parameters[name]).double() for name in moved}
+    assert 0 < norm(off) < 1e-4 * norm(moved)
 
 
 def contents(folder):

@@ -83,6 +83,17 @@ def train(
     return run(config_name, overrides, config_dir)
 
 
+@app.command(help="train in the lab in one process, without Ray: a run's twin, in minutes")
+def twin(
+    config_name: str = Option(help="lab, or a recipe of yours based on it"),
+    config_dir: str | None = CONFIG_DIR,
+    overrides: list[str] = OVERRIDES,
+):
+    from verl_credit.commands.twin import twin as run
+
+    return run(config_name, overrides, config_dir)
+
+
 @app.command(help="build the lab's world, policy, encoder and index")
 def lab(
     folder: Path = Option(..., "--dir"),

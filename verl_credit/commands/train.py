@@ -84,7 +84,7 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         row.machine(context.facts)
         _make_ready(context, stack, progress)
         progress.note("lineage", trial) if row.failed else progress.say(trial)
-        _save_config(config, run_dir)
+        save_config(config, run_dir)
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
         return _launch(config)
@@ -184,7 +184,7 @@ def _check(context: Context, progress: Progress, *stages: Stage) -> None:
             progress.say(result.found)
 
 
-def _save_config(config: DictConfig, run_dir: Path) -> None:
+def save_config(config: DictConfig, run_dir: Path) -> None:
     stored = config.copy()
     with open_dict(stored):
         url = config.search.url

@@ -21,7 +21,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
-from verl_credit.config.settings import FORWARD_SIGNALS, CreditSettings
+from verl_credit.config.settings import CreditSettings
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
@@ -48,11 +48,10 @@ from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
 from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
-from verl_credit.turns.anchors import anchor_table, observations
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
-from verl_credit.turns.signals import Signal, StepRows, signals_of, step_rewards
-from verl_credit.turns.step_credit import TurnStep
+from verl_credit.turns.gains import plan_gains
+from verl_credit.turns.signals import Signal, signals_of
+from verl_credit.turns.step_tables import turn_step
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 
@@ -187,20 +186,18 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         forward.ran(super()._compute_old_log_prob(forward.batch, metrics))
         forward_s = time.perf_counter() - start
         with marked_timer("info_gain", self.timing_raw):
-            gain_B_K, mask_B_K = score_gains(plan, forward, metrics)
-            infopo_B, named = score_infopo(plan, forward), set(self.settings.turn_signals)
-            gain_scale, outcome_scale = self.settings.curriculum_at(self.global_steps, self.planned_steps)
-            self._step = TurnStep(
+            self._step = turn_step(
+                plan,
+                forward,
                 self.settings,
-                self._turns.turn_ids_B_T,
-                gain_B_K,
-                mask_B_K,
-                self._turns.row_valid_B,
-                tables=partial(self._tables, gain_B_K, mask_B_K, infopo_B, plan.scored),
-                scored=plan.scored or not named or not named <= FORWARD_SIGNALS,
-                gain_scale=gain_scale,
-                outcome_scale=outcome_scale,
+                self.tokenizer,
+                metrics,
+                signals=self._signals,
+                step=self.global_steps,
+                planned_steps=self.planned_steps,
                 stage=self._stage,
+                tolerated_share=self.config.faults.max_lost_rewards,
+                note=partial(events.note, self.run_dir, "lost_rewards"),
             )
         if plan.scored:
             metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
@@ -247,29 +244,6 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
         keep_tables(self, batch, step)
         return batch
-
-    def _tables(self, gain_B_K, has_gain_B_K, infopo_B, scored, outcome_B, group_B):
-        """What the turn mode reads, once verl has outcomes and groups."""
-        rows = StepRows(
-            self._turns, self.tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K, infopo_B
-        )
-        tolerated = self.config.faults.max_lost_rewards
-        reward_B_K, mask_B_K, metrics = step_rewards(
-            self._signals,
-            self.settings,
-            rows,
-            scored=scored,
-            tolerated_share=tolerated,
-            parts=self._step.signals,
-            note=partial(events.note, self.run_dir, "lost_rewards"),
-        )
-        algorithm, optional = self.settings.algorithm, {}
-        if algorithm.algorithm_mode is not None:
-            self._step.anchor_B_K1 = anchor_table(self.settings, rows)
-            self._step.observations_B = observations(rows)
-        elif "anchor_B_K1" in algorithm.turn_mode.tables:
-            optional["anchor_B_K1"] = anchor_table(self.settings, rows)
-        return reward_B_K, mask_B_K, optional, metrics
 
     def _token_inputs(self, batch) -> TokenInputs:
         """Log-probs and entropies of the policy that is trained, as verl computed them for this step."""

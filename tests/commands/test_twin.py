@@ -1,0 +1,44 @@
+"""What `verl-credit twin` refuses before anything is built."""
+
+import pytest
+
+from kit.recipes import load_config
+from verl_credit.cli import main
+from verl_credit.commands.twin import check_twin
+from verl_credit.errors import ConfigError, ExitCode
+
+REFUSED = [
+    "algorithm.use_kl_in_reward=true",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.shuffle=true",
+    "actor_rollout_ref.rollout.temperature=0.7",
+    "actor_rollout_ref.rollout.top_k=5",
+    "trainer.n_gpus_per_node=2",
+    "keep_rollouts=1",
+    "probe.every=5",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
+]
+
+
+def test_the_lab_is_accepted():
+    check_twin(load_config("lab"))
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_the_twin_would_leave_out_is_refused_by_its_key(override):
+    key, _, _value = override.partition("=")
+    with pytest.raises(ConfigError, match="the twin knows") as caught:
+        check_twin(load_config("lab", [override]))
+    assert caught.value.key == key
+
+
+def test_other_worlds_are_refused():
+    with pytest.raises(ConfigError, match="lab"):
+        check_twin(load_config("real_math_cpu"))
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert main(["twin", "--config-name", "lab", f"run_dir={tmp_path}"]) == ExitCode.PREFLIGHT
+    assert "has a run already" in capsys.readouterr().out
