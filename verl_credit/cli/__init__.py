@@ -198,6 +198,33 @@ def probe(
     return probe(checkpoint, config, out, overrides)
 
 
+@app.command(help="does each mode's credit agree with the true advantages of turns? of a policy of the lab")
+def fidelity(
+    folder: Path = Argument(help="a run, RUN/checkpoints/global_step_N, or a policy (LAB/policy)"),
+    out: Path = Option(..., "--dir", help="for the values; an interrupted measurement goes on there"),
+    prompts: int = Option(16, min=1, help="the first ones of the split"),
+    continuations: int = Option(64, help="per distinct context; an even number"),
+    rollouts: int = Option(8, help="per prompt"),
+    step: int | None = Option(None, parser=int, help="of the run; its last checkpoint where not given"),
+    lab: Path | None = Option(None, help="the lab's folder, where it was moved or is not beside the policy"),
+    split: Literal["train", "dev", "test"] = "train",
+    seed: int = Option(0, parser=int, help="of rollouts and continuations"),
+):
+    from verl_credit.commands.fidelity import fidelity
+
+    return fidelity(
+        folder,
+        out,
+        prompts=prompts,
+        rollouts=rollouts,
+        continuations=continuations,
+        step=step,
+        lab=lab,
+        split=split,
+        seed=seed,
+    )
+
+
 @app.command(help="show the pipeline that a recipe with overrides would run")
 def explain(
     config_name: str = Option("lab", help=SHIPPED),

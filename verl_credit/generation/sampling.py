@@ -104,14 +104,18 @@ class RowSampler:
         return token_B, log_prob_B_V.gather(1, token_B.unsqueeze(1)).squeeze(1)
 
 
-def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative weight exceeds uniform * total; an index of weight 0 is never returned."""
+def inverse_cdf(weight_B_V: torch.Tensor, uniform_B_S: torch.Tensor) -> torch.Tensor:
+    """S draws per row: the first index whose cumulative weight exceeds uniform * total; never an index of weight 0."""
     cdf_B_V = weight_B_V.cumsum(dim=-1, dtype=torch.float64)
-    total_B = cdf_B_V[:, -1]
+    total_B_1 = cdf_B_V[:, -1:]
     # uniform * total may round up to the total, which no cumulative weight exceeds.
-    below_total_B = torch.nextafter(total_B, torch.zeros_like(total_B))
-    target_B = torch.minimum(uniform_B * total_B, below_total_B)
-    return torch.searchsorted(cdf_B_V, target_B.unsqueeze(1), right=True).squeeze(1)
+    below_total_B_1 = torch.nextafter(total_B_1, torch.zeros_like(total_B_1))
+    target_B_S = torch.minimum(uniform_B_S * total_B_1, below_total_B_1)
+    return torch.searchsorted(cdf_B_V, target_B_S, right=True)
+
+
+def _inverse_cdf(weight_B_V: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    return inverse_cdf(weight_B_V, uniform_B.unsqueeze(1)).squeeze(1)
 
 
 def _sample_truncated(

@@ -1,0 +1,113 @@
+"""What is measured: a policy of the lab, its questions, its index, and the limits that it was trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet
+import torch
+from omegaconf import DictConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from verl_credit.errors import PreflightError, one_line
+from verl_credit.fidelity.decoder import ModelDecoder
+from verl_credit.fidelity.protocol import Limits, Protocol, State
+from verl_credit.fidelity.sampler import TurnSampler
+from verl_credit.lab.retrieval import LocalRetriever
+from verl_credit.probe.checkpoint import build_model, read_checkpoint
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``config``: the run's, or the recipe `lab` for a policy that no run made."""
+
+    name: str
+    config: DictConfig
+    model: PreTrainedModel
+    tokenizer: object
+    protocol: Protocol
+    prompts: list[State]
+    truths: list
+    questions: list[str]
+
+    def sampler(self, **options) -> TurnSampler:
+        """Of the policy's turns, as the rollout server stops them."""
+        of_model = self.model.generation_config.eos_token_id
+        stop = {*(of_model if isinstance(of_model, list) else [of_model]), self.tokenizer.eos_token_id} - {
+            None
+        }
+        decoder = ModelDecoder(self.model, self.tokenizer.pad_token_id)
+        return TurnSampler(decoder, sorted(stop), drawable=len(self.tokenizer), **options)
+
+
+def make_subject(
+    name: str,
+    config: DictConfig,
+    model: PreTrainedModel,
+    tokenizer,
+    *,
+    questions: Path,
+    lab: Path,
+    prompts: int,
+) -> Subject:
+    """The first ``prompts`` rows of the parquet file ``questions``, the encoder of ``lab``, and the index of ``lab`` or of
+    ``lab.index``. Raises PreflightError where a file is missing or has fewer rows."""
+    for part in (questions, lab / "encoder", lab / "index"):
+        if not part.exists():
+            raise PreflightError(
+                f"{part} does not exist; expected a lab in {lab} (verl-credit lab --dir {lab})"
+            )
+    rows = pyarrow.parquet.read_table(questions).to_pylist()
+    if not 1 <= prompts <= len(rows):
+        raise PreflightError(f"--prompts {prompts}: {questions} has {len(rows)}; expected 1 to {len(rows)}")
+    rows = rows[:prompts]
+    if config.search.shuffle_seed is not None:
+        raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
+    index = Path(config.lab.index) if config.lab.index else lab / "index"
+    retriever = LocalRetriever(lab / "encoder", index, k=config.search.topk)
+    limits = Limits(
+        max_searches=config.search.max_searches,
+        max_new_tokens=config.search.max_new_tokens,
+        max_page_chars=config.search.max_page_chars,
+        max_response_length=config.data.max_response_length,
+    )
+    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    protocol = Protocol(tokenizer, retriever.search, limits, truths)
+    return Subject(
+        name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
+        [row["prompt"][-1]["content"] for row in rows],
+    )  # fmt: skip
+
+
+def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:
+    """The state before the first turn of each prompt, as the chat template renders it."""
+    states = []
+    for question, messages in enumerate(prompts):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        states.append(State(question, len(ids), ids))
+    return states
+
+
+def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
+    """A policy in Hugging Face format, float32. Raises PreflightError for a folder without one."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
+        )
+        return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"{folder}: no policy in Hugging Face format ({one_line(str(error))[:200]})"
+        ) from error
+
+
+def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:
+    """The policy of ``global_step_N`` of a run, float32. Raises ConfigError as `read_checkpoint`."""
+    saved = read_checkpoint(folder)
+    model = build_model(folder, {**saved.parameters, **saved.buffers}, torch.float32, "cpu")
+    model.set_attn_implementation("sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "actor" / "huggingface", local_files_only=True)
+    return model, tokenizer

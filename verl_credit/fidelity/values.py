@@ -1,0 +1,167 @@
+"""The true value of every distinct context, and the true advantage of every turn.
+
+    V(s)  = P(the final answer is right | s, policy at temperature 1), by M continuations to the end
+    A*_k  = V(s_{k+1}) - V(s_k)   for a tool turn: s_{k+1} has its tool's answer
+    A*_n  = r - V(s_n)            for the turn that ends the trajectory
+
+The lab's retrieval is deterministic, so a turn's state after its tool follows from the turn alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from verl_credit.errors import PreflightError
+from verl_credit.fidelity.protocol import Protocol, State
+from verl_credit.fidelity.rollout import Start, Trajectory, roll
+from verl_credit.fidelity.sampler import TurnSampler, digest
+from verl_credit.run.files import append_json, read_json_lines
+
+VALUES, TURNS = "values.jsonl", "turns.jsonl"
+
+
+@dataclass(frozen=True)
+class Value:
+    """``successes`` of ``continuations`` ended right; ``first_half`` of them are of the first half of the continuations."""
+
+    context: str
+    continuations: int
+    successes: int
+    first_half: int
+
+    @property
+    def value(self) -> float:
+        return self.successes / self.continuations
+
+    @property
+    def halves(self) -> tuple[float, float]:
+        """V by each half alone: independent estimates."""
+        half = self.continuations // 2
+        return self.first_half / half, (self.successes - self.first_half) / half
+
+    @property
+    def variance(self) -> float:
+        """Of the estimate: p (1 - p) / M with p = (successes + 1/2) / (M + 1), so that 0 of M is not taken for certain."""
+        p = (self.successes + 0.5) / (self.continuations + 1)
+        return p * (1 - p) / self.continuations
+
+
+@dataclass(frozen=True)
+class ScoredTurn:
+    """A turn of a sampled trajectory with its true advantage; ``after`` is None for the turn that ends."""
+
+    prompt: int
+    trajectory: int
+    """Among the prompt's."""
+    turn: int
+    kind: str
+    """``tool`` or ``ending``."""
+    before: str
+    after: str | None
+    a_star: float
+    a_first: float
+    a_second: float
+    """By the halves of the continuations alone."""
+    se: float
+    variance_before: float
+    variance_after: float
+    """0 for the ending turn: its reward is known."""
+    gain: float | None
+    """Information gain by the project's own scorer; None for the ending turn."""
+    outcome: float
+
+
+def values_of(
+    states: Iterable[State],
+    sampler: TurnSampler,
+    protocol: Protocol,
+    *,
+    continuations: int,
+    seed: int,
+    path: Path | None = None,
+    prompts_at_once: int = 4,
+    say: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, Value]:
+    """V of every distinct context, by its digest. Values in ``path`` are taken from there, new ones are added to it as they
+    come: a call that was cut off is repeated, and goes on. A value follows from the seed and the context alone.
+
+    Raises PreflightError where ``path`` has values by another number of continuations.
+    """
+    if continuations < 2 or continuations % 2:
+        raise PreflightError(f"--continuations {continuations}: expected an even number of at least 2")
+    found = {} if path is None else _read(path, continuations)
+    by_prompt: dict[int, dict[str, State]] = {}
+    for state in states:
+        name = digest(state.ids)
+        if name not in found:
+            by_prompt.setdefault(state.question, {})[name] = state
+    waiting = list(by_prompt.values())
+    for begin in range(0, len(waiting), prompts_at_once):
+        part = {
+            name: state for some in waiting[begin : begin + prompts_at_once] for name, state in some.items()
+        }
+        starts = [Start(state, continuations, seed, "value") for state in part.values()]
+        for name, trajectories in zip(part, roll(sampler, protocol, starts), strict=True):
+            rewards = [trajectory.reward for trajectory in trajectories]
+            half = sum(rewards[: continuations // 2])
+            found[name] = Value(name, continuations, int(sum(rewards)), int(half))
+            if path is not None:
+                append_json(path, asdict(found[name]))
+        say(min(begin + prompts_at_once, len(waiting)), len(waiting))
+    return found
+
+
+def _read(path: Path, continuations: int) -> dict[str, Value]:
+    found = {row["context"]: Value(**row) for row in read_json_lines(path)}
+    other = {value.continuations for value in found.values()} - {continuations}
+    if other:
+        raise PreflightError(
+            f"{path} has values by {other.pop()} continuations; expected --continuations {continuations}, or a new --out"
+        )
+    return found
+
+
+def score_turns(
+    groups: Sequence[Sequence[Trajectory]],
+    values: dict[str, Value],
+    gains: Sequence[Sequence[Sequence[float]]],
+) -> list[ScoredTurn]:
+    """Every turn of every trajectory; ``groups[prompt][trajectory]``, and ``gains`` the same with a gain per tool turn."""
+    scored = []
+    for prompt, group in enumerate(groups):
+        for number, trajectory in enumerate(group):
+            for turn, step in enumerate(trajectory.steps):
+                before = values[digest(step.state.ids)]
+                after = None if step.next is None else values[digest(step.next.ids)]
+                ends = (step.reward,) * 3 if after is None else (after.value, *after.halves)
+                star, first, second = (
+                    b - a for a, b in zip((before.value, *before.halves), ends, strict=True)
+                )
+                variance = 0.0 if after is None else after.variance
+                scored.append(
+                    ScoredTurn(
+                        prompt=prompt,
+                        trajectory=number,
+                        turn=turn,
+                        kind="ending" if after is None else "tool",
+                        before=before.context,
+                        after=None if after is None else after.context,
+                        a_star=star,
+                        a_first=first,
+                        a_second=second,
+                        se=(before.variance + variance) ** 0.5,
+                        variance_before=before.variance,
+                        variance_after=variance,
+                        gain=None if after is None else gains[prompt][number][turn],
+                        outcome=trajectory.reward,
+                    )
+                )
+    return scored
+
+
+def states_of(groups: Sequence[Sequence[Trajectory]]) -> list[State]:
+    """The distinct contexts before the turns of these trajectories."""
+    steps = [step for group in groups for trajectory in group for step in trajectory.steps]
+    return list({step.state.ids: step.state for step in steps}.values())
