@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from verl_credit.fidelity.sampler import Ids
 from verl_credit.names import ROW_RECORD
@@ -21,6 +21,8 @@ SEARCH = SCHEMA["function"]["name"]
 Search = Callable[[Sequence[str]], list[list[dict]]]
 """Queries -> per query the best documents ({"id", "contents"}), best first; the same query gives the same documents."""
 
+# A tool message is rendered behind some turn that calls a tool: which one does not matter to its tokens.
+_BEFORE_TOOLS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -29,6 +31,7 @@ class Limits:
     """The run's, by their keys."""
 
     max_searches: int
+    max_parallel_calls: int
     max_new_tokens: int
     max_page_chars: int
     max_response_length: int
@@ -46,6 +49,16 @@ class State:
 
 
 @dataclass(frozen=True)
+class Call:
+    """An executed call. ``refused``: what the policy is told in place of pages."""
+
+    name: str
+    arguments: str
+    query: str
+    refused: str | None
+
+
+@dataclass(frozen=True)
 class Step:
     """A turn and what followed it: another state, or the end with its reward."""
 
@@ -54,10 +67,9 @@ class Step:
     next: State | None
     reward: float | None
     """1 or 0 at the end (exact match); None where the trajectory goes on."""
-    call: tuple[str, str] | None = None
-    """The executed call: name and arguments."""
-    pages: tuple[str, ...] = field(default=())
-    """Ids of the pages shown, in order."""
+    calls: tuple[Call, ...] = ()
+    pages: tuple[tuple[str, ...], ...] = ()
+    """Per call, the ids of the pages found, in order."""
 
 
 class Protocol:
@@ -66,8 +78,9 @@ class Protocol:
     def __init__(self, tokenizer, search: Search, limits: Limits, truths: Sequence):
         self._tokenizer, self._search, self.limits, self._truths = tokenizer, search, limits, truths
         self._control = control_tokens(tokenizer)
-        self._newline = self._encode("\n")
+        self._newline = tuple(tokenizer.encode("\n", add_special_tokens=False))
         self._turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self._before = tokenizer.apply_chat_template(_BEFORE_TOOLS, tokenize=False)
 
     def budget(self, state: State) -> int:
         """Tokens that the next turn may have."""
@@ -75,32 +88,28 @@ class Protocol:
 
     def steps(self, written: Sequence[tuple[State, Ids]]) -> list[Step]:
         """What follows each turn; all searches are made at once."""
-        calls = [self._call(state, ids) for state, ids in written]
-        asked = [self._query(call) for call in calls]
-        queries = [query for refused, query in asked if refused is None and query]
-        found = iter(self._search(queries)) if queries else iter(())
+        calls = [self._calls(state, ids) for state, ids in written]
+        queries = [call.query for made in calls for call in made if call.refused is None]
+        found = iter(self._search(queries) if queries else ())
         steps = []
-        for (state, ids), call, (refused, query) in zip(written, calls, asked, strict=True):
-            documents = next(found) if refused is None and query else []
-            shown = self._shown(documents) if refused is None else refused
-            after = None if call is None else self._after(state, ids, shown)
-            steps.append(
-                Step(
-                    state,
-                    ids,
-                    after,
-                    self._reward(state, ids) if after is None else None,
-                    call,
-                    tuple(str(document["id"]) for document in documents),
-                )
-            )
+        for (state, ids), made in zip(written, calls, strict=True):
+            documents = [next(found) if call.refused is None else [] for call in made]
+            shown = [
+                self._shown(some) if call.refused is None else call.refused
+                for call, some in zip(made, documents, strict=True)
+            ]
+            after = self._after(state, ids, shown) if made else None
+            reward = self._reward(state, ids) if after is None else None
+            pages = tuple(tuple(str(document["id"]) for document in some) for some in documents)
+            steps.append(Step(state, ids, after, reward, made, pages))
         return steps
 
-    def _call(self, state: State, ids: Ids) -> tuple[str, str] | None:
-        """The turn's first well-formed call; None where the trajectory ends before any is looked for."""
+    def _calls(self, state: State, ids: Ids) -> tuple[Call, ...]:
+        """The turn's well-formed calls, as many as are executed; none where the trajectory ends with the turn anyhow."""
         full = self._room((*state.ids, *ids), state) <= 0
         if full or state.turn >= self.limits.max_searches:
-            return None
+            return ()
+        found = []
         for body in _CALL.findall(self._tokenizer.decode(ids)):
             try:
                 call = json.loads(body)
@@ -108,18 +117,15 @@ class Protocol:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
             if isinstance(name, str):
-                return name, arguments
-        return None
+                found.append(self._checked(name, arguments))
+        return tuple(found[: self.limits.max_parallel_calls])
 
-    def _query(self, call: tuple[str, str] | None) -> tuple[str | None, str]:
-        """(an error for the policy or None, the query)."""
-        if call is None:
-            return None, ""
-        name, arguments = call
+    def _checked(self, name: str, arguments: str) -> Call:
         if name != SEARCH:
             shown = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
-            return f"Error: there is no tool {shown!r}; available: {SEARCH}.", ""
-        return bad_query_reason(arguments)
+            return Call(name, arguments, "", f"Error: there is no tool {shown!r}; available: {SEARCH}.")
+        refused, query = bad_query_reason(arguments)
+        return Call(name, arguments, query, refused)
 
     def _shown(self, documents: Sequence[dict]) -> str:
         pages = []
@@ -128,15 +134,13 @@ class Protocol:
             pages.append(Page(str(document["id"]), title, text, 0.0))
         return without_markup(format_pages(pages, self.limits.max_page_chars), self._control)
 
-    def _after(self, state: State, ids: Ids, shown: str) -> State | None:
-        """None where the answer of the tool does not fit the row: it is then not shown."""
+    def _after(self, state: State, ids: Ids, shown: Sequence[str]) -> State | None:
+        """None where the answers of the tool do not fit the row: they are then not shown."""
+        messages = [*_BEFORE_TOOLS, *({"role": "tool", "content": text} for text in shown)]
+        whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        told = self._tokenizer.encode(whole[len(self._before) :], add_special_tokens=False)
         # verl puts the newline behind <|im_end|> where the turn ended with it, and nothing behind a turn that was cut.
-        written = (*state.ids, *ids)
-        joint = self._newline if ids[-1] == self._turn_end else ()
-        message = (
-            f"<|im_start|>user\n<tool_response>\n{shown}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-        )
-        after = (*written, *joint, *self._encode(message))
+        after = (*state.ids, *ids, *(self._newline if ids[-1] == self._turn_end else ()), *told)
         if self._room(after, state) <= 0:
             return None
         return State(state.question, state.prompt_length, after, state.turn + 1)
@@ -148,6 +152,3 @@ class Protocol:
 
     def _room(self, ids: Ids, state: State) -> int:
         return self.limits.max_response_length - (len(ids) - state.prompt_length)
-
-    def _encode(self, text: str) -> Ids:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -69,6 +69,7 @@ def make_subject(
     retriever = LocalRetriever(lab / "encoder", index, k=config.search.topk)
     limits = Limits(
         max_searches=config.search.max_searches,
+        max_parallel_calls=config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls,
         max_new_tokens=config.search.max_new_tokens,
         max_page_chars=config.search.max_page_chars,
         max_response_length=config.data.max_response_length,

@@ -118,7 +118,7 @@ def _read(path: Path, continuations: int) -> dict[str, Value]:
     other = {value.continuations for value in found.values()} - {continuations}
     if other:
         raise PreflightError(
-            f"{path} has values by {other.pop()} continuations; expected --continuations {continuations}, or a new --out"
+            f"{path} has values by {other.pop()} continuations; expected --continuations {continuations}, or a new --dir"
         )
     return found
 
