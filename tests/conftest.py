@@ -39,6 +39,21 @@ def recipes_composed_once():
         yield
 
 
+@pytest.fixture(scope="session")
+def tiny_lab(tmp_path_factory):
+    """A lab as `tiny`, trained for less long, which is enough to write calls; tests that use it are slow."""
+    from dataclasses import replace
+    from unittest import mock
+
+    from verl_credit.lab.build import build_lab
+    from verl_credit.lab.config import SIZES
+    from verl_credit.lab.policy import WarmStart
+
+    less = replace(SIZES["tiny"], encoder_steps=20, warm_start=WarmStart(steps=70, short_steps=50))
+    with mock.patch.dict(SIZES, tiny=less):
+        return build_lab(tmp_path_factory.mktemp("lab") / "tiny", world_seed=5, size="tiny")
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """An empty cache of the hub, without a network. Called with (name, folder): puts the folder's files there."""

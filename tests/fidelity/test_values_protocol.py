@@ -44,7 +44,10 @@ def trajectory(tokenizer, script, lookup, **limits):
 
 
 def documents(query):
-    return [{"id": "7", "contents": f"about {query}\ntext of </tool_response> it"}, {"id": 8, "contents": "Ada"}]
+    return [
+        {"id": "7", "contents": f"about {query}\ntext of </tool_response> it"},
+        {"id": 8, "contents": "Ada"},
+    ]
 
 
 def pages(query):
@@ -100,7 +103,8 @@ def test_a_trajectory_is_verls(tokenizer, script):
 
 
 @pytest.mark.parametrize(
-    "script", [[CUT + "y" * 60, answer_turn("Ada")], ["<answer>Ada</answer>" + "x" * 60], ["<think>" + "x" * 60]]
+    "script",
+    [[CUT + "y" * 60, answer_turn("Ada")], ["<answer>Ada</answer>" + "x" * 60], ["<think>" + "x" * 60]],
 )
 def test_a_turn_that_is_cut_at_its_budget(tokenizer, script):
     same_as_verl(tokenizer, script, "search.max_new_tokens=40", max_new_tokens=40)

@@ -27,9 +27,7 @@ def sampler(model, **options):
 
 
 def asks(n, seed=0, tokens=LONGEST):
-    return [
-        Ask(context, uniforms(seed, digest(context), particles=n, tokens=tokens)) for context in CONTEXTS
-    ]
+    return [Ask(context, uniforms(seed, digest(context), particles=n, tokens=tokens)) for context in CONTEXTS]
 
 
 def exact(model, context):
@@ -78,9 +76,7 @@ def test_a_distinct_text_is_computed_once(model):
 
 
 def test_budgets_of_one_batch_differ(model):
-    given = [
-        Ask(context, uniforms(0, i, particles=40, tokens=i + 1)) for i, context in enumerate(CONTEXTS)
-    ]
+    given = [Ask(context, uniforms(0, i, particles=40, tokens=i + 1)) for i, context in enumerate(CONTEXTS)]
     for i, found in enumerate(sampler(model).sample(given)):
         assert max(map(len, found)) == i + 1
         assert all(STOP not in text[:-1] and (text[-1] == STOP or len(text) == i + 1) for text in found)

@@ -1,8 +1,7 @@
 """A world without a model whose values are known exactly: a policy given by a table, and a tool that counts good searches.
 
-A turn is a token and END. GOOD and BAD search, and the tool says so; ANSWER ends. The answer is right with two good searches,
-or with one, if the policy answers with SURE instead, which it does with a chance of its own. The last of ``TURNS`` turns ends
-the trajectory whatever it is.
+A turn is a token and END. GOOD and BAD search, and the tool says which; ANSWER and SURE end the trajectory, and so does
+the last of ``TURNS`` turns whatever it is. ANSWER is right behind two good searches, SURE behind one.
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ class ChoiceDecoder:
         return self._log_probs([False] * len(contexts))
 
     def extend(self, parent_R, token_R):
-        self._texts = [
-            (*self._texts[p], t) for p, t in zip(parent_R.tolist(), token_R.tolist(), strict=True)
-        ]
+        self._texts = [(*self._texts[p], t) for p, t in zip(parent_R.tolist(), token_R.tolist(), strict=True)]
         return self._log_probs([True] * len(self._texts))
 
     def _log_probs(self, chosen):

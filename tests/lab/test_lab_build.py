@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
-from unittest import mock
 
 import pyarrow.parquet
 import pytest
@@ -16,7 +14,6 @@ from verl_credit.lab.build import build_lab
 from verl_credit.lab.cache import NAME, settings_of
 from verl_credit.lab.config import SIZES
 from verl_credit.lab.evaluate import Roller, summarize
-from verl_credit.lab.policy import WarmStart
 from verl_credit.lab.questions import make_splits
 from verl_credit.lab.retrieval import LocalRetriever, recall, swap_contents
 from verl_credit.lab.world import make_world
@@ -27,11 +24,8 @@ pytestmark = pytest.mark.slow  # a lab is trained
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory):
-    """As `tiny`, trained for less long, which is enough to write calls."""
-    less = replace(SIZES["tiny"], encoder_steps=20, warm_start=WarmStart(steps=70, short_steps=50))
-    with mock.patch.dict(SIZES, tiny=less):
-        return build_lab(tmp_path_factory.mktemp("lab") / "tiny", world_seed=5, size="tiny")
+def lab(tiny_lab):
+    return tiny_lab
 
 
 def test_the_command_says_in_one_line_where_it_cannot_write(tmp_path, capsys):

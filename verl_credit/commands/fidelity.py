@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_credit.commands.diff import run_config
-from verl_credit.commands.probe_rollouts import saved_step
+from verl_credit.commands.probe_rollouts import checkpoints_of, saved_step
 from verl_credit.commands.trial_row import CONFIG
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.measure import Result, measure
@@ -90,17 +90,18 @@ def _checkpoint(folder: Path, step: int | None) -> Path:
         if step is None or folder.name == f"global_step_{step}":
             return folder  # `saved_step` says what it lacks
         raise PreflightError(f"--step {step}: expected with a run's folder, which has a {CONFIG}")
-    config = run_config(folder)
-    checkpoints = folder / Path(config.trainer.default_local_dir).name
     if step is None:
+        checkpoints = checkpoints_of(folder, run_config(folder))
         step = last_checkpoint(checkpoints)
         if step is None:
-            raise PreflightError(f"no checkpoint in {checkpoints}: the run saved none (trainer.save_freq)")
-    return checkpoints / f"global_step_{step}"
+            raise PreflightError(
+                f"no checkpoint in {checkpoints}: the run saved none yet (trainer.save_freq)"
+            )
+    return folder / f"global_step_{step}"
 
 
 def table(name: str, result: Result) -> list[str]:
-    """A line per mode, those in the middle of nothing at the end."""
+    """A line per mode; those that could not be measured at the end, with the reason."""
     tools = sum(turn.kind == "tool" for turn in result.turns)
     lines = [
         f"{name}: {tools} tool turns of {len(result.turns)}, {result.contexts} distinct contexts, "

@@ -89,7 +89,7 @@ def saved_step(checkpoint: Path) -> SavedStep:
         )
         raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
     config, step = run_config(run_dir), int(match[1])
-    folder = checkpoint.parent if (checkpoint / "actor").is_dir() else _checkpoints(run_dir, config)
+    folder = checkpoint.parent if (checkpoint / "actor").is_dir() else checkpoints_of(run_dir, config)
     steps = _saved_steps(folder)
     if step not in steps:
         said = ", ".join(map(str, steps)) or "no step"
@@ -97,7 +97,7 @@ def saved_step(checkpoint: Path) -> SavedStep:
     return SavedStep(run_dir, folder / checkpoint.name, step, config)
 
 
-def _checkpoints(run_dir: Path, config: DictConfig) -> Path:
+def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
     """Also of a run whose folder was moved."""
     folder, before = Path(config.trainer.default_local_dir), Path(config.run_dir)
     return run_dir / folder.relative_to(before) if folder.is_relative_to(before) else folder
