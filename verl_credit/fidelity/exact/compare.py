@@ -1,0 +1,30 @@
+"""Two gradients beside each other."""
+
+from __future__ import annotations
+
+import torch
+
+NOTHING = 1e-12  # a shorter gradient is rounding, and has no direction
+
+
+def cosine(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
+    """None where one of them has no direction: undefined, not 0."""
+    lengths = float(a_D.norm()), float(b_D.norm())
+    if min(lengths) < NOTHING:
+        return None
+    return float(a_D @ b_D) / (lengths[0] * lengths[1])
+
+
+def compare(expected_D: torch.Tensor, true_D: torch.Tensor) -> dict[str, float | None]:
+    """How an expected gradient differs from the true one.
+
+        norm_ratio = |E[g]| / |grad J|        difference = min over c of |E[g]/c - grad J| = |grad J| sin(angle)
+
+    scale is that c, |E[g]|^2 / (E[g] . grad J). Cosine, scale and difference are None where E[g] is 0 or (scale and
+    difference) at a right angle to grad J.
+    """
+    angle, ratio = cosine(expected_D, true_D), float(expected_D.norm() / true_D.norm())
+    along = float(expected_D @ true_D)
+    scale = float(expected_D @ expected_D) / along if angle is not None and abs(angle) > NOTHING else None
+    difference = None if scale is None else float((expected_D / scale - true_D).norm())
+    return {"cosine": angle, "norm_ratio": ratio, "scale": scale, "difference": difference}
