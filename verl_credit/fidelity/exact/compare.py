@@ -28,3 +28,12 @@ def compare(expected_D: torch.Tensor, true_D: torch.Tensor) -> dict[str, float |
     scale = float(expected_D @ expected_D) / along if angle is not None and abs(angle) > NOTHING else None
     difference = None if scale is None else float((expected_D / scale - true_D).norm())
     return {"cosine": angle, "norm_ratio": ratio, "scale": scale, "difference": difference}
+
+
+def share_beyond(expected_D: torch.Tensor, basis_D_J: torch.Tensor) -> float | None:
+    """|rest| / |E[g]|, the rest being what no sum of the basis' gradients, however weighed, gives; None where E[g] is 0."""
+    length = float(expected_D.norm())
+    if length < NOTHING:
+        return None
+    found_J_1 = torch.linalg.lstsq(basis_D_J, expected_D[:, None], driver="gelsd").solution
+    return float((expected_D - (basis_D_J @ found_J_1).squeeze(1)).norm()) / length

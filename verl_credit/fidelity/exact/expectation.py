@@ -27,7 +27,10 @@ def advantages(credit: Credit, world: World, group_M_G: torch.Tensor) -> torch.T
 
 
 def expected_gradient(
-    advantage_M_G_K1: torch.Tensor, group_M_G: torch.Tensor, trajectories: Trajectories, logits_D: torch.Tensor
+    advantage_M_G_K1: torch.Tensor,
+    group_M_G: torch.Tensor,
+    trajectories: Trajectories,
+    logits_D: torch.Tensor,
 ) -> torch.Tensor:
     """E[g] over groups drawn from the policy, [D].
 
@@ -44,7 +47,10 @@ def expected_gradient(
 
 
 def group_gradients(
-    advantage_M_G_K1: torch.Tensor, group_M_G: torch.Tensor, trajectories: Trajectories, logits_D: torch.Tensor
+    advantage_M_G_K1: torch.Tensor,
+    group_M_G: torch.Tensor,
+    trajectories: Trajectories,
+    logits_D: torch.Tensor,
 ) -> torch.Tensor:
     """g of each group, [M, D]: what a run would see of it."""
     score_N_K1_D = trajectories.score_N_K1_D(logits_D)

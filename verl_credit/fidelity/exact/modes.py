@@ -22,8 +22,10 @@ UNBIASED = "turn-group-unbiased"
 
 
 def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
-    own_name = "r + gain" if weight == 1 else f"r + {weight:g} gain"
-    return turn_credit_of(mode, label, own=with_gain(weight), own_name=own_name, **options)
+    gamma = options.get("gamma", 1.0)
+    gain = "gain" if gamma == 1 else f"discounted gain (gamma {gamma:g})"
+    own_name = f"r + {gain}" if weight == 1 else f"r + {weight:g} {gain}"
+    return turn_credit_of(mode, label, own=with_gain(weight, gamma), own_name=own_name, **options)
 
 
 def credits() -> list[Credit]:
@@ -53,7 +55,9 @@ def credits() -> list[Credit]:
         turn_credit_of("progress"),
         _adds_gain("turn_gae", "turn_gae"),
         _adds_gain("turn_gae", "turn_gae, lam .9", lam=0.9),
-        turn_credit_of("turn_gae", "turn_gae, lam .9, no gains", gains=False, lam=0.9, own=reward, own_name="r"),
+        turn_credit_of(
+            "turn_gae", "turn_gae, lam .9, no gains", gains=False, lam=0.9, own=reward, own_name="r"
+        ),
         turn_penalty(PENALTY, own=with_turn_penalty(PENALTY)),
         constant_credit(),
     ]

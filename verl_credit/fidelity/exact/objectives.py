@@ -13,13 +13,24 @@ from verl_credit.fidelity.exact.values import true_advantages
 
 @dataclass(frozen=True)
 class Expected:
-    """Expectations over a question's trajectories, scalars with a gradient."""
+    """Expectations over a question's trajectories: scalars with a gradient, if the probabilities have one."""
 
-    reward: torch.Tensor
-    gain: torch.Tensor
-    """Of the sum of a trajectory's gains."""
-    turns: torch.Tensor
-    """The answer included."""
+    trajectories: Trajectories
+    probability_N: torch.Tensor
+
+    @property
+    def reward(self) -> torch.Tensor:
+        return (self.probability_N * self.trajectories.outcome_N).sum()
+
+    @property
+    def turns(self) -> torch.Tensor:
+        """The answer included."""
+        return (self.probability_N * self.trajectories.n_turns_N).sum()
+
+    def gain(self, gamma: float = 1.0) -> torch.Tensor:
+        """Of sum over turns k = 0, 1, ... of gamma^k gain_k."""
+        gain_N_K = self.trajectories.gain_N_K
+        return (self.probability_N * (gain_N_K @ gamma ** torch.arange(gain_N_K.shape[1]).double())).sum()
 
 
 Objective = Callable[[Expected, int], torch.Tensor]
@@ -31,13 +42,18 @@ def reward(expected: Expected, group_size: int) -> torch.Tensor:
     return expected.reward
 
 
+def gain(expected: Expected, group_size: int) -> torch.Tensor:
+    """The expected sum of gains."""
+    return expected.gain()
+
+
 def fewer_turns(expected: Expected, group_size: int) -> torch.Tensor:
     return -expected.turns
 
 
-def with_gain(alpha: float) -> Objective:
-    """E[r + alpha sum of gains]."""
-    return lambda expected, _: expected.reward + alpha * expected.gain
+def with_gain(alpha: float, gamma: float = 1.0) -> Objective:
+    """E[r + alpha sum of gamma^k gain_k]."""
+    return lambda expected, _: expected.reward + alpha * expected.gain(gamma)
 
 
 def with_turn_penalty(penalty: float) -> Objective:
@@ -61,18 +77,14 @@ def arcsine(expected: Expected, group_size: int) -> torch.Tensor:
     return 2 * expected.reward.sqrt().asin()
 
 
-def expectations(trajectories: Trajectories, logits_D: torch.Tensor) -> Expected:
-    p_N = trajectories.probability_N(logits_D)
-    gain_N = trajectories.gain_N_K.sum(1)
-    return Expected(*((p_N * x_N).sum() for x_N in (trajectories.outcome_N, gain_N, trajectories.n_turns_N)))
-
-
 def gradient(
     objective: Objective, trajectories: Trajectories, logits_D: torch.Tensor, group_size: int
 ) -> torch.Tensor:
     """Exact gradient of the objective by autograd over all trajectories, [D]."""
     leaf_D = logits_D.clone().requires_grad_()
-    return torch.autograd.grad(objective(expectations(trajectories, leaf_D), group_size), leaf_D)[0]
+    return torch.autograd.grad(
+        objective(Expected(trajectories, trajectories.probability_N(leaf_D)), group_size), leaf_D
+    )[0]
 
 
 def theorem_gradient(trajectories: Trajectories, logits_D: torch.Tensor) -> torch.Tensor:

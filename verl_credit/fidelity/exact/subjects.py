@@ -32,7 +32,9 @@ class Credit:
     own_name: str = ""
 
 
-def turn_credit_of(mode: str, label: str | None = None, *, gains: bool | None = None, own=None, own_name="", **options):
+def turn_credit_of(
+    mode: str, label: str | None = None, *, gains: bool | None = None, own=None, own_name="", **options
+):
     """A registered turn mode with these options. ``gains``: turns earn information gain (None: as the mode's default).
 
     Its constants are the mode's own; gamma is 1 unless given.
@@ -72,14 +74,17 @@ def turn_penalty(penalty: float, *, own: Objective) -> Credit:
     operator = partial(run_turn_mode, mode=MODES["none"], outcome_operator="rloo")
 
     def run(world: World) -> Result:
-        return operator(world.but(outcome_B=world.outcome_B - penalty * (world.n_tool_turns_B + 1)))
+        turns_B = world.n_tool_turns_B.double() + 1  # integers times a float would be float32
+        return operator(world.but(outcome_B=world.outcome_B - penalty * turns_B))
 
     return Credit(f"turn penalty {penalty:g}", run, own=own, own_name=f"r - {penalty:g} turns")
 
 
 def constant_credit() -> Credit:
     """Control: advantage 1 everywhere. Its expected gradient is 0."""
-    return Credit("constant", lambda world: Result(world.mask_B_T.double(), world.mask_B_T.double()), scope="row")
+    return Credit(
+        "constant", lambda world: Result(world.mask_B_T.double(), world.mask_B_T.double()), scope="row"
+    )
 
 
 def policy_free(world: World) -> World:

@@ -7,17 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from verl_credit.fidelity.exact.batch import as_world
-from verl_credit.fidelity.exact.compare import compare, cosine
+from verl_credit.fidelity.exact.compare import compare, cosine, share_beyond
 from verl_credit.fidelity.exact.expectation import advantages, expected_gradient
 from verl_credit.fidelity.exact.groups import list_groups
 from verl_credit.fidelity.exact.modes import credits
-from verl_credit.fidelity.exact.objectives import fewer_turns, gradient, reward
+from verl_credit.fidelity.exact.objectives import fewer_turns, gain, gradient, reward
 from verl_credit.fidelity.exact.question import QUESTIONS, Question
 from verl_credit.fidelity.exact.subjects import Credit, policy_free
 from verl_credit.fidelity.exact.trajectories import Trajectories, list_trajectories
 
 GROUP_SIZES = tuple(range(2, 9))
 STOPS = (0.1, 0.3, 0.5, 0.7)
+LARGEST_OF_BATCH_SCOPE = 5
 
 
 def exact_bias(
@@ -27,16 +28,22 @@ def exact_bias(
     group_sizes: Iterable[int] = GROUP_SIZES,
     stops: Sequence[float] = STOPS,
 ) -> Iterator[dict[str, object]]:
-    """Plain rows: mode, questions, stop_probability, group_size, what `compare` finds against grad E[r], cosine_own with the
-    gradient of the mode's own objective (None: it names none), own_error = |E[g] - that gradient| / |that gradient|, and
-    cosine_fewer_turns with the gradient of -E[turns].
+    """Plain rows: mode, questions, stop_probability, group_size, what `compare` finds against grad E[r], and
 
+        cosine_own            with the gradient of the mode's own objective; None: it names none
+        own_error             |E[g] - that gradient| / |that gradient|
+        beyond_r_and_gain     the share of E[g] that is no sum a grad E[r] + b grad E[gain]
+        cosine_fewer_turns    with the gradient of -E[turns]
+
+    Operators whose scope is the batch get one group a call, so they are left out above LARGEST_OF_BATCH_SCOPE.
     One row per question, and with several questions one for all of them together: each has logits of its own, so the
     gradients stand one after the other, and an operator that weighs questions differently turns their sum.
     """
     subjects, listed = credits() if subjects is None else subjects, [list_trajectories(q) for q in questions]
     for size in group_sizes:
         for credit in subjects:
+            if credit.scope == "batch" and size > LARGEST_OF_BATCH_SCOPE:
+                continue
             expected = [expected_gradients(credit, trajectories, size, stops) for trajectories in listed]
             for number, stop in enumerate(stops):
                 of_question = [gradients[number] for gradients in expected]
@@ -80,5 +87,6 @@ def _row(credit: Credit, part: list[Trajectories], expected: list[torch.Tensor],
         "own_objective": credit.own_name,
         "cosine_own": None if own_D is None else cosine(expected_D, own_D),
         "own_error": None if own_D is None else float((expected_D - own_D).norm() / own_D.norm()),
+        "beyond_r_and_gain": share_beyond(expected_D, torch.stack([true(reward), true(gain)], dim=1)),
         "cosine_fewer_turns": cosine(expected_D, true(fewer_turns)),
     }

@@ -11,7 +11,7 @@ from verl_credit.fidelity.exact.trajectories import Trajectories
 def values(choices: Choices, logits_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(V per state, Q per choice), the expected outcome from there on.
 
-        Q(s, stop) = success at s        Q(s, search) = V(next)        V(s) = sum over actions of pi Q
+    Q(s, stop) = success at s        Q(s, search) = V(next)        V(s) = sum over actions of pi Q
     """
     places = choices.question.places
     success_S = torch.tensor([places[name].success for name, _ in choices.states], dtype=torch.float64)
