@@ -3,21 +3,14 @@
 import json
 
 import pytest
-import torch
 
+from verl_credit.credit.laws.subjects import Result
 from verl_credit.credit.registry import OUTCOME
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.fidelity.exact.batch import as_world
 from verl_credit.fidelity.exact.modes import credits
 from verl_credit.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question
-from verl_credit.fidelity.exact.subjects import (
-    outcome_credit_of,
-    own_credit,
-    policy_free,
-    turn_credit_of,
-)  # fmt: skip
+from verl_credit.fidelity.exact.subjects import Credit, outcome_credit_of, own_credit, turn_credit_of
 from verl_credit.fidelity.exact.table import LARGEST_OF_BATCH_SCOPE, exact_bias
-from verl_credit.fidelity.exact.trajectories import list_trajectories
 
 SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0.6, 1.0)}, "a", 2)
 
@@ -37,8 +30,10 @@ def test_rows_are_plain_and_complete():
     assert len(rows) == len(credits()) * 2 * 3
     assert {row["questions"] for row in rows} == {"small", "one hop", "small and one hop"}
     assert len({tuple(row) for row in rows}) == 1
-    exact = [row for row in rows if row["mode"] in ("rloo", "leave_one_out", "turn_gae", "turn penalty 0.1")]
-    assert exact and all(row["own_error"] < 1e-9 for row in exact)
+    named = ("rloo", "leave_one_out", "turn_gae", "turn_gae, lam .9, no gains", "turn penalty 0.1")
+    exact = [row for row in rows if row["mode"] in named]
+    assert len(exact) == len(named) * 6 and all(row["own_error"] < 1e-9 for row in exact)
+    assert all((row["cosine_own"] is None) == (row["own_objective"] == "") for row in rows)
     constant = [row for row in rows if row["mode"] == "constant"]
     assert all(
         row["cosine"] is row["cosine_fewer_turns"] is row["beyond_r_and_gain"] is None for row in constant
@@ -67,7 +62,7 @@ def leave_one_out(rewards):
 def search_more(tables):
     """A user's turn mode: the outcome, centred, and .2 for every search."""
     outcome_B = tables.outcome_advantage("rloo")
-    return outcome_B[:, None] + 0.2 + torch.zeros_like(tables.reward_B_K), outcome_B, tables.ones()
+    return outcome_B[:, None] + 0.2 * tables.ones(), outcome_B, tables.ones()
 
 
 def by_value(tables):
@@ -89,8 +84,9 @@ def test_operators_of_ones_own():
 
 
 def test_an_operator_that_reads_the_policy_without_saying_so_is_noticed():
-    trajectories = list_trajectories(SMALL)
-    world = policy_free(as_world(trajectories, trajectories.choices.logits_with_stop(0.3)))
-    assert world.value_B_K1.isnan().all() and world.log_prob_B_T.isnan().all()
+    """turn_gae says so; this one gives its values another way."""
     assert turn_credit_of("turn_gae").reads_policy
     assert not turn_credit_of("progress").reads_policy
+    quiet = Credit("quiet", lambda world: Result(world.log_prob_B_T, world.log_prob_B_T))
+    with pytest.raises(ValueError, match="quiet: an advantage is not finite"):
+        list(exact_bias([quiet], [SMALL], group_sizes=[2], stops=[0.3]))

@@ -124,6 +124,25 @@ def test_gains_are_differences_of_potentials():
     assert trajectories.gain_N_K[row[0]].tolist() == pytest.approx([0.02, 0.43, 0.0])
 
 
+def test_expectations_by_hand():
+    """Stop .25: .75 of the trajectories search and earn .4; with three turns .75 of these search again and lose .5."""
+    places = {
+        "a": Place(0.2, 0.5, {"q": ("b", 1.0)}),
+        "b": Place(0.6, 1.0, {"q": ("c", 1.0)}),
+        "c": Place(0.1, 0.0),
+    }
+    for turns, gain, discounted, n_turns in (
+        (2, 0.75 * 0.4, 0.75 * 0.4, 1.75),
+        (3, 0.75 * (0.4 - 0.75 * 0.5), 0.75 * (0.4 - 0.5 * 0.75 * 0.5), 1 + 0.75 + 0.75**2),
+    ):
+        trajectories = list_trajectories(Question("q", places, "a", turns))
+        probability_N = trajectories.probability_N(trajectories.choices.logits_with_stop(0.25))
+        expected = Expected(trajectories, probability_N)
+        assert float(expected.gain()) == pytest.approx(gain)
+        assert float(expected.gain(0.5)) == pytest.approx(discounted)
+        assert float(expected.turns) == pytest.approx(n_turns)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
