@@ -7,7 +7,8 @@ import pytest
 from verl_credit.credit.laws.subjects import Result
 from verl_credit.credit.registry import OUTCOME
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.fidelity.exact.modes import credits
+from verl_credit.fidelity.exact.modes import all_credits
+from verl_credit.fidelity.exact.objectives import reward
 from verl_credit.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question
 from verl_credit.fidelity.exact.subjects import Credit, outcome_credit_of, own_credit, turn_credit_of
 from verl_credit.fidelity.exact.table import LARGEST_OF_BATCH_SCOPE, exact_bias
@@ -16,18 +17,18 @@ SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0
 
 
 def test_every_outcome_operator_and_turn_mode_is_in_the_table():
-    named = {credit.name.split(",")[0] for credit in credits()}
+    named = {credit.name.split(",")[0] for credit in all_credits()}
     expected = {operator.name for operator in OUTCOME} | (
         set(MODES) - {"none"}
     )  # none is its outcome operator alone
     assert expected <= named
-    assert len({credit.name for credit in credits()}) == len(credits())
+    assert len({credit.name for credit in all_credits()}) == len(all_credits())
 
 
 def test_rows_are_plain_and_complete():
-    rows = list(exact_bias(questions=[SMALL, ONE_HOP], group_sizes=[2], stops=[0.3, 0.6]))
+    rows = exact_bias(questions=[SMALL, ONE_HOP], group_sizes=[2], stops=[0.3, 0.6])
     assert json.loads(json.dumps(rows)) == rows
-    assert len(rows) == len(credits()) * 2 * 3
+    assert len(rows) == len(all_credits()) * 2 * 3
     assert {row["questions"] for row in rows} == {"small", "one hop", "small and one hop"}
     assert len({tuple(row) for row in rows}) == 1
     named = ("rloo", "leave_one_out", "turn_gae", "turn_gae, lam .9, no gains", "turn penalty 0.1")
@@ -42,7 +43,7 @@ def test_rows_are_plain_and_complete():
 
 def test_a_weight_per_question_turns_the_sum_of_two_questions():
     """maxrl weighs the harder one up; each alone keeps its direction."""
-    rows = list(exact_bias([outcome_credit_of("maxrl")], group_sizes=[3], stops=[0.3]))
+    rows = exact_bias([outcome_credit_of("maxrl")], group_sizes=[3], stops=[0.3])
     alone, together = [r["cosine"] for r in rows[:2]], rows[2]["cosine"]
     assert alone == pytest.approx([1, 1], abs=1e-12)
     assert together < 0.9999
@@ -51,7 +52,7 @@ def test_a_weight_per_question_turns_the_sum_of_two_questions():
 def test_large_groups_of_batch_scope_are_left_out():
     credit = outcome_credit_of("reinforce_pp")
     sizes = [2, LARGEST_OF_BATCH_SCOPE + 1]
-    rows = list(exact_bias([credit], [SMALL], group_sizes=sizes, stops=[0.3]))
+    rows = exact_bias([credit], [SMALL], group_sizes=sizes, stops=[0.3])
     assert [row["group_size"] for row in rows] == [2]
 
 
@@ -76,7 +77,7 @@ by_value.needs = ("value_B_K1",)
 
 def test_operators_of_ones_own():
     mine = [own_credit(leave_one_out, "mine"), own_credit(search_more, "more")]
-    rows = list(exact_bias(mine, [TWO_HOPS], group_sizes=[3], stops=[0.3]))
+    rows = exact_bias(mine, [TWO_HOPS], group_sizes=[3], stops=[0.3])
     assert rows[0]["cosine"] == pytest.approx(1, abs=1e-6)
     assert rows[0]["norm_ratio"] == pytest.approx(1, abs=1e-6)
     assert rows[1]["cosine"] < 0.999
@@ -89,4 +90,21 @@ def test_an_operator_that_reads_the_policy_without_saying_so_is_noticed():
     assert not turn_credit_of("progress").reads_policy
     quiet = Credit("quiet", lambda world: Result(world.log_prob_B_T, world.log_prob_B_T))
     with pytest.raises(ValueError, match="quiet: an advantage is not finite"):
-        list(exact_bias([quiet], [SMALL], group_sizes=[2], stops=[0.3]))
+        exact_bias([quiet], [SMALL], group_sizes=[2], stops=[0.3])
+
+
+def test_a_question_without_a_choice_has_no_direction():
+    only = Question("only", {"a": Place(0.2, 0.5)}, "a", 1)
+    [row] = exact_bias(
+        [outcome_credit_of("maxrl", own=reward, own_name="r")], [only], group_sizes=[2], stops=[0.3]
+    )
+    for column in (
+        "cosine",
+        "norm_ratio",
+        "scale",
+        "difference",
+        "cosine_own",
+        "own_error",
+        "beyond_r_and_gain",
+    ):
+        assert row[column] is None

@@ -15,15 +15,20 @@ def cosine(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
     return float(a_D @ b_D) / (lengths[0] * lengths[1])
 
 
+def length_ratio(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
+    """|a| / |b|; None where b has no length."""
+    return float(a_D.norm() / b_D.norm()) if float(b_D.norm()) >= NOTHING else None
+
+
 def compare(expected_D: torch.Tensor, true_D: torch.Tensor) -> dict[str, float | None]:
     """How an expected gradient differs from the true one.
 
         norm_ratio = |E[g]| / |grad J|        difference = min over c of |E[g]/c - grad J| = |grad J| sin(angle)
 
     scale is that c, |E[g]|^2 / (E[g] . grad J). Cosine, scale and difference are None where E[g] is 0 or (scale and
-    difference) at a right angle to grad J.
+    difference) at a right angle to grad J; all four are None where grad J is 0.
     """
-    angle, ratio = cosine(expected_D, true_D), float(expected_D.norm() / true_D.norm())
+    angle, ratio = cosine(expected_D, true_D), length_ratio(expected_D, true_D)
     along = float(expected_D @ true_D)
     scale = float(expected_D @ expected_D) / along if angle is not None and abs(angle) > NOTHING else None
     difference = None if scale is None else float((expected_D / scale - true_D).norm())

@@ -28,7 +28,7 @@ def _adds_gain(mode: str, label: str, weight: float = 1.0, **options) -> Credit:
     return turn_credit_of(mode, label, own=with_gain(weight, gamma), own_name=own_name, **options)
 
 
-def credits() -> list[Credit]:
+def all_credits() -> list[Credit]:
     """Outcome operators, turn modes, controls. Token operators are left out: one token a turn leaves them nothing to weigh.
 
     ``own``: the objective that the mode's documentation names, or that follows from its equation with 0/1 outcomes.

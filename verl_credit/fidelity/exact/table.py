@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from verl_credit.fidelity.exact.batch import as_world
-from verl_credit.fidelity.exact.compare import compare, cosine, share_beyond
+from verl_credit.fidelity.exact.compare import compare, cosine, length_ratio, share_beyond
 from verl_credit.fidelity.exact.expectation import advantages, expected_gradient
 from verl_credit.fidelity.exact.groups import list_groups
-from verl_credit.fidelity.exact.modes import credits
+from verl_credit.fidelity.exact.modes import all_credits
 from verl_credit.fidelity.exact.objectives import fewer_turns, gain, gradient, reward
 from verl_credit.fidelity.exact.question import QUESTIONS, Question
 from verl_credit.fidelity.exact.subjects import Credit, policy_free
@@ -21,7 +21,12 @@ STOPS = (0.1, 0.3, 0.5, 0.7)
 LARGEST_OF_BATCH_SCOPE = 5
 
 
-def exact_bias(
+def exact_bias(*given, **options) -> list[dict[str, object]]:
+    """`bias_rows` as a list."""
+    return list(bias_rows(*given, **options))
+
+
+def bias_rows(
     subjects: Sequence[Credit] | None = None,
     questions: Iterable[Question] = tuple(QUESTIONS.values()),
     *,
@@ -39,7 +44,10 @@ def exact_bias(
     One row per question, and with several questions one for all of them together: each has logits of its own, so the
     gradients stand one after the other, and an operator that weighs questions differently turns their sum.
     """
-    subjects, listed = credits() if subjects is None else subjects, [list_trajectories(q) for q in questions]
+    subjects, listed = (
+        all_credits() if subjects is None else subjects,
+        [list_trajectories(q) for q in questions],
+    )
     for size in group_sizes:
         for credit in subjects:
             if credit.scope == "batch" and size > LARGEST_OF_BATCH_SCOPE:
@@ -86,7 +94,7 @@ def _row(credit: Credit, part: list[Trajectories], expected: list[torch.Tensor],
         **compare(expected_D, true(reward)),
         "own_objective": credit.own_name,
         "cosine_own": None if own_D is None else cosine(expected_D, own_D),
-        "own_error": None if own_D is None else float((expected_D - own_D).norm() / own_D.norm()),
+        "own_error": None if own_D is None else length_ratio(expected_D - own_D, own_D),
         "beyond_r_and_gain": share_beyond(expected_D, torch.stack([true(reward), true(gain)], dim=1)),
         "cosine_fewer_turns": cosine(expected_D, true(fewer_turns)),
     }
