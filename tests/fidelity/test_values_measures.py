@@ -127,11 +127,21 @@ def test_a_shared_value_counts_four_times_in_the_error_of_a_pair():
 def test_pairs_in_order():
     turns = [t for p in range(3) for t in chain(p, 0, [-1.0, 1.0], 0.001)]
     agreements = Agreements(turns, resamples=50)
-    assert agreements.sure == 3
+    assert agreements.sure == (3, 0)
     assert agreements.of([0, 1, 0, 1, 1, 0]).pairs.value == pytest.approx(2 / 3)
     assert agreements.of([0, 1, 0, 1, 5, 5]).pairs.value == pytest.approx(2.5 / 3)
     assert agreements.of([3, 3, 0, 0, 5, 5]).pairs.value is None
     assert agreements.of([0, 1, 0, 1, 0, 1]).pairs.low == 1
+
+
+def test_pairs_with_the_ending_turn_are_counted_apart():
+    turns = [t for p in range(3) for t in chain(p, 0, [-1.0, 1.0], 0.001)]
+    turns += [turn(p, 0, 2, -2.0, kind="ending", variance=(0.001, 0.0), states="c") for p in range(3)]
+    turns.sort(key=lambda t: t.prompt)
+    agreements = Agreements(turns, resamples=20)
+    assert agreements.sure == (3, 6)
+    found = agreements.of([0, 1, -1] * 2 + [0, 1, 0.5])
+    assert (found.pairs.value, found.end_pairs.value) == (1, pytest.approx(5 / 6))
 
 
 def test_prompts_not_turns_are_drawn_again():

@@ -105,12 +105,12 @@ def table(name: str, result: Result) -> list[str]:
     tools = sum(turn.kind == "tool" for turn in result.turns)
     lines = [
         f"{name}: {tools} tool turns of {len(result.turns)}, {result.contexts} distinct contexts, "
-        f"{result.sure_pairs} sure pairs, reliability of A* {_shown(result.reliability)}",
-        f"{'mode':<34} {'pearson':<20} {'same turn':<20} {'pairs in order':<20}",
+        f"{result.sure_pairs[0]} + {result.sure_pairs[1]} sure pairs, reliability of A* {_shown(result.reliability)}",
+        f"{'mode':<34} {'pearson':<20} {'same turn':<20} {'pairs in order':<20} with the ending turn",
     ]
     for mode, found, _ in result.modes:
         if found is not None:
-            cells = (found.pearson, found.same_turn, found.pairs)
+            cells = (found.pearson, found.same_turn, found.pairs, found.end_pairs)
             lines.append(f"{mode:<34} " + " ".join(f"{_shown(cell):<20}" for cell in cells).rstrip())
     lines += [f"{mode:<34} not measured: {reason}" for mode, found, reason in result.modes if found is None]
     scores = ", ".join(

@@ -27,7 +27,8 @@ class Result:
     modes: list[tuple[str, Agreement | None, str]]
     """Name, agreement with the true advantages, and the reason where there is none."""
     reliability: Measure
-    sure_pairs: int
+    sure_pairs: tuple[int, int]
+    """Of tool turns, and with the ending turn."""
     integrity: list[ZScore]
     contexts: int
 

@@ -2,7 +2,8 @@
 
     pearson     corr(advantage, A*) over tool turns / sqrt(reliability of A*)
     same turn   the same after both lost their mean over (prompt, turn number): what GRPO's groups alone cannot see
-    pairs       share of a trajectory's pairs of turns in the right order, of those whose A* differ by 4 standard errors
+    pairs       share of a trajectory's pairs of tool turns in the right order, of those whose A* differ by 4 standard errors
+    end pairs   the same for its ending turn beside each tool turn
 
 A credit that is constant (over the tool turns, in every cell, in every sure pair) has no correlation and no order: None.
 Reliability is that of the mean of two halves with the correlation rho, 2 rho / (1 + rho) (Spearman-Brown). The noise of the
@@ -41,6 +42,7 @@ class Agreement:
     pearson: Measure
     same_turn: Measure
     pairs: Measure
+    end_pairs: Measure
 
 
 class Agreements:
@@ -61,7 +63,9 @@ class Agreements:
         self._cell = np.array(
             [number[turn.prompt, turn.turn] for turn in turns if turn.kind == "tool"], dtype=int
         )
-        self._pairs = sure_pairs(turns)
+        pairs = sure_pairs(turns)
+        self._pairs = [pair for pair in pairs if self._tool[list(pair)].all()]
+        self._end_pairs = [pair for pair in pairs if not self._tool[list(pair)].all()]
         draws = np.random.default_rng(seed).integers(self._prompts, size=(resamples, self._prompts))
         counts = [np.bincount(draw, minlength=self._prompts) for draw in draws]
         self._weights = np.stack([np.ones(self._prompts, dtype=int), *counts])
@@ -73,7 +77,10 @@ class Agreements:
         if credit_N.shape != self._star.shape:
             raise ValueError(f"credit has {credit_N.shape} entries; expected one per turn: {len(self._star)}")
         return Agreement(
-            self._correlation(credit_N), self._correlation(credit_N, self._cell), self._order(credit_N)
+            pearson=self._correlation(credit_N),
+            same_turn=self._correlation(credit_N, self._cell),
+            pairs=self._order(credit_N, self._pairs),
+            end_pairs=self._order(credit_N, self._end_pairs),
         )
 
     @property
@@ -84,9 +91,9 @@ class Agreements:
         )
 
     @property
-    def sure(self) -> int:
-        """Pairs of turns whose order is beyond doubt."""
-        return len(self._pairs)
+    def sure(self) -> tuple[int, int]:
+        """Pairs of turns whose order is beyond doubt: of tool turns, and with the ending turn."""
+        return len(self._pairs), len(self._end_pairs)
 
     def _correlation(self, credit_N: np.ndarray, cell: np.ndarray | None = None) -> Measure:
         tables = [x[self._tool] for x in (credit_N, self._star, *self._halves)]
@@ -114,11 +121,11 @@ class Agreements:
             r = vxy / np.sqrt(vx * vy)
         return np.where((vx > _CONSTANT) & (vy > _CONSTANT), r, np.nan)
 
-    def _order(self, credit_N: np.ndarray) -> Measure:
+    def _order(self, credit_N: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Measure:
         """A tie counts one half; where every pair ties there is no order."""
-        if not self._pairs:
+        if not pairs:
             return Measure(None)
-        worse, better = np.array(self._pairs).T
+        worse, better = np.array(pairs).T
         difference = credit_N[better] - credit_N[worse]
         tied = np.abs(difference) <= 1e-9 * (1 + np.abs(credit_N[better]))
         if tied.all():
