@@ -111,12 +111,25 @@ def test_a_turn_that_is_cut_at_its_budget(tokenizer, script):
 
 
 def test_answers_of_the_tool_that_do_not_fit_end_the_trajectory(tokenizer):
-    script, ends = [search_turn("a"), f"<answer>Ada</answer>{TURN_END}"], set()
-    for length in range(60, 160, 3):  # the observation fits from some length on, then the answer
-        ends.add(
-            same_as_verl(tokenizer, script, f"data.max_response_length={length}", max_response_length=length)
+    script = [search_turn("a"), f"<answer>Ada</answer>{TURN_END}"]
+    ids, turns, _ = trajectory(tokenizer, script, documents)
+    observed = turns.index(1)  # a row of so many tokens is full behind the observation
+    ends = {
+        length: same_as_verl(
+            tokenizer, script, f"data.max_response_length={length}", max_response_length=length
         )
-    assert ends == {0.0, 1.0}
+        for length in (
+            20,
+            observed - 1,
+            observed,
+            observed + 1,
+            len(ids) - 2,
+            len(ids) - 1,
+            len(ids),
+            len(ids) + 1,
+        )
+    }
+    assert {length for length, reward in ends.items() if reward} == {len(ids) - 1, len(ids), len(ids) + 1}
 
 
 def test_pages_are_cut_and_searches_are_none(tokenizer):
