@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
-from verl_credit.fidelity.credit import PolicyForward, tables_of, turn_batch
+from verl_credit.fidelity.credit import PolicyForward, tables_of
 from verl_credit.fidelity.measure import sample_groups
 from verl_credit.fidelity.rollout import Start, roll
+from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.subject import load_checkpoint, load_policy, make_subject
 from verl_credit.generation.generator import BatchGenerator
 from verl_credit.lab.config import SIZES
@@ -54,7 +55,7 @@ def test_greedy_trajectories_are_those_of_the_labs_evaluation(subject, tiny_lab)
 
 
 def test_batches_are_those_of_the_trainer(subject, groups):
-    batch = turn_batch(groups, subject.truths)
+    batch = turn_batch([t for group in groups for t in group], subject.truths)
     flat = [t for group in groups for t in group]
     assert batch.n_turns_B.tolist() == [len(t.steps) for t in flat]
     for row, trajectory in enumerate(flat):
@@ -70,7 +71,7 @@ def test_gains_are_the_projects(subject, groups):
     """prob_diff of ` <answer> gold</answer>`'s gold tokens, by one forward of each context alone."""
     settings = CreditSettings.from_config(subject.config)
     forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id, rows_at_once=7)
-    batch = turn_batch(groups, subject.truths)
+    batch = turn_batch([t for group in groups for t in group], subject.truths)
     tables = tables_of(batch, groups, settings, forward, subject.tokenizer)
     generator = BatchGenerator(subject.model, pad_token_id=0)
     head, encode = "<answer>", subject.tokenizer.encode

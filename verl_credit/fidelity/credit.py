@@ -16,7 +16,6 @@ from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.report.again import NotOffered, TurnTables, credit_of_turns
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains
 from verl_credit.turns.scorers import ScoreRow
 from verl_credit.turns.signals import StepRows
@@ -26,39 +25,6 @@ OUTCOMES = ("rloo", "maxrl")
 """Beside the one that the configuration names, for the mode `none`."""
 PENALTY = 0.1
 """Per turn, of the control: a credit can be good only because it asks for fewer turns."""
-
-
-def turn_batch(groups: Sequence[Sequence[Trajectory]], truths: Sequence) -> TurnBatch:
-    """The trajectories as a step of the trainer has them, prompt after prompt."""
-    rows = [(prompt, trajectory) for prompt, group in enumerate(groups) for trajectory in group]
-    responses, turn_ids = [], []
-    for _, trajectory in rows:
-        last = trajectory.steps[-1]
-        response = [*last.state.ids, *last.turn_ids][last.state.prompt_length :]
-        turns = [-1] * len(response)
-        for number, step in enumerate(trajectory.steps):
-            begin = len(step.state.ids) - step.state.prompt_length
-            turns[begin : begin + len(step.turn_ids)] = [number] * len(step.turn_ids)
-        responses.append(response)
-        turn_ids.append(torch.tensor(turns))
-    turn_ids_B_T = torch.nn.utils.rnn.pad_sequence(turn_ids, batch_first=True, padding_value=-1)
-    firsts = [trajectory.steps[0].state for _, trajectory in rows]
-    count = len(rows)
-    return TurnBatch(
-        prompt_ids=[list(state.ids) for state in firsts],
-        response_ids=responses,
-        turn_ids_B_T=turn_ids_B_T,
-        response_mask_B_T=turn_ids_B_T >= 0,
-        records=[RowRecord().as_dict() for _ in rows],
-        scores=[{} for _ in rows],
-        ground_truths=[truths[prompt] for prompt, _ in rows],
-        extra_infos=[{} for _ in rows],
-        columns=[{} for _ in rows],
-        is_padding=[False] * count,
-        row_valid_B=torch.ones(count, dtype=torch.bool),
-        n_turns_B=torch.tensor([len(trajectory.steps) for _, trajectory in rows]),
-        turn_rewards=[[None] * (len(trajectory.steps) - 1) for _, trajectory in rows],
-    )
 
 
 class PolicyForward:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
-from verl_credit.fidelity.credit import PolicyForward, credits_of, tables_of, turn_batch
+from verl_credit.fidelity.credit import PolicyForward, credits_of, tables_of
 from verl_credit.fidelity.integrity import ZScore, martingale
 from verl_credit.fidelity.measures import Agreement, Agreements, Measure
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
+from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.values import TURNS, VALUES, ScoredTurn, score_turns, states_of, values_of
 from verl_credit.run.files import append_json, write_text
@@ -60,7 +61,7 @@ def measure(
         say=lambda done, of: say(0.1 + 0.85 * done / of, f"values of the contexts of {done} of {of} prompts"),
     )
     say(0.96, "gains and credit")
-    batch = turn_batch(groups, subject.truths)
+    batch = turn_batch([row for group in groups for row in group], subject.truths)
     forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
     tables = tables_of(batch, groups, CreditSettings.from_config(subject.config), forward, subject.tokenizer)
     gains, rows = tables.reward_B_K.tolist(), iter(range(len(tables.rows)))

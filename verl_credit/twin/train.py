@@ -20,11 +20,11 @@ from torch.utils.data import RandomSampler
 from verl_credit.attention import AUTO, install
 from verl_credit.config.settings import CreditSettings
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
+from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.subject import Subject, load_policy, make_subject
 from verl_credit.run.files import METRICS, VALIDATION, append_json
 from verl_credit.twin.credit import Credit
 from verl_credit.twin.packed import PackedPolicy
-from verl_credit.twin.rows import turn_batch
 from verl_credit.twin.update import Objective, update
 
 NAME = "val-aux/lab-{}/em/mean@1"

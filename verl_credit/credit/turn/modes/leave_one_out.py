@@ -74,8 +74,9 @@ MODE = TurnMode(
     ),
     reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
     bias=(
-        "none with baseline=absent_zero and every reward there: own sample excluded, no std, every trajectory is a member "
-        "of every turn; one that misses a reward reads the outcome's term alone, as if it had earned what the others did"
+        "none at gamma 1 with baseline=absent_zero and every reward there: own sample excluded, no std, every "
+        "trajectory is a member of every turn; one that misses a reward reads the outcome's term alone, as if it had "
+        "earned what the others did"
     ),
     departures="no release",
     source="2402.14740 for the outcome; the return to go per turn is textbook REINFORCE",
