@@ -11,6 +11,7 @@ from verl_credit.commands.train import save_config
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.precision import COMPUTES_IN
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.world import world_of
 from verl_credit.run import events
@@ -20,18 +21,35 @@ from verl_credit.run.lock import run_lock
 from verl_credit.run.progress import Throttled, say_at_once
 
 A = "actor_rollout_ref.actor"
+REWARD = "reward.custom_reward_function"
 WITHOUT = {
     "algorithm.adv_estimator": ADV_ESTIMATOR,
     "algorithm.use_kl_in_reward": False,
     f"{A}.policy_loss.loss_mode": LOSS_MODE,
     f"{A}.use_kl_loss": False,
     f"{A}.shuffle": False,
+    f"{A}.optim.optimizer": "AdamW",
+    f"{A}.optim.optimizer_impl": "torch.optim",
+    f"{A}.optim.lr_scheduler_type": "constant",
+    f"{A}.optim.lr_warmup_steps": -1,
+    f"{A}.optim.lr_warmup_steps_ratio": 0.0,
+    "actor_rollout_ref.model.lora_rank": 0,
+    COMPUTES_IN: "fp32",
+    "algorithm.rollout_correction.rollout_is": None,
+    "algorithm.rollout_correction.rollout_rs": None,
+    "algorithm.rollout_correction.bypass_mode": False,
+    f"{REWARD}.path": "pkg://verl_credit.reward.qa",
+    f"{REWARD}.name": "compute_score",
+    f"{REWARD}.reward_kwargs.format_penalty": 0.0,
+    "data.shuffle": True,
     "actor_rollout_ref.rollout.temperature": 1.0,
     "actor_rollout_ref.rollout.top_p": 1.0,
     "actor_rollout_ref.rollout.top_k": -1,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
+    "trainer.val_before_train": True,
     "keep_rollouts": 0,
+    "max_hours": None,
     "probe.every": 0,
 }
 """What the twin has no code for: the only value that each key may have."""
@@ -63,14 +81,6 @@ def check_twin(config: DictConfig) -> None:
         if value is not None and value != only:
             raise ConfigError(
                 key=key, value=value, accepted=f"the twin knows {only} alone; `train` takes every value"
-            )
-    correction = config.algorithm.get("rollout_correction") or {}
-    for key in ("rollout_is", "rollout_rs"):
-        if correction.get(key) is not None:
-            raise ConfigError(
-                key=f"algorithm.rollout_correction.{key}",
-                value=correction[key],
-                accepted="null: the twin samples with the weights that it trains",
             )
 
 

@@ -49,7 +49,8 @@ class Credit:
         )
         with torch.no_grad():
             log_prob_B_T, entropy_B_T = policy.responses(prompts, responses)
-        found = self._turn_step(policy, turns, log_prob_B_T, step)
+        metrics: dict[str, float] = {}
+        found = self._turn_step(policy, turns, log_prob_B_T, step, metrics)
         if self.stage.active:
             found.tokens = TokenInputs(
                 step=step,
@@ -70,16 +71,15 @@ class Credit:
             advantage_B_T.float(),
             found.clip_scale_B_T.float(),
         )
-        return rows, found, found.token_metrics
+        return rows, found, metrics | found.token_metrics
 
-    def _turn_step(self, policy, turns, log_prob_B_T, step) -> TurnStep:
-        metrics: dict[str, float] = {}
+    def _turn_step(self, policy, turns, log_prob_B_T, step, metrics) -> TurnStep:
         scored = self.settings.scores_at(step)
         plan = plan_gains(turns, self.settings, self.tokenizer, scored=scored)
         forward = TwinForward(policy, turns, log_prob_B_T)
         if plan.scored:
             plan = plan.scorer.before_forward(plan, forward)
-        found = turn_step(
+        return turn_step(
             plan,
             forward,
             self.settings,
@@ -92,8 +92,6 @@ class Credit:
             tolerated_share=0.0,
             note=_never,
         )
-        found.token_metrics |= metrics
-        return found
 
 
 def _never(text: str) -> None:
