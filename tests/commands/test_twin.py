@@ -22,6 +22,7 @@ REFUSED = [
     "reward.custom_reward_function.reward_kwargs.format_penalty=0.1",
     "reward.custom_reward_function.path=mine.py",
     "data.shuffle=false",
+    "data.train_max_samples=8",
     "trainer.val_before_train=false",
     "probe.every=5",
     "algorithm.adv_estimator=grpo",

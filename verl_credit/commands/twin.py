@@ -42,6 +42,7 @@ WITHOUT = {
     f"{REWARD}.name": "compute_score",
     f"{REWARD}.reward_kwargs.format_penalty": 0.0,
     "data.shuffle": True,
+    "data.train_max_samples": -1,
     "actor_rollout_ref.rollout.temperature": 1.0,
     "actor_rollout_ref.rollout.top_p": 1.0,
     "actor_rollout_ref.rollout.top_k": -1,

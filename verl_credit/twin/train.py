@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet
 import torch
 from omegaconf import DictConfig
@@ -96,9 +97,10 @@ class Twin:
         }
 
     def _evaluate(self, step: int) -> None:
-        count = len(self.test_set.prompts)
+        chosen = held_out(len(self.test_set.prompts), self.config.data.val_max_samples, self.config.data.seed)
+        count = len(chosen)
         found = {
-            mode: self._roll(self.test_set, range(count), 1, f"test {step}", greedy=mode == "greedy")
+            mode: self._roll(self.test_set, chosen, 1, f"test {step}", greedy=mode == "greedy")
             for mode in ("greedy", "sampled")
         }
         em = {mode: sum(group[0].reward for group in groups) / count for mode, groups in found.items()}
@@ -123,8 +125,6 @@ class Twin:
 
     def _subject(self, questions: str, model) -> Subject:
         rows = pyarrow.parquet.read_metadata(questions).num_rows
-        if questions == self.config.data.val_files and self.config.data.val_max_samples > 0:
-            rows = min(rows, self.config.data.val_max_samples)
         return make_subject(
             "twin",
             self.config,
@@ -143,6 +143,13 @@ class Twin:
             yield
         finally:
             self.policy.model.set_attn_implementation("sdpa")
+
+
+def held_out(total: int, most: int, seed: int | None) -> list[int]:
+    """The rows of the test file that verl's data set evaluates: ``most`` of them, chosen by ``data.seed``; all for -1."""
+    if not 0 < most < total:
+        return list(range(total))
+    return np.random.default_rng(seed).choice(total, size=most, replace=False).tolist()
 
 
 def objective_of(config: DictConfig) -> Objective:
