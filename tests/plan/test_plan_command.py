@@ -332,3 +332,18 @@ def test_a_gpu_recipe_fits_its_own_hardware_as_shipped(name, devices, hardware, 
 def test_a_gpu_recipe_does_not_fit_a_device_that_is_far_too_small(capsys, name):
     code, out = run(capsys, "--config-name", name, "hardware.memory_gib=12")
     assert code == 4 and "DOES NOT FIT" in out
+
+
+@pytest.mark.parametrize("size, tokens", [("full", 1767), ("tiny", 767)])
+def test_a_lab_that_is_not_built_yet_is_planned_by_the_policy_that_it_will_have(size, tokens, tmp_path):
+    lab = {"dir": str(tmp_path / "lab"), "world_seed": 0, "size": size}
+    config = {
+        **CONFIG,
+        "lab": lab,
+        "actor_rollout_ref": {**CONFIG["actor_rollout_ref"], "model": {"path": f"{lab['dir']}/policy"}},
+    }
+    shape = make_plan(config).shape
+    assert (shape.layers, shape.hidden, shape.vocabulary) == (3, 128, tokens)
+    (tmp_path / "lab" / "policy").mkdir(parents=True)  # one that is there is read
+    with pytest.raises(ConfigError, match=r"no config\.json there"):
+        make_plan(config)

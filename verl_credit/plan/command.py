@@ -57,7 +57,7 @@ def _values(config, ours: Sequence[str]) -> dict:
     from omegaconf import OmegaConf
 
     values = {}
-    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real"):
+    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab"):
         if block in config:
             values[block] = _resolved(config, block)
     values["actor_rollout_ref"] = {

@@ -26,7 +26,7 @@ from verl_credit.plan.run_time import RunTime, run_time
 from verl_credit.plan.search import core_seconds, encoder_core_seconds
 from verl_credit.plan.search import note as search_note
 
-UNBUILT = "smollm2-135m"
+SHIPPED_WEIGHTS = "smollm2-135m"
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,31 @@ def _uncounted(algorithm: Mapping) -> list[str]:
     ]
 
 
-def _model(config: Mapping) -> str:
+def _model(config: Mapping) -> str | Mapping:
     model = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("path")
     if not model or not isinstance(model, str):
         how = "give a model folder or name, or plan.model"
         raise ConfigError(key="actor_rollout_ref.model.path", value=model, accepted=how)
-    return UNBUILT if _unbuilt(config, Path(model)) else model
+    if _unbuilt(config, "real", model):
+        return SHIPPED_WEIGHTS
+    return _lab_policy(config["lab"]) if _unbuilt(config, "lab", model) else model
 
 
-def _unbuilt(config: Mapping, model: Path) -> bool:
-    """A folder of trained weights that the run makes of a package, and has not made yet."""
-    folder = (config.get("real") or {}).get("dir")
-    return folder is not None and model.is_relative_to(folder) and not model.exists()
+def _unbuilt(config: Mapping, section: str, model: str) -> bool:
+    """A folder that the run builds before its first step, and has not built yet."""
+    folder = (config.get(section) or {}).get("dir")
+    return folder is not None and Path(model).is_relative_to(folder) and not Path(model).exists()
+
+
+def _lab_policy(lab: Mapping) -> Mapping:
+    """The config.json that a build of this lab would write."""
+    from verl_credit.lab.config import SIZES
+    from verl_credit.lab.policy import policy_config
+    from verl_credit.lab.tokenizer import make_tokenizer
+    from verl_credit.lab.world import make_world
+
+    world = make_world(lab["world_seed"], SIZES[lab["size"]].world)
+    return {**policy_config(make_tokenizer(world.names())).to_dict(), "_name_or_path": "the lab's policy"}
 
 
 def _per_node(devices: int, nodes: int) -> int:
