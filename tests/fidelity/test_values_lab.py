@@ -10,10 +10,12 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
-from verl_credit.fidelity.credit import PolicyForward, tables_of
+from verl_credit.fidelity.credit import tables_of
+from verl_credit.fidelity.forward import PolicyForward
 from verl_credit.fidelity.measure import sample_groups
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.rows import turn_batch
+from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.subject import load_checkpoint, load_policy, make_subject
 from verl_credit.generation.generator import BatchGenerator
 from verl_credit.lab.config import SIZES
@@ -105,22 +107,85 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert code == 0
     lines = [line for line in said if line.startswith(("none ", "turn-group-v1d, alpha 0.3", "turn_gae"))]
     assert len(lines) == 3 and "not measured: it needs values" in lines[-1]
-    values = (tmp_path / "values.jsonl").read_text()
-    turns = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
-    assert {turn["prompt"] for turn in turns} == {0, 1, 2} and {turn["trajectory"] for turn in turns} == {
-        0,
-        1,
-        2,
+    home = tmp_path / "policy"
+    values = (home / "values.jsonl").read_text()
+    turns = [json.loads(line) for line in (home / "turns.jsonl").read_text().splitlines()]
+    assert {(turn["prompt"], turn["trajectory"]) for turn in turns} == {
+        (p, t) for p in range(3) for t in range(3)
     }
     result = json.loads((tmp_path / "fidelity.json").read_text())
-    assert result["turns"] == len(turns) and "none" in result["modes"]
-    (tmp_path / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
+    (policy,) = result["policies"]
+    assert (policy["turns"], policy["prompts"], policy["step"]) == (len(turns), 3, None)
+    assert "none" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
+    (home / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
     assert command(capsys, *words)[0] == 0
-    assert (tmp_path / "values.jsonl").read_text().splitlines()[:2] == values.splitlines()[:2]
-    assert sorted((tmp_path / "values.jsonl").read_text().splitlines()) == sorted(values.splitlines())
+    assert (home / "values.jsonl").read_text().splitlines()[:2] == values.splitlines()[:2]
+    assert sorted((home / "values.jsonl").read_text().splitlines()) == sorted(values.splitlines())
     assert json.loads((tmp_path / "fidelity.json").read_text()) == result
     code, said = command(capsys, *words, "--seed", 1)
     assert code == 4 and "seed is 0, wanted 1" in said[-1]
+
+
+def test_a_budget_of_minutes_leaves_whole_prompts_and_the_next_call_goes_on(tiny_lab, tmp_path, capsys):
+    words = (tiny_lab.policy, "--dir", tmp_path, "--prompts", 6, "--rollouts", 2, "--continuations", 2)
+    code, said = command(capsys, *words, "--minutes", 1e-9, "--modes", "none,joint")
+    assert code == 0 and any("the first 4 of 6 prompts" in line for line in said)
+    (policy,) = json.loads((tmp_path / "fidelity.json").read_text())["policies"]
+    assert (policy["prompts"], policy["of_prompts"]) == (4, 6)
+    assert {"none", "joint"} < set(policy["credits"]) and "separate" not in policy["credits"]
+    assert not any("6 prompts, " in line for line in command(capsys, *words)[1])
+    whole = json.loads((tmp_path / "fidelity.json").read_text())
+    assert command(capsys, *words[:2], tmp_path / "again", *words[3:])[0] == 0
+    assert json.loads((tmp_path / "again/fidelity.json").read_text()) == whole
+
+
+OWN = """
+def own_mode(tables):
+    return tables.reward_B_K * 0 + 7.0, tables.outcome_B, tables.ones()
+
+def even(rewards):
+    return [r - sum(rewards) / len(rewards) + 3 for r in rewards]
+
+def hops(group):
+    return [[float(t.extra_info["hops"])] * len(t.tool_turns) for t in group.trajectories]
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "fidelity_own_mode.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "fidelity_own_mode"
+
+
+def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subject, groups, own_module):
+    rows = [t for group in groups for t in group]
+    batch = turn_batch(rows, subject.truths, subject.data)
+    forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
+
+    def credit(*overrides):
+        config = load_config("lab", [f"lab.dir={subject.config.lab.dir}", *overrides])
+        settings = CreditSettings.from_config(config)
+        return run_credit(batch, groups, settings, forward, subject.tokenizer, step=4, planned_steps=9)
+
+    mode = "algorithm.info_gain_norm_mode"
+    own = credit(f"{mode}={own_module}:own_mode").advantages
+    flat = [turns for group in own for turns in group]
+    assert [len(turns) for turns in flat] == [len(row.steps) for row in rows]
+    assert all(
+        turns == [7.0] * (len(turns) - 1) + [row.reward] for turns, row in zip(flat, rows, strict=True)
+    )
+    even = credit(f"{mode}=none", f"algorithm.advantage_mode={own_module}:even").advantages
+    assert sum(turns[-1] for turns in even[0]) == pytest.approx(3 * len(even[0]))
+    signal = credit(f"{mode}=separate", f"algorithm.turn_signal={own_module}:hops")
+    assert signal.reason == "" and signal.advantages is not None
+    for overrides, why in [
+        (["algorithm.turn_signal=infopo"], "infopo is scored in training alone"),
+        (["algorithm.turn_signal=tool_reward"], "no turn has a reward"),
+        (["algorithm.transform_mode=grpo_s"], "gives credit to tokens"),
+        (["algorithm.adv_estimator=grpo"], "is one of verl's own"),
+    ]:
+        assert why in credit(f"{mode}=separate", *overrides).reason
 
 
 def test_a_runs_checkpoint_is_its_policy(subject, tiny_lab, tmp_path, capsys):
@@ -137,14 +202,23 @@ def test_a_runs_checkpoint_is_its_policy(subject, tiny_lab, tmp_path, capsys):
     code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out")
     assert code == 4 and "no checkpoint in" in said[-1]
     (tmp_path / "run/checkpoints/latest_checkpointed_iteration.txt").write_text("3")
-    code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out", "--step", 2)
-    assert code == 4 and "step 2 is not saved" in said[-1] and len(said) == 1
+    code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out", "--steps", "0,2,3")
+    assert code == 4 and len(said) == 1 and "--steps: 2 not saved; accepted are 0, 3" in said[-1]
     model, _ = load_checkpoint(actor.parent)
     ids = torch.tensor([random.Random(0).choices(range(50), k=30)])
     assert torch.equal(model(ids).logits, subject.model(ids).logits)
     small = ("--prompts", 2, "--rollouts", 2, "--continuations", 2)
     code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "out", *small)
     assert code == 0 and any("global_step_3" in line for line in said)
+    assert any(line.startswith("this run: turn-group-v1d ") for line in said)
+    code, said = command(capsys, tmp_path / "run", "--dir", tmp_path / "both", "--steps", "0,3", *small)
+    assert code == 0
+    start, third = json.loads((tmp_path / "both/fidelity.json").read_text())["policies"]
+    assert (start["step"], start["policy"]) == (0, str(tiny_lab.policy))
+    assert third == json.loads((tmp_path / "out/step_3/fidelity.json").read_text())["policies"][0]
+    assert {k: v for k, v in third.items() if k not in ("step", "policy")} == {
+        k: v for k, v in start.items() if k not in ("step", "policy")
+    }  # the checkpoint has the same weights
 
 
 def test_refused_in_one_line(tiny_lab, tmp_path, capsys):
@@ -152,7 +226,11 @@ def test_refused_in_one_line(tiny_lab, tmp_path, capsys):
     for words, why in [
         ((tmp_path / "nothing",), "no such folder"),
         ((tmp_path,), "expected RUN/global_step_N of a run"),
-        ((tiny_lab.policy, "--step", 3), "this is a policy, which has no steps"),
+        ((tiny_lab.policy, "--steps", "3"), "--steps 3: expected with a run's folder"),
+        ((tiny_lab.policy, "--steps", "3,x"), "--steps 3,x: expected different step numbers"),
+        ((tiny_lab.policy, "--modes", "turn-grup"), "--modes turn-grup (did you mean turn-group?): accepted"),
+        ((tiny_lab.policy, "--modes", "no_such_module:f"), "cannot import 'no_such_module'"),
+        ((tiny_lab.policy, "--minutes", "0"), "--minutes 0: expected more than 0"),
         ((tiny_lab.policy, "--prompts", 1000), "expected 1 to 64"),
         ((tiny_lab.policy, "--prompts", 1, "--continuations", 3), "expected an even number"),
         ((tiny_lab.policy, "--rollouts", 1), "expected at least 2"),

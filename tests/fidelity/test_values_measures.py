@@ -100,6 +100,17 @@ def test_values_without_any_reliability_give_nothing():
     assert Agreements(turns, resamples=5).of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).pearson.value is None
 
 
+def test_reliability_that_is_rounding_gives_nothing():
+    """Halves that are not correlated but for rounding: nothing is divided by that."""
+    first, second = [0.1, -0.1, 0.1, -0.1], [0.1 + 1e-16, 0.1, -0.1, -0.1]
+    turns = [
+        turn(0, i, 0, a + b, first=a, second=b) for i, (a, b) in enumerate(zip(first, second, strict=True))
+    ]
+    agreements = Agreements(turns, resamples=5)
+    assert agreements.reliability.value is None
+    assert agreements.of([1.0, 2.0, 3.0, 5.0]).pearson.value is None
+
+
 def test_credit_has_an_entry_per_turn():
     with pytest.raises(
         ValueError, match=r"credit has shape \(2,\); expected one per turn: 6|2,.*one per turn: 6"

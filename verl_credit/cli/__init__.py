@@ -205,7 +205,15 @@ def fidelity(
     prompts: int = Option(16, min=1, help="the first ones of the split"),
     continuations: int = Option(64, help="per distinct context; an even number"),
     rollouts: int = Option(8, help="per prompt"),
-    step: int | None = Option(None, parser=int, help="of the run; its last checkpoint where not given"),
+    steps: str | None = Option(
+        None, help="of the run: 0,15,30; 0 is its start; the last saved one where not given"
+    ),
+    modes: str | None = Option(
+        None, help="names with commas between; my_module:my_mode; every mode if not given"
+    ),
+    minutes: float | None = Option(
+        None, help="then the prompts that are complete are used; the same call goes on"
+    ),
     lab: Path | None = Option(None, help="the lab's folder, where it was moved or is not beside the policy"),
     split: Literal["train", "dev", "test"] = "train",
     seed: int = Option(0, parser=int, help="of rollouts and continuations"),
@@ -218,7 +226,9 @@ def fidelity(
         prompts=prompts,
         rollouts=rollouts,
         continuations=continuations,
-        step=step,
+        steps=steps,
+        modes=modes,
+        minutes=minutes,
         lab=lab,
         split=split,
         seed=seed,

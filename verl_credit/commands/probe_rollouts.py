@@ -90,7 +90,7 @@ def saved_step(checkpoint: Path) -> SavedStep:
         raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
     config, step = run_config(run_dir), int(match[1])
     folder = checkpoint.parent if (checkpoint / "actor").is_dir() else checkpoints_of(run_dir, config)
-    steps = _saved_steps(folder)
+    steps = saved_steps(folder)
     if step not in steps:
         said = ", ".join(map(str, steps)) or "no step"
         raise PreflightError(f"{checkpoint}: step {step} is not saved; {folder} has {said}")
@@ -103,7 +103,7 @@ def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
     return run_dir / folder.relative_to(before) if folder.is_relative_to(before) else folder
 
 
-def _saved_steps(folder: Path) -> list[int]:
+def saved_steps(folder: Path) -> list[int]:
     """Complete ones: verl names the last in a file, and empties old ones."""
     found = [
         int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))

@@ -1,4 +1,4 @@
-"""What the project's own code makes of sampled groups: information gain of every tool turn, and the credit of every mode."""
+"""What the project's own code makes of sampled groups: information gain of every tool turn, and the credit of turn modes."""
 
 from __future__ import annotations
 
@@ -6,73 +6,65 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import PreTrainedModel
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import MODES
+from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.credit.turn.mode import TurnMode
+from verl_credit.credit.turn.tables import NAMED_OPERATORS
 from verl_credit.credit.turn.turns import turn_table
+from verl_credit.errors import PreflightError, did_you_mean
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.report.again import NotOffered, TurnTables, credit_of_turns
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains, score_gains
-from verl_credit.turns.scorers import ScoreRow
 from verl_credit.turns.signals import StepRows
 
 ALPHAS = (0.3, 1.0)
 OUTCOMES = ("rloo", "maxrl")
 """Beside the one that the configuration names, for the mode `none`."""
-PENALTY = 0.1
-"""Per turn, of the control: a credit can be good only because it asks for fewer turns."""
-
-
-class PolicyForward:
-    """`turns.scorers.Forward` for the scorer ``rows``: ordinary rows through the policy, in this process."""
-
-    budget = None
-
-    def __init__(self, model: PreTrainedModel, pad_token_id: int, rows_at_once: int = 32):
-        self._model, self._pad, self._at_once = model, pad_token_id, rows_at_once
-
-    @torch.inference_mode()
-    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        """Mean log-prob of the gold tokens, float64 [N], at temperature 1; equal rows are computed once."""
-        distinct = sorted(dict.fromkeys(rows), key=lambda row: len(row.context_ids))
-        value: dict[ScoreRow, torch.Tensor] = {}
-        for begin in range(0, len(distinct), self._at_once):
-            part = distinct[begin : begin + self._at_once]
-            full = [[*row.context_ids, *row.answer.token_ids] for row in part]
-            width, kept = max(map(len, full)), max(len(row.answer.token_ids) for row in part) + 1
-            ids_R_P = torch.tensor([[self._pad] * (width - len(ids)) + ids for ids in full])
-            visible_R_P = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in full])
-            logits = self._model(
-                input_ids=ids_R_P,
-                attention_mask=visible_R_P,
-                position_ids=(visible_R_P.cumsum(dim=1) - 1).clamp(min=0),
-                use_cache=False,
-                logits_to_keep=kept,
-            ).logits
-            log_prob_R_n = logits[:, :-1].double().log_softmax(dim=-1)
-            log_prob_R_n = log_prob_R_n.gather(2, ids_R_P[:, 1 - kept :, None])[:, :, 0]
-            for row, log_prob in zip(part, log_prob_R_n, strict=True):
-                n = len(row.answer.token_ids)
-                of_answer = log_prob[kept - 1 - n :]
-                value[row] = of_answer[row.answer.gold_start : row.answer.gold_end].mean()
-        return torch.stack([value[row] for row in rows])
+Advantages = list[list[list[float]]]
+"""``[prompt][trajectory][turn]``, the ending turn last."""
 
 
 @dataclass(frozen=True)
 class Credit:
-    """Of one mode: an advantage per turn, ``[prompt][trajectory][turn]``; or the reason why there is none."""
+    """An advantage per turn by one way of making it; or the reason why there is none."""
 
     name: str
-    advantages: list[list[list[float]]] | None
+    advantages: Advantages | None
     reason: str = ""
 
 
+def find_modes(names: Sequence[str] | None) -> list[TurnMode]:
+    """Every registered mode, or those with these names; one of the user's has the name my_module:my_mode.
+
+    Raises PreflightError for a name that is neither.
+    """
+    found = []
+    for name in MODES if names is None else names:
+        if name not in MODES and not {".", ":"} & set(name):
+            raise PreflightError(
+                f"--modes {name}{did_you_mean(name, MODES)}: accepted are {', '.join(MODES)}, or my_module:my_mode"
+            )
+        try:
+            found.append(find_turn_mode(name, "--modes"))
+        except ValueError as error:
+            raise PreflightError(str(error)) from error
+    return found
+
+
+def rows_settings(settings: CreditSettings) -> CreditSettings:
+    """The same in a step that measures gains, and by rows: by the policy's ordinary forward."""
+    changes = {"info_gain_scorer": "rows", "info_gain_every": 1, "info_gain_warmup_steps": 0}
+    return replace(settings, algorithm=settings.algorithm.model_copy(update=changes))
+
+
 def gain_settings(settings: CreditSettings) -> CreditSettings:
-    """The same, with gains measured by rows whatever the mode reads."""
+    """The same, with gains measured whatever the mode reads."""
+    settings = rows_settings(settings)
     mode = settings.algorithm.info_gain_norm_mode
     changes = {
         "adv_estimator": ADV_ESTIMATOR,
@@ -80,11 +72,14 @@ def gain_settings(settings: CreditSettings) -> CreditSettings:
         "turn_signal": "info_gain",
         "turn_signals": None,
         "algorithm_mode": None,
-        "info_gain_scorer": "rows",
-        "info_gain_every": 1,
-        "info_gain_warmup_steps": 0,
     }
     return replace(settings, algorithm=settings.algorithm.model_copy(update=changes))
+
+
+def outcomes_of(groups: Sequence[Sequence[Trajectory]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(outcome_B, group_B), rows in the order of the groups."""
+    outcome_B = torch.tensor([t.reward for group in groups for t in group], dtype=torch.float64)
+    return outcome_B, torch.tensor([prompt for prompt, group in enumerate(groups) for _ in group])
 
 
 def tables_of(
@@ -93,8 +88,7 @@ def tables_of(
     """What turn modes read of the groups: outcomes, gains, states before turns, lengths."""
     scoring = gain_settings(settings)
     gain_B_K, has_gain_B_K = score_gains(plan_gains(batch, scoring, tokenizer), forward, {})
-    outcome_B = torch.tensor([t.reward for group in groups for t in group], dtype=torch.float64)
-    group_B = torch.tensor([prompt for prompt, group in enumerate(groups) for _ in group])
+    outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
     a = settings.algorithm
@@ -103,7 +97,8 @@ def tables_of(
         pipeline={
             "mode": a.info_gain_norm_mode,
             "signals": {"info_gain": 1.0},
-            "outcome_operator": a.advantage_mode,
+            # One of the user's is in the credit of the run alone (`run_credit`).
+            "outcome_operator": a.advantage_mode if a.advantage_mode in NAMED_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
             "shared": {
                 "gamma": a.gamma,
@@ -130,42 +125,38 @@ def tables_of(
     )
 
 
-def credits_of(tables: TurnTables, sizes: Sequence[int]) -> list[Credit]:
-    """Every registered mode, beside each other; ``sizes``: trajectories per prompt."""
+def mode_credits(tables: TurnTables, sizes: Sequence[int], modes: Sequence[TurnMode]) -> list[Credit]:
+    """Every mode with information gain as its turn reward, beside each other; ``sizes``: trajectories per prompt."""
     found = []
-    for name, changes in variants(tables.pipeline):
-        label = ", ".join([name, *(f"{key} {value}" for key, value in changes.items())])
+    for mode, changes in variants(tables.pipeline, modes):
+        label = ", ".join([mode.name, *(f"{key} {value}" for key, value in changes.items())])
         label = label.replace("outcome_operator ", "")
         try:
-            found.append(Credit(label, _nested(credit_of_turns(tables, name, **changes), tables, sizes)))
+            credit = credit_of_turns(tables, mode, **changes)
         except NotOffered as error:
             found.append(Credit(label, None, str(error)))
-    penalised = replace(tables, outcome_B=tables.outcome_B - PENALTY * (tables.n_tool_turns_B + 1))
-    control = credit_of_turns(penalised, "none", outcome_operator="grpo")
-    return [*found, Credit(f"none, {PENALTY:g} less per turn", _nested(control, tables, sizes))]
-
-
-def variants(pipeline: Mapping) -> list[tuple[str, dict]]:
-    """Modes with what is changed of their options."""
-    found: list[tuple[str, dict]] = []
-    for name, mode in MODES.items():
-        if name == "none":
-            others = [{"outcome_operator": o} for o in OUTCOMES if o != pipeline["outcome_operator"]]
-            found += [(name, {}), *((name, other) for other in others)]
-        elif "alpha" in mode.options:
-            found += [(name, {"alpha": alpha}) for alpha in ALPHAS]
         else:
-            found.append((name, {}))
+            found.append(Credit(label, nested(credit.advantage_B_K1, tables.n_tool_turns_B, sizes)))
     return found
 
 
-def _nested(credit, tables: TurnTables, sizes: Sequence[int]) -> list[list[list[float]]]:
-    rows = [
-        row[: n + 1]
-        for row, n in zip(credit.advantage_B_K1.tolist(), tables.n_tool_turns_B.tolist(), strict=True)
-    ]
-    found, begin = [], 0
-    for size in sizes:
-        found.append(rows[begin : begin + size])
-        begin += size
+def variants(pipeline: Mapping, modes: Sequence[TurnMode]) -> list[tuple[TurnMode, dict]]:
+    """Modes with what is changed of their options."""
+    found: list[tuple[TurnMode, dict]] = []
+    for mode in modes:
+        if mode.name == "none":
+            others = [{"outcome_operator": o} for o in OUTCOMES if o != pipeline["outcome_operator"]]
+            found += [(mode, {}), *((mode, other) for other in others)]
+        elif "alpha" in mode.options:
+            found += [(mode, {"alpha": alpha}) for alpha in ALPHAS]
+        else:
+            found.append((mode, {}))
     return found
+
+
+def nested(advantage_B_K1: torch.Tensor, n_tool_turns_B: torch.Tensor, sizes: Sequence[int]) -> Advantages:
+    """Rows of a step as prompts' trajectories, without the columns behind a row's ending turn."""
+    rows = iter(
+        [row[: n + 1] for row, n in zip(advantage_B_K1.tolist(), n_tool_turns_B.tolist(), strict=True)]
+    )
+    return [[next(rows) for _ in range(size)] for size in sizes]

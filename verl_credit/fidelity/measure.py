@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError
-from verl_credit.fidelity.credit import PolicyForward, credits_of, tables_of
+from verl_credit.fidelity.controls import fewer_turns
+from verl_credit.fidelity.credit import Credit, find_modes, mode_credits, tables_of
+from verl_credit.fidelity.forward import PolicyForward
 from verl_credit.fidelity.integrity import ZScore, martingale
 from verl_credit.fidelity.measures import Agreement, Agreements, Measure
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.rows import turn_batch
+from verl_credit.fidelity.run_credit import run_credit
+from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.subject import Subject
-from verl_credit.fidelity.values import TURNS, VALUES, ScoredTurn, score_turns, states_of, values_of
+from verl_credit.fidelity.values import TURNS, VALUES, ScoredTurn, Value, score_turns, states_of, values_of
+from verl_credit.report.again import TurnTables
 from verl_credit.run.files import append_json, write_text
 
 ABOUT = "about.json"
@@ -24,14 +31,25 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Result:
+    """Of the prompts whose values are complete: the first ones, all of them unless time was short."""
+
+    groups: list[list[Trajectory]]
     turns: list[ScoredTurn]
-    modes: list[tuple[str, Agreement | None, str]]
-    """Name, agreement with the true advantages, and the reason where there is none."""
+    credits: list[Credit]
+    """Of the run, of every mode, of the controls."""
+    agreements: list[Agreement | None]
+    """With the true advantages, of each credit; None where it could not be made."""
+    of_prompts: int
+    """How many were asked for."""
     reliability: Measure
     sure_pairs: tuple[int, int]
     """Of tool turns, and with the ending turn."""
     integrity: list[ZScore]
     contexts: int
+
+    @property
+    def prompts(self) -> int:
+        return len(self.groups)
 
 
 def measure(
@@ -41,41 +59,72 @@ def measure(
     rollouts: int,
     continuations: int,
     seed: int,
+    modes: Sequence[TurnMode] | None = None,
     say: Callable[[float, str], None] = lambda share, text: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. Repeated with the same settings it goes on.
 
+    ``modes``: None for every registered one. Once ``enough`` says so no more prompts are valued.
     Raises PreflightError where ``out`` has the values of another policy or of other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
     _check_about(out / ABOUT, subject, continuations, seed)
-    groups = sample_groups(subject, rollouts=rollouts, seed=seed, say=say)
-    sampler = subject.sampler()
+    sampled = sample_groups(subject, rollouts=rollouts, seed=seed, say=say)
     values = values_of(
-        states_of(groups),
-        sampler,
+        states_of(sampled),
+        subject.sampler(),
         subject.protocol,
         continuations=continuations,
         seed=seed,
         path=out / VALUES,
         say=lambda done, of: say(0.1 + 0.85 * done / of, f"values of the contexts of {done} of {of} prompts"),
+        enough=enough,
     )
     say(0.96, "gains and credit")
-    batch = turn_batch([row for group in groups for row in group], subject.truths)
-    forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
-    tables = tables_of(batch, groups, CreditSettings.from_config(subject.config), forward, subject.tokenizer)
+    groups = _complete(sampled, values)
+    tables, credits = _credits(subject, groups, find_modes(None) if modes is None else modes)
     gains, rows = tables.reward_B_K.tolist(), iter(range(len(tables.rows)))
-    gain_of = [[gains[next(rows)] for _ in group] for group in groups]
-    turns = score_turns(groups, values, gain_of)
+    turns = score_turns(groups, values, [[gains[next(rows)] for _ in group] for group in groups])
     _write_turns(out / TURNS, turns)
-    agreements, modes = Agreements(turns), []
-    for credit in credits_of(tables, [len(group) for group in groups]):
-        if credit.advantages is None:
-            modes.append((credit.name, None, credit.reason))
-        else:
-            flat = [credit.advantages[turn.prompt][turn.trajectory][turn.turn] for turn in turns]
-            modes.append((credit.name, agreements.of(flat), ""))
-    return Result(turns, modes, agreements.reliability, agreements.sure, martingale(turns), len(values))
+    agreements = Agreements(turns)
+    return Result(
+        groups,
+        turns,
+        credits,
+        [None if c.advantages is None else agreements.of(_flat(c, turns)) for c in credits],
+        len(sampled),
+        agreements.reliability,
+        agreements.sure,
+        martingale(turns),
+        len(states_of(groups)),
+    )
+
+
+def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> list[list[Trajectory]]:
+    """The first prompts, up to one of whose contexts a value is missing."""
+    return list(takewhile(lambda group: all(digest(s.ids) in values for s in states_of([group])), sampled))
+
+
+def _credits(
+    subject: Subject, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
+) -> tuple[TurnTables, list[Credit]]:
+    batch = turn_batch([row for group in groups for row in group], subject.truths, subject.data)
+    forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
+    settings = CreditSettings.from_config(subject.config)
+    tables = tables_of(batch, groups, settings, forward, subject.tokenizer)
+    sizes, of_run = [len(group) for group in groups], []
+    if subject.step is not None:
+        step = subject.step + 1
+        planned = subject.config.trainer.total_training_steps or step
+        of_run = [
+            run_credit(batch, groups, settings, forward, subject.tokenizer, step=step, planned_steps=planned)
+        ]
+    return tables, [*of_run, *mode_credits(tables, sizes, modes), fewer_turns(tables, sizes)]
+
+
+def _flat(credit: Credit, turns: list[ScoredTurn]) -> list[float]:
+    return [credit.advantages[turn.prompt][turn.trajectory][turn.turn] for turn in turns]
 
 
 def sample_groups(

@@ -23,6 +23,7 @@ from verl_credit.fidelity.values import ScoredTurn
 SURE = 4.0
 RESAMPLES = 1000
 _CONSTANT = 1e-12
+"""A variance or a correlation below it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Agreements:
     def _reliability(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         rho = self._pearson(first, second)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(rho > 0, 2 * rho / (1 + rho), np.nan)
+            return np.where(rho > _CONSTANT, 2 * rho / (1 + rho), np.nan)
 
     def _pearson(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """[1 + resamples], NaN where one of them is constant."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,8 +11,11 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
 
 
-def turn_batch(trajectories: Sequence[Trajectory], truths: Sequence) -> TurnBatch:
-    """``truths[question]``: the data set's ground truth. Turn ids are -1 on what the tool said."""
+def turn_batch(
+    trajectories: Sequence[Trajectory], truths: Sequence, data: Sequence[Mapping] | None = None
+) -> TurnBatch:
+    """``truths[question]``: the data set's ground truth; ``data[question]``: its whole row, which turn signals of the user's
+    may read. Turn ids are -1 on what the tool said."""
     prompts, responses, turn_ids = [], [], []
     for trajectory in trajectories:
         first, last = trajectory.steps[0].state, trajectory.steps[-1]
@@ -26,6 +29,7 @@ def turn_batch(trajectories: Sequence[Trajectory], truths: Sequence) -> TurnBatc
         responses.append(response)
         turn_ids.append(torch.tensor(ids))
     rows = len(responses)
+    of_data = [{} if data is None else data[t.steps[0].state.question] for t in trajectories]
     turn_ids_B_T = torch.nn.utils.rnn.pad_sequence(turn_ids, batch_first=True, padding_value=-1)
     n_turns = [len(trajectory.steps) for trajectory in trajectories]
     return TurnBatch(
@@ -36,8 +40,8 @@ def turn_batch(trajectories: Sequence[Trajectory], truths: Sequence) -> TurnBatc
         records=[_record(trajectory) for trajectory in trajectories],
         scores=[{"em": trajectory.reward} for trajectory in trajectories],
         ground_truths=[truths[trajectory.steps[0].state.question] for trajectory in trajectories],
-        extra_infos=[{} for _ in range(rows)],
-        columns=[{} for _ in range(rows)],
+        extra_infos=[row.get("extra_info") or {} for row in of_data],
+        columns=[dict(row) for row in of_data],
         is_padding=[False] * rows,
         row_valid_B=torch.ones(rows, dtype=torch.bool),
         n_turns_B=torch.tensor(n_turns),

@@ -21,7 +21,7 @@ from verl_credit.probe.checkpoint import build_model, read_checkpoint
 
 @dataclass(frozen=True)
 class Subject:
-    """``config``: the run's, or the recipe `lab` for a policy that no run made."""
+    """``config``: the run's, or the recipe `lab` for a policy that no run made; ``step``: of the run, None for such one."""
 
     name: str
     config: DictConfig
@@ -31,6 +31,9 @@ class Subject:
     prompts: list[State]
     truths: list
     questions: list[str]
+    data: list[dict]
+    """The questions' rows of the data set."""
+    step: int | None = None
 
     def sampler(self, **options) -> TurnSampler:
         """Of the policy's turns, as the rollout server stops them."""
@@ -51,6 +54,7 @@ def make_subject(
     questions: Path,
     lab: Path,
     prompts: int,
+    step: int | None = None,
 ) -> Subject:
     """The first ``prompts`` rows of the parquet file ``questions``, the encoder of ``lab``, and the index of ``lab`` or of
     ``lab.index``. Raises PreflightError where a file is missing or has fewer rows."""
@@ -78,7 +82,7 @@ def make_subject(
     protocol = Protocol(tokenizer, retriever.search, limits, truths)
     return Subject(
         name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
-        [row["prompt"][-1]["content"] for row in rows],
+        [row["prompt"][-1]["content"] for row in rows], rows, step,
     )  # fmt: skip
 
 

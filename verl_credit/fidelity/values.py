@@ -83,9 +83,12 @@ def values_of(
     path: Path | None = None,
     prompts_at_once: int = 4,
     say: Callable[[int, int], None] = lambda done, of: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, Value]:
     """V of every distinct context, by its digest. Values in ``path`` are taken from there, new ones are added to it as they
     come: a call that was cut off is repeated, and goes on. A value follows from the seed and the context alone.
+
+    Prompts are valued in their order, ``prompts_at_once`` together; after each such part ``enough`` can end it.
 
     Raises PreflightError where ``path`` has values by another number of continuations.
     """
@@ -110,6 +113,8 @@ def values_of(
             if path is not None:
                 append_json(path, asdict(found[name]))
         say(min(begin + prompts_at_once, len(waiting)), len(waiting))
+        if enough():
+            break
     return found
 
 

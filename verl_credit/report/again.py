@@ -9,7 +9,7 @@ import torch
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
-from verl_credit.credit.turn.mode import OPTIONAL_TABLES, TurnCredit
+from verl_credit.credit.turn.mode import OPTIONAL_TABLES, TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.tables import NAMED_OPERATORS
 from verl_credit.run.tables import StepTable
@@ -77,22 +77,22 @@ def turn_tables(table: StepTable) -> TurnTables:
     )
 
 
-def credit_of_turns(tables: TurnTables, mode: str, **changes: float) -> TurnCredit:
+def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) -> TurnCredit:
     """The credit of every row by ``mode``, with the run's settings but for ``changes`` (alpha, gamma).
 
-    Raises NotOffered where the tables lack what the mode reads.
+    Raises NotOffered where the tables lack what the mode reads, and for the name of a mode of the user's.
     """
-    if mode not in MODES:
+    if isinstance(mode, str) and mode not in MODES:
         raise NotOffered(f"{mode} is an operator of yours, and a report loads none")
-    found, pipeline = MODES[mode], tables.pipeline
+    found, pipeline = mode if isinstance(mode, TurnMode) else MODES[mode], tables.pipeline
     for name in found.reads:
         if any(one in found.needs and one not in tables.optional for one in OPTIONAL_TABLES.get(name, ())):
             raise NotOffered(f"it needs {name}, which this run did not record")
     known_B_K = tables.has_reward_B_K & tables.valid_B[:, None] & tables.reward_B_K.isfinite()
-    if found.reads_turn_rewards and not known_B_K.any() and mode != pipeline["mode"]:
+    if found.reads_turn_rewards and not known_B_K.any() and found.name != pipeline["mode"]:
         raise NotOffered("no turn of this step has a reward")
     options = {name: value for name, value in pipeline["shared"].items() if name in found.options}
-    if mode == pipeline["mode"]:
+    if found.name == pipeline["mode"]:
         options |= pipeline["turn_params"]
     if found.any_outcome_operator:
         if pipeline["outcome_operator"] not in NAMED_OPERATORS:
