@@ -84,6 +84,8 @@ EVERY = {"trainer__max_actor_ckpt_to_keep": None, "trainer__total_training_steps
         (131, GIB, EVERY, WARN, ["132.0 GiB with 10 kept"]),
         (5, GIB, {"actor_rollout_ref__model__lora_rank": 32}, WARN, ["4.0 GiB a checkpoint"]),
         (0.5, GIB, {"trainer__save_freq": -1}, PASS, ["no checkpoints"]),
+        (47, GIB, {"keep_checkpoints": [7]}, WARN, ["48.0 GiB with 3 kept"]),
+        (35, GIB, {"trainer__save_freq": -1, "keep_checkpoints": [7, 9]}, WARN, ["36.0 GiB with 2 kept"]),
         (0.5, None, {}, WARN, []),
         (2, None, {}, PASS, []),
     ],

@@ -91,6 +91,8 @@ def one_rank(tmp_path_factory):
         *settings,
         "trainer.total_training_steps=50",
         "trainer.save_freq=2",
+        "keep_checkpoints=[1]",
+        "trainer.max_actor_ckpt_to_keep=1",
         "trainer.test_freq=2",
     )
     run.wait_for("held-out EM after step 2: lab-greedy")
@@ -127,6 +129,8 @@ def test_build_train_save_interrupt_and_report(one_rank):
     assert rows[1]["credit/sync/weights_changed"] == 1.0
     assert rows[1]["credit/gain/turns"] > 0 and rows[1]["credit/clip_scale/std"] > 0
     assert {"report.html", "curves.png"} <= one_rank.files
+    # step 1 is none that save_freq saves, and the newer one of step 2 would have taken its place
+    assert read_checkpoint(one_rank.run_dir / "checkpoints/global_step_1").step == 1
 
 
 def test_resume(one_rank):

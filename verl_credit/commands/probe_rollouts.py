@@ -142,6 +142,7 @@ def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
     return {
         "run_dir": str(folder),
         "keep_rollouts": 1,
+        "keep_checkpoints": [],
         "max_hours": None,
         "credit_preset": None,
         "lineage.dir": str(folder / "lineage"),

@@ -50,6 +50,7 @@ WITHOUT = {
     "trainer.nnodes": 1,
     "trainer.val_before_train": True,
     "keep_rollouts": 0,
+    "keep_checkpoints": [],
     "max_hours": None,
     "probe.every": 0,
 }

@@ -8,6 +8,7 @@ from verl_credit.plan.hardware import Hardware
 from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import Engine, trained
 from verl_credit.plan.model_shape import ModelShape
+from verl_credit.run.checkpoints import kept
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,6 @@ def checkpoint_bytes(shape: ModelShape, job: Job) -> float:
 
 def disk_bytes(shape: ModelShape, job: Job, steps: int | None) -> float | None:
     """Bytes of all checkpoints on disk at a time: the kept ones and the one being written. None when unknown."""
-    if job.save_every <= 0:
-        return 0.0
-    if job.keep is None and steps is None:
-        return None
-    written = None if steps is None else -(-steps // job.save_every)
-    count = min(n for n in (written, None if job.keep is None else job.keep + 1) if n is not None)
-    return count * checkpoint_bytes(shape, job)
+    most = None if job.keep is None else job.keep + 1
+    count = kept(steps, job.save_every, most, job.named)
+    return None if count is None else count * checkpoint_bytes(shape, job)

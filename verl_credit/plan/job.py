@@ -84,6 +84,8 @@ class Job:
     val_samples: int = 1
     search_timeout_s: float = 20.0
     keep: int | None = None
+    named: tuple[int, ...] = ()
+    """Steps whose checkpoints stay (`keep_checkpoints`)."""
 
     @property
     def devices(self) -> int:

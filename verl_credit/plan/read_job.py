@@ -89,6 +89,7 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
         val_samples=get.count(f"{_R}.val_kwargs.n", 1),
         search_timeout_s=get.number("search.timeout_s", 20.0),
         keep=get.whole("trainer.max_actor_ckpt_to_keep", None),
+        named=tuple(get("keep_checkpoints", ())),
     )
     if job.engine != "hf" and devices % job.tensor_parallel:
         key = f"{_R}.tensor_model_parallel_size"

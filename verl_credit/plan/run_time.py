@@ -9,6 +9,7 @@ from verl_credit.plan.hardware import GB, Hardware
 from verl_credit.plan.job import Assumptions, Job
 from verl_credit.plan.memory import Engine
 from verl_credit.plan.model_shape import ModelShape
+from verl_credit.run.checkpoints import written
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def run_time(
         training=steps * step_seconds,
         evaluations=job.val_first + _times(steps, job.test_every),
         evaluation=evaluation,
-        saves=_times(steps, job.save_every),
+        saves=written(steps, job.save_every, job.named),
         save=checkpoint_bytes(shape, job) / (assumed.disk_gb_s * GB),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -79,6 +80,7 @@ def without_effect(config: DictConfig) -> list[str]:
     if steps is not None:
         found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
         found += probe_without_effect(config.probe.every, steps, f"trainer.total_training_steps={steps}")
+        found += keep_without_effect(config.keep_checkpoints, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
         found.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":
@@ -108,6 +110,14 @@ def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str
 def probe_without_effect(every: int, steps: int, said: str) -> list[str]:
     """An update is measured in the step after it, so that of the last step is not."""
     return [f"probe.every={every}: no update is measured in {said}"] if every >= steps else []
+
+
+def keep_without_effect(named: Sequence[int], steps: int, said: str) -> list[str]:
+    """Steps that the run does not have."""
+    beyond = [step for step in named if step > steps]
+    return (
+        [f"keep_checkpoints={list(named)}: no step {', '.join(map(str, beyond))} in {said}"] if beyond else []
+    )
 
 
 def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:

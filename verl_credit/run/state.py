@@ -25,6 +25,7 @@ FREE = (
     "sample_trajectories",
     "keep_token_tables",
     "keep_rollouts",
+    "keep_checkpoints",
     "poll_interval_s",
     "max_hours",
     "hardware.",

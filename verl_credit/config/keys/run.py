@@ -42,6 +42,13 @@ class Run(Section):
     """Last steps whose sampled groups are kept token by token, for the report; 0: none. Turn tables are all kept."""
     keep_rollouts: Annotated[int, Field(ge=0)] = 0
     """Last steps whose rollouts are kept as the update read them, for the entropy probe; 0: none."""
+    keep_checkpoints: Annotated[
+        list[Annotated[int, Field(ge=1)]],
+        Expected(
+            "a list of steps of at least 1 (step 0 is actor_rollout_ref.model.path, which no run deletes)"
+        ),
+    ] = Field(default_factory=list)
+    """Steps that are saved whatever trainer.save_freq is, and stay, beside trainer.max_actor_ckpt_to_keep others."""
     poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
     """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -13,6 +13,7 @@ from verl_credit.doctor.inputs.model import parameters_of
 from verl_credit.doctor.result import Result, failed, passed, warned
 from verl_credit.machine.facts import GIB, size
 from verl_credit.recipe.required import MODEL
+from verl_credit.run.checkpoints import kept
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
@@ -27,9 +28,9 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
     if parameters is None:
         right, fix = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
         return warned(found, right, fix) if free < GIB else passed(f"{found}; the model's size is not known")
-    one, kept = checkpoint_bytes(config, parameters), checkpoints_kept(config)
-    all_of_them = one * ((kept or 1) + 1)
-    number = kept or "every one (trainer.max_actor_ckpt_to_keep=null)"
+    one, count = checkpoint_bytes(config, parameters), checkpoints_kept(config)
+    all_of_them = one * ((count or 1) + 1)
+    number = count or "every one (trainer.max_actor_ckpt_to_keep=null)"
     right = f"{size(one)} a checkpoint, {size(all_of_them)} with {number} kept and one being written"
     if free < one:
         return failed(found, right, "make space, or trainer.default_local_dir=ELSEWHERE")
@@ -50,8 +51,8 @@ def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> li
         folder, one = _folder(config), checkpoint_bytes(config, parameters)
         there = existing(folder)
         disk = there.stat().st_dev
-        kept = one * (checkpoints_kept(config) or 1)
-        needed[disk] = needed.get(disk, 0) + max(0, kept - _held(folder))
+        all_kept = one * (checkpoints_kept(config) or 1)
+        needed[disk] = needed.get(disk, 0) + max(0, all_kept - _held(folder))
         largest[disk] = max(largest.get(disk, 0), one)
         places.setdefault(disk, there)
     lines = []
@@ -68,9 +69,9 @@ def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> li
 
 def checkpoints_kept(config: DictConfig) -> int | None:
     """As many as are kept in the end; None where every one is and the number of steps is not known."""
-    keep, steps = config.trainer.get("max_actor_ckpt_to_keep"), config.trainer.get("total_training_steps")
-    written = -(-steps // config.trainer.save_freq) if steps else None
-    return min((n for n in (keep, written) if n), default=None)
+    trainer = config.trainer
+    most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
+    return kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
 
 
 def checkpoint_bytes(config: DictConfig, parameters: int) -> int:
@@ -80,7 +81,7 @@ def checkpoint_bytes(config: DictConfig, parameters: int) -> int:
 
 
 def _writes(config: DictConfig) -> bool:
-    return (config.trainer.save_freq or 0) > 0
+    return (config.trainer.save_freq or 0) > 0 or bool(config.keep_checkpoints)
 
 
 def _folder(config: DictConfig) -> Path:

@@ -15,6 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
+from verl_credit.host.actor.named_checkpoints import keep_checkpoint
 from verl_credit.host.engine import loopback_store  # noqa: F401  (the import registers it)
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.branch_engine import BranchEngine
@@ -52,6 +53,11 @@ class CreditWorker(ActorRolloutRefWorker):
         function = getattr(self.loss_fn, "func", self.loss_fn)
         lines = {"attention": self._attention, "log_probs": self._log_probs}
         return {**registered_names(), "actor_loss": function.__name__, **lines}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_checkpoint(self, step: int) -> None:
+        """See `named_checkpoints`."""
+        keep_checkpoint(self.actor.engine, step)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_parameters(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ray
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
 
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.step.rollouts import keep_rollouts
@@ -29,6 +30,7 @@ class RecordedTrainer(PPOTrainerSync):
     def __init__(self, config):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
         self._shortened_from: int | None = None
+        self._saved_step: int | None = None
         super().__init__(config)
 
     @property
@@ -67,6 +69,9 @@ class RecordedTrainer(PPOTrainerSync):
         sepa = None if self.controller is None else self.controller.state_dict()
         save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa, self.planned_steps)
         super()._save_checkpoint()
+        self._saved_step = self.global_steps
+        if self.global_steps in self.config.keep_checkpoints:
+            self.actor_rollout_wg.keep_checkpoint(self.global_steps)
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
@@ -89,6 +94,10 @@ class RecordedTrainer(PPOTrainerSync):
         self._weights = self._rollout_checksum()
 
     def on_step_end(self):
+        """verl has just saved, where trainer.save_freq says so, and has not yet moved the weights to the rollout engine."""
+        if self.global_steps in self.config.keep_checkpoints and self._saved_step != self.global_steps:
+            with marked_timer("save_checkpoint", self.timing_raw):
+                self._save_checkpoint()
         super().on_step_end()
         before, self._weights = self._weights, self._rollout_checksum()
         if self._weights is not None:

@@ -42,7 +42,7 @@ from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.host.step.unrewarded import UnrewardedSteps
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
-from verl_credit.recipe.unread import probe_without_effect, without_effect_in
+from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
@@ -139,6 +139,7 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         steps = self.total_training_steps
         said = f"{steps} steps (trainer.total_epochs={self.config.trainer.total_epochs})"
         idle = probe_without_effect(self.config.probe.every, steps, said)
+        idle += keep_without_effect(self.config.keep_checkpoints, steps, said)
         for line in [*without_effect_in(self.settings, steps, said), *idle]:
             events.note(self.run_dir, "idle", f"without effect: {line}")
 

@@ -56,6 +56,7 @@ def _validate(config: DictConfig) -> None:
     _template(settings)
     _curriculum(config, settings)
     _time_limit(config)
+    _named_checkpoints(config)
     _vllm_on_cpu(config)
     _lora_on_hf(config)
     _combinations(config, settings)
@@ -156,6 +157,12 @@ def _time_limit(config: DictConfig) -> None:
     if config.max_hours is not None and config.trainer.save_freq <= 0:
         use = "the last step would be lost; set trainer.save_freq"
         raise ConfigError.of(config, "max_hours", "trainer.save_freq", accepted=use)
+
+
+def _named_checkpoints(config: DictConfig) -> None:
+    if config.keep_checkpoints and config.trainer.get("del_local_ckpt_after_load"):
+        use = "a resume from one of these steps would delete it; set it to false"
+        raise ConfigError.of(config, "trainer.del_local_ckpt_after_load", "keep_checkpoints", accepted=use)
 
 
 def _vllm_on_cpu(config: DictConfig) -> None:
