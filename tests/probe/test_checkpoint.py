@@ -329,6 +329,15 @@ def test_what_is_missing_or_does_not_fit_is_refused(live, tmp_path, what):
         read_checkpoint(folder)
 
 
+def test_weights_alone_need_no_optimiser(live, tmp_path):
+    folder = save_fsdp2(tmp_path, *live, 2)
+    whole = read_checkpoint(folder)
+    remove(folder, "optim_world_size_*")
+    alone = read_checkpoint(folder, optimizer=False)
+    assert alone.optimizer is None and alone.parameters.keys() == whole.parameters.keys()
+    assert all(torch.equal(tensor, whole.parameters[name]) for name, tensor in alone.parameters.items())
+
+
 def test_other_wrapped_units_are_refused(live, tmp_path):
     """Three units as verl's, but cut elsewhere."""
     folder = save_fsdp1(tmp_path, *live, 2, blocks=(BLOCKS[0], f"{BLOCKS[1]}mlp."))

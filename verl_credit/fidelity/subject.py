@@ -111,7 +111,7 @@ def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
 
 def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:
     """The policy of ``global_step_N`` of a run, float32. Raises ConfigError as `read_checkpoint`."""
-    saved = read_checkpoint(folder)
+    saved = read_checkpoint(folder, optimizer=False)
     model = build_model(folder, {**saved.parameters, **saved.buffers}, torch.float32, "cpu")
     model.set_attn_implementation("sdpa")
     tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "actor" / "huggingface", local_files_only=True)

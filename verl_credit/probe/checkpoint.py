@@ -42,7 +42,8 @@ class Checkpoint:
     """Whole tensors on the CPU, in the order of ``named_parameters``; tied weights stand here once."""
     buffers: dict[str, torch.Tensor]
     """Those that the model saves; few models have any."""
-    optimizer: OptimizerState
+    optimizer: OptimizerState | None
+    """None where it was not asked for."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -50,12 +51,13 @@ class Checkpoint:
         return min({tensor.dtype for tensor in self.parameters.values()}, key=lambda t: torch.finfo(t).bits)
 
 
-def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """The checkpoint in ``folder``, a ``global_step_N`` of verl.
+def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint:
+    """The checkpoint in ``folder``, a ``global_step_N`` of verl; without ``optimizer`` the policy alone, whose files are all
+    that is read.
 
     Raises:
-        ConfigError: the folder or a rank's file is missing, the optimiser was not saved or is not AdamW, or the tensors are
-            not those of the model in huggingface/config.json.
+        ConfigError: the folder or a rank's file is missing, the optimiser is asked for and was not saved or is not AdamW, or
+            the tensors are not those of the model in huggingface/config.json.
     """
     folder = Path(folder)
     actor = folder / "actor"
@@ -68,7 +70,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     if not settings.is_file():
         raise _refused(actor, "fsdp_config.json is missing: only checkpoints of verl's FSDP engines are read")
     ranks = json.loads(settings.read_text())["world_size"]
-    if not list(actor.glob("optim_world_size_*.pt")):
+    if optimizer and not list(actor.glob("optim_world_size_*.pt")):
         raise _refused(
             folder,
             "the checkpoint was saved without its optimiser: actor_rollout_ref.actor.checkpoint.save_contents of the run "
@@ -83,7 +85,9 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
             step=int(number[1]),
             parameters={name: tensors[name] for name in names},
             buffers={name: tensor for name, tensor in tensors.items() if name not in names},
-            optimizer=_optimizer(_load(actor, "optim", ranks), model, _shard_holders(weights)),
+            optimizer=_optimizer(_load(actor, "optim", ranks), model, _shard_holders(weights))
+            if optimizer
+            else None,
         )
     except _Unfit as problem:
         raise _refused(actor, str(problem)) from None
