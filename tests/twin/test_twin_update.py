@@ -7,12 +7,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from verl_credit.attention import AUTO, install
+from verl_credit.twin.families import families
 from verl_credit.twin.packed import PackedPolicy
 from verl_credit.twin.update import Objective, UpdateBatch, update
 
-PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3], [4], [5, 6], [7, 8, 9, 10])]
-RESPONSES = [torch.tensor(ids) for ids in ([3, 4, 5, 6], [7, 8], [9, 10, 11], [2])]
-TURNS = torch.tensor([[0, 0, -1, 1], [0, 0, -1, -1], [0, -1, 1, -1], [0, -1, -1, -1]])
+# Three rows of one prompt: a trunk, one that leaves it, one that is its beginning; and a row of another prompt.
+PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3], [1, 2, 3], [1, 2, 3], [7])]
+RESPONSES = [torch.tensor(ids) for ids in ([3, 4, 5, 6], [3, 4, 9], [3, 4], [2])]
+TURNS = torch.tensor([[0, 0, -1, 1], [0, 0, 1, -1], [0, -1, -1, -1], [0, -1, -1, -1]])
+TOKENS = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
 OBJECTIVE = Objective(0.2, 0.28, 3.0, "token", False, "token-mean", mini_batch_rows=2)
 
 
@@ -40,7 +43,7 @@ def by_hand(model, row, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_rows_are_read_as_alone(model, budget, temperature):
     log_prob_B_T, entropy_B_T = PackedPolicy(model, temperature=temperature, budget=budget).responses(
-        PROMPTS, RESPONSES
+        PROMPTS, RESPONSES, TOKENS, entropy=True
     )
     for row, response in enumerate(RESPONSES):
         log_prob, entropy = by_hand(model, row, temperature)
@@ -49,15 +52,25 @@ def test_packed_rows_are_read_as_alone(model, budget, temperature):
         assert not log_prob_B_T[row, len(response) :].any()
 
 
+def test_rows_of_a_prompt_are_one_trunk_with_branches():
+    prompts = [torch.tensor([1, 2])] * 5 + [torch.tensor([3])]
+    endings = ([5, 6, 7], [5, 8], [9], [5, 8], [5, 6], [5])
+    first, second = families(prompts, [torch.tensor(ids) for ids in endings])
+    assert (first.rows, second.rows) == (range(5), range(5, 6))
+    assert first.stream.tolist() == [1, 2, 5, 6, 7, 8, 9] and first.shape == [(3, 1), (2, 1)]
+    for row in first.rows:
+        assert first.stream[first.places[row]].tolist() == [1, 2, *endings[row]]
+
+
 def test_another_attention_would_mix_the_rows(model):
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="attn_implementation=sdpa"):
-        PackedPolicy(model).responses(PROMPTS, RESPONSES)
+        PackedPolicy(model).responses(PROMPTS, RESPONSES, TOKENS)
 
 
 def batch(policy, advantage=1.0):
     with torch.no_grad():
-        log_prob_B_T, _ = policy.responses(PROMPTS, RESPONSES)
+        log_prob_B_T, _ = policy.responses(PROMPTS, RESPONSES, TOKENS)
     advantage_B_T = advantage * torch.tensor([[1.0], [-1.0], [0.5], [2.0]]).expand(4, 4)
     mask_B_T = TURNS >= 0
     return UpdateBatch(PROMPTS, RESPONSES, TURNS, mask_B_T, log_prob_B_T, advantage_B_T, torch.ones(4, 4))

@@ -80,6 +80,7 @@ class Protocol:
         self._control = control_tokens(tokenizer)
         self._newline = tuple(tokenizer.encode("\n", add_special_tokens=False))
         self._turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self._told_of: dict[tuple[str, ...], Ids] = {}
         self._before = tokenizer.apply_chat_template(_BEFORE_TOOLS, tokenize=False)
 
     def budget(self, state: State) -> int:
@@ -136,14 +137,21 @@ class Protocol:
 
     def _after(self, state: State, ids: Ids, shown: Sequence[str]) -> State | None:
         """None where the answers of the tool do not fit the row: they are then not shown."""
-        messages = [*_BEFORE_TOOLS, *({"role": "tool", "content": text} for text in shown)]
-        whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        told = self._tokenizer.encode(whole[len(self._before) :], add_special_tokens=False)
         # verl puts the newline behind <|im_end|> where the turn ended with it, and nothing behind a turn that was cut.
-        after = (*state.ids, *ids, *(self._newline if ids[-1] == self._turn_end else ()), *told)
+        newline = self._newline if ids[-1] == self._turn_end else ()
+        after = (*state.ids, *ids, *newline, *self._told(tuple(shown)))
         if self._room(after, state) <= 0:
             return None
         return State(state.question, state.prompt_length, after, state.turn + 1)
+
+    def _told(self, shown: tuple[str, ...]) -> Ids:
+        """Tokens of the tool messages and of the next turn's beginning."""
+        if shown not in self._told_of:
+            messages = [*_BEFORE_TOOLS, *({"role": "tool", "content": text} for text in shown)]
+            whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            told = self._tokenizer.encode(whole[len(self._before) :], add_special_tokens=False)
+            self._told_of[shown] = tuple(told)
+        return self._told_of[shown]
 
     def _reward(self, state: State, ids: Ids) -> float:
         text = self._tokenizer.decode(ids, skip_special_tokens=True)

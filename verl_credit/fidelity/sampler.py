@@ -57,7 +57,7 @@ class TurnSampler:
         *,
         drawable: int | None = None,
         greedy: bool = False,
-        contexts_at_once: int = 48,
+        contexts_at_once: int = 128,
     ):
         self._decoder, self._stop, self._greedy = decoder, np.array(sorted(stop_ids)), greedy
         self._drawable, self._at_once = drawable, contexts_at_once

@@ -47,20 +47,22 @@ class Credit:
         prompts, responses = (
             [torch.tensor(ids) for ids in rows] for rows in (turns.prompt_ids, turns.response_ids)
         )
+        mask_B_T = turns.response_mask_B_T.bool()
         with torch.no_grad():
-            log_prob_B_T, entropy_B_T = policy.responses(prompts, responses)
+            log_prob_B_T, entropy_B_T = policy.responses(
+                prompts, responses, mask_B_T, entropy=self.stage.active
+            )
         metrics: dict[str, float] = {}
         found = self._turn_step(policy, turns, log_prob_B_T, step, metrics)
         if self.stage.active:
             found.tokens = TokenInputs(
                 step=step,
-                mask_B_T=turns.response_mask_B_T.bool(),
+                mask_B_T=mask_B_T,
                 token_ids_B_T=torch.nn.utils.rnn.pad_sequence(responses, batch_first=True),
                 log_prob_B_T=log_prob_B_T,
                 entropy_B_T=entropy_B_T,
                 row_valid_B=turns.row_valid_B,
             )
-        mask_B_T = turns.response_mask_B_T.bool()
         advantage_B_T = advantages_of(found, outcome_B, group_B, mask_B_T)
         rows = UpdateBatch(
             prompts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -27,14 +27,34 @@ class TwinForward:
 
     @torch.no_grad()
     def carry(self, branches: torch.Tensor) -> None:
-        decoded = [decode_branches(row) for row in branches.unbind()]
-        streams = [torch.cat([trunk, ids]) for trunk, (_, ids) in zip(self._trunks, decoded, strict=True)]
-        self._carried = [None] * len(streams)
+        """An answer behind a context that several rows share is computed once, and no row beyond its last new answer."""
+        grown = [list(_answers(row)) for row in branches.unbind()]
+        deepest = sorted(range(len(grown)), key=lambda row: -max((base for base, _ in grown[row]), default=0))
+        value_of, streams, shapes, keys = {}, [], [], []
+        for row in deepest:
+            trunk = tuple(self._trunks[row].tolist())
+            new = {
+                (trunk[:base], ids): base for base, ids in grown[row] if (trunk[:base], ids) not in value_of
+            }
+            value_of |= dict.fromkeys(new)
+            if new:
+                answers = [torch.tensor(ids) for _, ids in new]
+                streams.append(torch.cat([self._trunks[row][: max(new.values())], *answers]))
+                shapes.append([(base, len(ids)) for (_, ids), base in new.items()])
+                keys.append(list(new))
         for place in self._policy.micro_batches([len(stream) for stream in streams]):
-            hidden = self._policy.hidden([streams[i] for i in place], [decoded[i][0] for i in place])
-            for i, states in zip(place, hidden, strict=True):
-                ids = decoded[i][1]  # the label of a branch's last token is never read
-                self._carried[i] = self._policy.log_probs(states[len(self._trunks[i]) :], ids.roll(-1))
+            hidden = self._policy.hidden([streams[i] for i in place], [shapes[i] for i in place])
+            for i, states_N_D in zip(place, hidden, strict=True):
+                lengths = [tokens for _, tokens in shapes[i]]
+                ids = streams[i][-sum(lengths) :]  # the label of an answer's last token is never read
+                found = self._policy.log_probs(states_N_D[-sum(lengths) :], ids.roll(-1))
+                value_of |= dict(zip(keys[i], found.split(lengths), strict=True))
+        self._carried = [
+            torch.cat(
+                [value_of[tuple(trunk[:base].tolist()), ids] for base, ids in answers] or [trunk.new_zeros(0)]
+            )
+            for trunk, answers in zip(self._trunks, grown, strict=True)
+        ]
 
     def carried(self) -> list[torch.Tensor]:
         return self._carried
@@ -55,3 +75,10 @@ class TwinForward:
                     self._policy.log_probs(states[start - 1 : end - 1], streams[i][start:end]).double().mean()
                 )
         return found
+
+
+def _answers(encoded: torch.Tensor) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(base, token ids) of every branch of a row."""
+    shape, ids = decode_branches(encoded)
+    for (base, _), own in zip(shape, ids.split([tokens for _, tokens in shape]), strict=True):
+        yield base, tuple(own.tolist())

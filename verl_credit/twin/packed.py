@@ -12,35 +12,53 @@ from transformers import PreTrainedModel
 
 from verl_credit.attention import AUTO, PACK, pack_rows
 from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
-
-Shape = list[tuple[int, int]]
-"""(base, tokens) of each answer behind a row."""
+from verl_credit.twin.families import Family, Shape, families
 
 
 class PackedPolicy:
-    """``budget``: tokens of a micro-batch; a longer row is one of its own. ``temperature`` as the rollouts had."""
+    """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature`` as the rollouts had."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, budget: int = 2048):
         self.model, self.budget, self._temperature = model, budget, temperature
 
     def responses(
-        self, prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log_prob_B_T, entropy_B_T) in nats of every response token, observations included, 0 beyond a row's end."""
-        streams = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-        found = [None] * len(streams)
-        for place in self.micro_batches([len(stream) for stream in streams]):
-            hidden = self.hidden([streams[i] for i in place])
-            before = [h[len(prompts[i]) - 1 : -1] for i, h in zip(place, hidden, strict=True)]
-            labels = [responses[i] for i in place]
-            logits_N_V = self.model.lm_head(torch.cat(before))
-            values = log_probs_and_entropy(logits_N_V, torch.cat(labels), self._tempered(len(logits_N_V)))
-            parts = [value.split([len(label) for label in labels]) for value in values]
-            for i, *pair in zip(place, *parts, strict=True):
-                found[i] = pair
-        return tuple(
-            torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in zip(*found, strict=True)
-        )
+        self,
+        prompts: Sequence[torch.Tensor],
+        responses: Sequence[torch.Tensor],
+        read_B_T: torch.Tensor,
+        *,
+        entropy: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(log_prob_B_T, entropy_B_T) in nats of the response tokens that ``read_B_T`` marks, 0 elsewhere.
+
+        Without ``entropy`` there is no second table. Neighbours of one prompt share what they begin with (`families`).
+        """
+        shape, found = read_B_T.shape, []
+        for members in self.family_batches(families(prompts, responses)):
+            hidden_N_D = torch.cat(
+                self.hidden([one.stream for one in members], [one.shape for one in members])
+            )
+            found.append(self._read(hidden_N_D, members, prompts, responses, read_B_T, entropy))
+        tables = (torch.cat(values) for values in zip(*found, strict=True))
+        read = read_B_T.nonzero(as_tuple=True)
+        made = [values.new_zeros(shape).index_put(read, values) for values in tables]
+        return made[0], made[1] if entropy else None
+
+    def _read(self, hidden_N_D, members, prompts, responses, read_B_T, entropy) -> tuple[torch.Tensor, ...]:
+        """Values of every read token. Rows that share a token and the one before it share the logits."""
+        first, before, labels = 0, [], []
+        for one in members:
+            for row, places in zip(one.rows, one.places, strict=True):
+                read = read_B_T[row, : len(responses[row])]
+                before.append(first + places[len(prompts[row]) - 1 : -1][read])
+                labels.append(responses[row][read])
+            first += len(one.stream)
+        vocabulary = self.model.lm_head.out_features
+        pair_N, back = torch.unique(torch.cat(before) * vocabulary + torch.cat(labels), return_inverse=True)
+        logits_N_V = self.model.lm_head(hidden_N_D[pair_N // vocabulary])
+        given = logits_N_V, pair_N % vocabulary, self._tempered(len(logits_N_V))
+        values = log_probs_and_entropy(*given) if entropy else (log_probs_from_logits(*given),)
+        return tuple(value[back] for value in values)
 
     def log_probs(self, hidden_N_D: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
         """At temperature 1, as answers are scored."""
@@ -64,16 +82,20 @@ class PackedPolicy:
         return list(output.last_hidden_state[0].split([len(stream) for stream in streams]))
 
     def micro_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Neighbouring rows of at most ``budget`` tokens."""
+        """Neighbours of at most ``budget`` tokens together."""
         place, tokens = [], 0
-        for row, length in enumerate(lengths):
+        for one, length in enumerate(lengths):
             if place and tokens + length > self.budget:
                 yield place
                 place, tokens = [], 0
-            place.append(row)
+            place.append(one)
             tokens += length
         if place:
             yield place
+
+    def family_batches(self, every: Sequence[Family]) -> Iterator[list[Family]]:
+        for place in self.micro_batches([len(one.stream) for one in every]):
+            yield [every[i] for i in place]
 
     def _tempered(self, n: int) -> torch.Tensor | None:
         return None if self._temperature == 1 else torch.full((n,), self._temperature)

@@ -9,6 +9,7 @@ import torch
 
 from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss.aggregate import aggregate
+from verl_credit.twin.families import families
 from verl_credit.twin.packed import PackedPolicy
 
 
@@ -64,12 +65,16 @@ def update(
 def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
     optimizer.zero_grad(set_to_none=True)
     tokens = int(batch.mask_B_T[rows].sum())
-    lengths = [len(batch.prompt_ids[row]) + len(batch.response_ids[row]) for row in rows]
+    prompts, responses = ([each[row] for row in rows] for each in (batch.prompt_ids, batch.response_ids))
     total, clipped = 0.0, 0.0
-    for place in policy.micro_batches(lengths):
-        part = [rows[i] for i in place]
+    for members in policy.family_batches(families(prompts, responses)):
+        part = [rows[i] for one in members for i in one.rows]
+        ids = [batch.response_ids[row] for row in part]
         log_prob_b_T, entropy_b_T = policy.responses(
-            [batch.prompt_ids[row] for row in part], [batch.response_ids[row] for row in part]
+            [batch.prompt_ids[row] for row in part],
+            ids,
+            batch.mask_B_T[part, : max(map(len, ids))],
+            entropy=bool(objective.entropy_coeff),
         )
         width = log_prob_b_T.shape[1]
         loss, metrics = _loss(batch, objective, part, width, log_prob_b_T, entropy_b_T, tokens)

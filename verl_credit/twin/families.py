@@ -1,0 +1,62 @@
+"""Neighbouring rows that begin alike, such as the rollouts of a prompt, as one packed row that holds what they share once.
+
+One of them is the trunk, the others are branches of it behind the tokens that they have in common with it. What a token
+sees is the same as in a row of its own, and so are its hidden state and its gradient, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+Shape = list[tuple[int, int]]
+"""(base, tokens) of each branch of a packed row."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """``stream`` holds the trunk's tokens, then those of the branches in ``shape``."""
+
+    rows: range
+    stream: torch.Tensor
+    shape: Shape
+    places: list[torch.Tensor]
+    """Of each row, where its tokens stand in ``stream``."""
+
+
+def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Family]:
+    """In the order of the rows; a new family begins where the prompt changes."""
+    starts = [
+        row for row in range(len(prompts)) if row == 0 or not torch.equal(prompts[row - 1], prompts[row])
+    ]
+    return [
+        _family(range(*ends), [torch.cat((prompts[i], responses[i])) for i in range(*ends)])
+        for ends in pairwise([*starts, len(prompts)])
+    ]
+
+
+def _family(rows: range, streams: list[torch.Tensor]) -> Family:
+    """The trunk is the row that leaves the fewest tokens to the branches."""
+    distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())
+    bases = [[_shared(trunk, stream) for stream in distinct] for trunk in distinct]
+    tokens = [len(trunk) - sum(base) for trunk, base in zip(distinct, bases, strict=True)]
+    trunk = distinct[tokens.index(min(tokens))]
+    parts, shape, places, at = [trunk], [], {}, len(trunk)
+    for stream, base in zip(distinct, bases[tokens.index(min(tokens))], strict=True):
+        own = stream[base:]
+        places[tuple(stream.tolist())] = torch.cat((torch.arange(base), torch.arange(at, at + len(own))))
+        if len(own):
+            parts.append(own)
+            shape.append((base, len(own)))
+            at += len(own)
+    return Family(rows, torch.cat(parts), shape, [places[tuple(stream.tolist())] for stream in streams])
+
+
+def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Tokens that both begin with."""
+    n = min(len(a), len(b))
+    same = a[:n] == b[:n]
+    return n if bool(same.all()) else int(same.int().argmin())
