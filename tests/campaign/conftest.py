@@ -77,7 +77,7 @@ class Stand:
         file.unlink(missing_ok=True)
         return names
 
-    def train_command(self, recipe, overrides, config_dir=None):
+    def run_command(self, engine, recipe, overrides, config_dir=None):
         run_dir = overrides[-1].removeprefix("run_dir=").strip("'")
         return [sys.executable, "-S", "-c", TRAIN, run_dir, str(self.root / "plan.json")]
 
@@ -96,6 +96,6 @@ def composed_once(campaign, folder, complete=True):
 @pytest.fixture
 def stand(tmp_path, monkeypatch):
     stand = Stand(tmp_path)
-    monkeypatch.setattr(runner, "train_command", stand.train_command)
+    monkeypatch.setattr(runner, "run_command", stand.run_command)
     monkeypatch.setattr(runner, "composed", composed_once)
     return stand

@@ -208,7 +208,7 @@ def test_the_commands(campaign, capsys):
     assert re.fullmatch(r"grpo/seed-1 +done +1.00 +30 +0.460  done, 30 of 30 steps done", lines[1])
     assert re.fullmatch(r"joint/seed-1 +failed +1.00 +30 +-  failed, 30 of 30 steps done", lines[2])
     assert lines[-2:] == [
-        "1 of 6 runs done, 2.00 hours",
+        "engine train: 1 of 6 runs done, 2.00 hours",
         "note: 2 pairs (seed, world) cannot resolve 2 comparisons at 5 %: at least 7 are needed",
     ]
     assert main(["campaign", "report", "turn_modes_lab", "--dir", str(folder)]) == 0

@@ -221,7 +221,7 @@ from campaign.conftest import Stand
 from verl_credit.campaign import runner
 stand = Stand(Path({root!r}))
 stand.does(**{{"grpo/seed-2": "waits for {root}/never"}})
-runner.train_command = stand.train_command
+runner.run_command = stand.run_command
 stand.run()
 """
 

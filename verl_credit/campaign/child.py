@@ -1,4 +1,4 @@
-"""Runs as child processes: how `verl-credit train` is started, waited for and told to stop."""
+"""Runs as child processes: how `verl-credit train` or `twin` is started, waited for and told to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from verl_credit.recipe.compose import quoted
 
 
 def train_command(recipe: str, overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    command = [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", recipe]
+    return run_command("train", recipe, overrides, config_dir)
+
+
+def run_command(
+    engine: str, recipe: str, overrides: Sequence[str], config_dir: str | None = None
+) -> list[str]:
+    """``engine``: the command of verl-credit that makes the run, train or twin."""
+    command = [sys.executable, "-m", "verl_credit.cli", engine, "--config-name", recipe]
     return [*command, *(["--config-dir", config_dir] if config_dir else []), *overrides]
 
 

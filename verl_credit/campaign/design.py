@@ -14,6 +14,7 @@ from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.rules import validate
 from verl_credit.search.redact import redact_value
+from verl_credit.twin.check import check_twin
 
 CHECKPOINTS = "trainer.default_local_dir"
 LINEAGE = "lineage"  # the section of keys, and the folder of the table below the campaign's
@@ -76,6 +77,8 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
         try:
             config = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
             validate(config)
+            if campaign.engine == "twin":
+                check_twin(config)
             if complete and (missing := missing_line(config)):
                 raise ConfigError(missing)
             _window(campaign, config)

@@ -54,6 +54,8 @@ class Campaign(_Part):
     """what is expected and why, in prose, written before the first run"""
     expected_delta: str | None = None
     """the difference that is expected, in words (in quotes), or null"""
+    engine: Literal["train", "twin"] = "train"
+    """train (verl's trainer), or twin (the lab in one process, without Ray)"""
     recipe: str = Field(min_length=1)
     """a shipped recipe, or one in config_dir"""
     config_dir: str | None = None

@@ -20,7 +20,17 @@ from verl_credit.search.redact import redact_value
 
 RECORD, CONDITION = "campaign.json", "condition.json"
 VERSION = 1
-FIXED = ("name", "hypothesis", "expected_delta", "recipe", "config_dir", "overrides", "baseline", "metric")
+FIXED = (
+    "name",
+    "hypothesis",
+    "expected_delta",
+    "engine",
+    "recipe",
+    "config_dir",
+    "overrides",
+    "baseline",
+    "metric",
+)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.campaign.child import Children, run_child, train_command
+from verl_credit.campaign.child import Children, run_child, run_command
 from verl_credit.campaign.design import PlannedRun, composed, overrides_of, planned
 from verl_credit.campaign.family import cannot_resolve
 from verl_credit.campaign.file import Campaign, read_campaign
+from verl_credit.campaign.partial import drop_partial
 from verl_credit.campaign.record import RECORD, keep_record
 from verl_credit.campaign.state import RunState, State, state_of, states
 from verl_credit.errors import ConfigError, ExitCode
@@ -36,7 +37,7 @@ def run_campaign(
     """Returns the exit code and the campaign's folder.
 
     ``name``: a file or a shipped campaign; ``extra``: overrides for all runs; ``weigh``: says, of the configurations of all
-    runs, which disk they would fill.
+    runs of the trainer, which disk they would fill.
 
     DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
     Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
@@ -58,7 +59,7 @@ def run_campaign(
         for line in [
             *(f"added: {new}" for new in news),
             *opening(campaign, found),
-            *weigh(_of_all(configs, found)),
+            *(weigh(_of_all(configs, found)) if campaign.engine == "train" else ()),
         ]:
             _say(line)
         return _run_all(
@@ -121,11 +122,12 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
                     told = why
                     continue
                 _say(f"{run.folder}: run {list(runs).index(run.folder) + 1} of {len(runs)}")
+                if campaign.engine == "twin" and (dropped := drop_partial(folder / run.folder)):
+                    _say(f"{run.folder}: {dropped}")
                 overrides = overrides_of(campaign, run, folder)
                 log = folder / run.folder / LOG if parallel > 1 else None
-                children.start(
-                    run.folder, train_command(campaign.recipe, overrides, campaign.config_dir), log
-                )
+                command = run_command(campaign.engine, campaign.recipe, overrides, campaign.config_dir)
+                children.start(run.folder, command, log)
                 begun.add(run.folder)
             if not len(children):
                 break

@@ -45,7 +45,7 @@ def status(name: str, folder: Path | None) -> ExitCode:
     most = [f"{budget.runs} runs"] if budget.runs else []
     most += [f"{budget.hours:g} hours"] if budget.hours else []
     print(
-        f"{done} of {len(found)} runs done, {hours:.2f} hours"
+        f"engine {campaign.engine}: {done} of {len(found)} runs done, {hours:.2f} hours"
         + (f"; budget: {', '.join(most)}" if most else "")
     )
     if note := cannot_resolve(len(campaign.blocks()), len(campaign.pairs())):

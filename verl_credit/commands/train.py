@@ -50,10 +50,10 @@ def train(name: str, overrides: list[str], config_dir: str | None = None) -> int
         return ExitCode.INTERRUPTED
 
 
-def command_line(name: str, overrides: list[str], config_dir: str | None) -> str:
+def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
     """As a shell takes it, without passwords."""
     of_user = ["--config-dir", config_dir] if config_dir else []
-    return redact(shlex.join(["verl-credit", "train", "--config-name", name, *of_user, *overrides]))
+    return redact(shlex.join(["verl-credit", command, "--config-name", name, *of_user, *overrides]))
 
 
 def _train(config: DictConfig, command: str) -> int:
@@ -61,14 +61,14 @@ def _train(config: DictConfig, command: str) -> int:
         config.run_dir = str(Path(config.run_dir).expanduser().resolve())
     run_dir = Path(config.run_dir)
     set_environment(config)
-    with _terminate_as_interrupt(), run_lock(run_dir, say_at_once):
+    with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
         say, row = say_at_once, TrialRow(config, command)
         try:
             progress = _progress(run_dir, config, command)
             say = progress.say
             code, why = _run(config, run_dir, progress, row)
         except BaseException as error:
-            _end(config, *_how(error), say, row, error)
+            _end(config, *how_it_ended(error), say, row, error)
             raise
         _end(config, code, why, say, row)
         return code
@@ -90,7 +90,7 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         return _launch(config)
 
 
-def _how(error: BaseException) -> tuple[ExitCode, str]:
+def how_it_ended(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED, "the next run goes on from the last checkpoint"
     if isinstance(error, ConfigError | PreflightError):
@@ -218,7 +218,7 @@ def _report(run_dir: Path, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM ends the run the way Ctrl-C does: Ray and the retriever are stopped."""
 
     def interrupt(signum, frame):
