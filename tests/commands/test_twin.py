@@ -15,7 +15,6 @@ REFUSED = [
     "actor_rollout_ref.rollout.top_k=5",
     "trainer.n_gpus_per_node=2",
     "keep_rollouts=1",
-    "keep_checkpoints=[3]",
     "max_hours=2",
     "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=3",

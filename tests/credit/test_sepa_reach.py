@@ -28,7 +28,8 @@ def lambdas(settings, last):
 
 
 @pytest.mark.parametrize(
-    "decay, threshold, warmup", itertools.product((0, 0.3, 0.5, 0.9, 0.97), (0.05, 0.2, 0.25, 0.5, 1), (1, 4))
+    "decay, threshold, warmup",
+    [*itertools.product((0, 0.3, 0.5, 0.9, 0.97), (0.05, 0.2, 0.25, 0.5, 1), (1, 4))],
 )
 def test_the_first_step_of_the_fall_is_the_controllers(decay, threshold, warmup):
     settings = PUBLISHED | {"steps": 0, "ema_decay": decay, "var_threshold": threshold, "warmup": warmup}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from verl_credit.fidelity.subject import load_checkpoint, load_policy
 from verl_credit.recipe.compose import load_config
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.twin.train import Twin
@@ -10,6 +11,7 @@ pytestmark = pytest.mark.slow
 SMALL = (
     "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "data.val_max_samples=8", "trainer.total_training_steps=2", "trainer.test_freq=2", "algorithm.transform_mode=gtpo",
+    "keep_checkpoints=[1]",
 )  # fmt: skip
 
 
@@ -36,4 +38,9 @@ def test_a_run_and_the_same_again(tiny_lab, tmp_path):
     assert [row["step"] for row in tested] == [0, 2] and all(
         "val-aux/lab-greedy/em/mean@1" in row for row in tested
     )
+    checkpoints = tmp_path / "a" / "checkpoints"
+    assert [folder.name for folder in checkpoints.iterdir()] == ["global_step_1"]
+    kept, start = load_checkpoint(checkpoints / "global_step_1")[0], load_policy(tiny_lab.policy)[0]
+    moved = [(a - b).abs().max() for a, b in zip(kept.parameters(), start.parameters(), strict=True)]
+    assert 0 < max(moved) < 0.01  # two updates of AdamW
     assert [line.partition(" EM")[0] for line in said[1:3]] == ["step   1/2 ", "step   2/2 "]

@@ -110,9 +110,12 @@ def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
 
 
 def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:
-    """The policy of ``global_step_N`` of a run, float32. Raises ConfigError as `read_checkpoint`."""
+    """The policy of ``global_step_N`` of a run, float32: verl's shards, or whole weights in Hugging Face format, which the twin
+    writes. Raises ConfigError as `read_checkpoint`."""
+    whole = Path(folder) / "actor" / "huggingface"
+    if (whole / "model.safetensors").is_file():
+        return load_policy(whole)
     saved = read_checkpoint(folder, optimizer=False)
     model = build_model(folder, {**saved.parameters, **saved.buffers}, torch.float32, "cpu")
     model.set_attn_implementation("sdpa")
-    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "actor" / "huggingface", local_files_only=True)
-    return model, tokenizer
+    return model, AutoTokenizer.from_pretrained(whole, local_files_only=True)

@@ -41,7 +41,6 @@ WITHOUT = {
     "trainer.nnodes": 1,
     "trainer.val_before_train": True,
     "keep_rollouts": 0,
-    "keep_checkpoints": [],
     "max_hours": None,
     "probe.every": 0,
 }

@@ -61,17 +61,30 @@ class Twin:
 
     def run(self) -> None:
         """Every step's metrics and every evaluation go into the files of the run, as verl's trainer writes them."""
-        steps, every = self.config.trainer.total_training_steps, self.config.trainer.test_freq
+        every, last = self.config.trainer.test_freq, self.config.trainer.total_training_steps
         self._evaluate(0)
-        prompts = self._prompts()
-        for step in range(1, steps + 1):
+        for step, metrics in self.steps():
+            append_json(self.run_dir / METRICS, {"step": step, **metrics})
+            if step in self.config.keep_checkpoints:
+                folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
+                self.save(folder / "actor" / "huggingface")
+            if (every > 0 and step % every == 0) or step == last:
+                self._evaluate(step)
+
+    def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(number, metrics) of every planned step, as it ends."""
+        last, prompts = self.config.trainer.total_training_steps, self._prompts()
+        for step in range(1, last + 1):
             began = time.perf_counter()
             metrics = self.step(step, [next(prompts) for _ in range(self.config.data.train_batch_size)])
             seconds = time.perf_counter() - began
-            append_json(self.run_dir / METRICS, {"step": step, **metrics, "timing_s/step": seconds})
-            self._say(f"step {step:3d}/{steps}  EM {metrics['credit/outcome/em']:.3f}  s/step {seconds:.1f}")
-            if (every > 0 and step % every == 0) or step == steps:
-                self._evaluate(step)
+            self._say(f"step {step:3d}/{last}  EM {metrics['credit/outcome/em']:.3f}  s/step {seconds:.1f}")
+            yield step, metrics | {"timing_s/step": seconds}
+
+    def save(self, folder: Path) -> None:
+        """The policy in Hugging Face format, without the optimiser's state."""
+        self.policy.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
     def step(self, step: int, questions: list[int]) -> dict[str, float]:
         """Rollouts of these training questions, their credit, and the updates."""
