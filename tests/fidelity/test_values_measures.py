@@ -173,7 +173,7 @@ def test_zscores_by_hand():
 
 
 def test_a_value_by_hand():
-    value = Value("c", 8, 4, 3)
+    value = Value("c", "11010010")
     assert (value.value, value.halves, value.variance) == (0.5, (0.75, 0.25), 0.5 * 0.5 / 8)
-    never = dataclasses.replace(value, successes=0, first_half=0)
+    never = dataclasses.replace(value, outcomes="0" * 8)
     assert never.variance == pytest.approx((0.5 / 9) * (8.5 / 9) / 8) and never.variance > 0

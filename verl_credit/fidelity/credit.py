@@ -36,6 +36,10 @@ class Credit:
     name: str
     advantages: Advantages | None
     reason: str = ""
+    kind: str = "mode"
+    """``run``: as the run gives it; ``mode``; ``control``."""
+    held_out: bool = False
+    """It is made from the first half of the continuations, and compared with A* by the second half."""
 
 
 def find_modes(names: Sequence[str] | None) -> list[TurnMode]:

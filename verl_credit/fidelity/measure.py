@@ -12,7 +12,7 @@ from pathlib import Path
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError
-from verl_credit.fidelity.controls import fewer_turns
+from verl_credit.fidelity.controls import controls
 from verl_credit.fidelity.credit import Credit, find_modes, mode_credits, tables_of
 from verl_credit.fidelity.forward import PolicyForward
 from verl_credit.fidelity.integrity import ZScore, martingale
@@ -22,11 +22,20 @@ from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.subject import Subject
-from verl_credit.fidelity.values import TURNS, VALUES, ScoredTurn, Value, score_turns, states_of, values_of
+from verl_credit.fidelity.values import (
+    TURNS,
+    VALUES,
+    ScoredTurn,
+    Value,
+    by_second_half,
+    score_turns,
+    states_of,
+    values_of,
+)
 from verl_credit.report.again import TurnTables
 from verl_credit.run.files import append_json, write_text
 
-ABOUT = "about.json"
+ABOUT, VERSION = "about.json", 2
 
 
 @dataclass(frozen=True)
@@ -83,22 +92,33 @@ def measure(
     )
     say(0.96, "gains and credit")
     groups = _complete(sampled, values)
+    contexts = {digest(state.ids) for state in states_of(groups)}
+    values = {name: values[name] for name in contexts}
     tables, credits = _credits(subject, groups, find_modes(None) if modes is None else modes)
     gains, rows = tables.reward_B_K.tolist(), iter(range(len(tables.rows)))
-    turns = score_turns(groups, values, [[gains[next(rows)] for _ in group] for group in groups])
+    gain_of = [[gains[next(rows)] for _ in group] for group in groups]
+    turns = score_turns(groups, values, gain_of)
     _write_turns(out / TURNS, turns)
     agreements = Agreements(turns)
+    second = Agreements(by_second_half(turns, values), one_half=True)
+    credits += controls(tables, groups, values, subject.data, seed)
     return Result(
         groups,
         turns,
         credits,
-        [None if c.advantages is None else agreements.of(_flat(c, turns)) for c in credits],
+        [_agreement(credit, turns, second if credit.held_out else agreements) for credit in credits],
         len(sampled),
         agreements.reliability,
         agreements.sure,
         martingale(turns),
-        len(states_of(groups)),
+        len(contexts),
     )
+
+
+def _agreement(credit: Credit, turns: list[ScoredTurn], agreements: Agreements) -> Agreement | None:
+    if credit.advantages is None:
+        return None
+    return agreements.of([credit.advantages[t.prompt][t.trajectory][t.turn] for t in turns])
 
 
 def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> list[list[Trajectory]]:
@@ -120,11 +140,7 @@ def _credits(
         of_run = [
             run_credit(batch, groups, settings, forward, subject.tokenizer, step=step, planned_steps=planned)
         ]
-    return tables, [*of_run, *mode_credits(tables, sizes, modes), fewer_turns(tables, sizes)]
-
-
-def _flat(credit: Credit, turns: list[ScoredTurn]) -> list[float]:
-    return [credit.advantages[turn.prompt][turn.trajectory][turn.turn] for turn in turns]
+    return tables, [*of_run, *mode_credits(tables, sizes, modes)]
 
 
 def sample_groups(
@@ -142,6 +158,7 @@ def sample_groups(
 
 def _check_about(path: Path, subject: Subject, continuations: int, seed: int) -> None:
     about = {
+        "version": VERSION,
         "policy": _fingerprint(subject),
         "limits": asdict(subject.protocol.limits),
         "topk": int(subject.config.search.topk),

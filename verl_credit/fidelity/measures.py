@@ -47,9 +47,21 @@ class Agreement:
 
 
 class Agreements:
-    """The true advantages, prepared once; called with the credit of each turn, in the turns' order."""
+    """The true advantages, prepared once; called with the credit of each turn, in the turns' order.
 
-    def __init__(self, turns: Sequence[ScoredTurn], *, resamples: int = RESAMPLES, seed: int = 0):
+    ``one_half``: they are those of one half of the continuations (`by_second_half`), whose reliability is the correlation
+    of the halves itself.
+    """
+
+    def __init__(
+        self,
+        turns: Sequence[ScoredTurn],
+        *,
+        one_half: bool = False,
+        resamples: int = RESAMPLES,
+        seed: int = 0,
+    ):
+        self._one_half = one_half
         self._tool = np.array([turn.kind == "tool" for turn in turns], dtype=bool)
         names = {name: number for number, name in enumerate(dict.fromkeys(turn.prompt for turn in turns))}
         self._prompt = np.array([names[turn.prompt] for turn in turns])
@@ -86,7 +98,7 @@ class Agreements:
 
     @property
     def reliability(self) -> Measure:
-        """Of A* over tool turns, by all continuations."""
+        """Of A* over tool turns."""
         return self._measure(
             self._reliability(*(half[self._tool] for half in self._halves)), int(self._tool.sum())
         )
@@ -108,7 +120,7 @@ class Agreements:
     def _reliability(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         rho = self._pearson(first, second)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(rho > _CONSTANT, 2 * rho / (1 + rho), np.nan)
+            return np.where(rho > _CONSTANT, rho if self._one_half else 2 * rho / (1 + rho), np.nan)
 
     def _pearson(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """[1 + resamples], NaN where one of them is constant."""

@@ -32,7 +32,8 @@ def table(name: str, result: Result) -> list[str]:
     scores = ", ".join(
         f"{s.name} {s.mean:+.3f} (z {'-' if s.z is None else f'{s.z:+.1f}'})" for s in result.integrity
     )
-    return [*lines, *missing, f"0 on average: mean A* at {scores}"]
+    halves = "Monte Carlo: credit by the first half of the continuations, compared with A* by the second"
+    return [*lines, *missing, halves, f"0 on average: mean A* at {scores}"]
 
 
 def shown(measure: Measure) -> str:
@@ -46,7 +47,8 @@ def shown(measure: Measure) -> str:
 def as_dict(subject: Subject, result: Result) -> dict:
     """Of one policy."""
     credits = {
-        credit.name: {"reason": credit.reason} if found is None else asdict(found)
+        credit.name: {"kind": credit.kind, "held_out": credit.held_out}
+        | ({"reason": credit.reason} if found is None else asdict(found))
         for credit, found in zip(result.credits, result.agreements, strict=True)
     }
     return {

@@ -38,7 +38,7 @@ def run_credit(
     try:
         signals = signals_of(settings)
         if reason := _not_here(settings, signals):
-            return Credit(name, None, reason)
+            return Credit(name, None, reason, "run")
         algorithm = settings.algorithm.model_copy(update={"transform_mode": "none"})
         settings = replace(settings, algorithm=algorithm)
         found = turn_step(
@@ -56,12 +56,12 @@ def run_credit(
         )
         advantages_of(found, *outcomes_of(groups), batch.response_mask_B_T.bool())
     except (ConfigError, IntegrityError, ValueError) as error:
-        return Credit(name, None, str(error))
+        return Credit(name, None, str(error), "run")
     if signals and not found.rewarded_B_K.any():
-        return Credit(name, None, f"no turn has a reward ({', '.join(settings.turn_signals)})")
+        return Credit(name, None, f"no turn has a reward ({', '.join(settings.turn_signals)})", "run")
     n_tool_turns_B = torch.tensor([len(t.steps) - 1 for group in groups for t in group])
     sizes = [len(group) for group in groups]
-    return Credit(name, nested(found.credit.advantage_B_K1, n_tool_turns_B, sizes))
+    return Credit(name, nested(found.credit.advantage_B_K1, n_tool_turns_B, sizes), kind="run")
 
 
 def _not_here(settings: CreditSettings, signals: dict[Signal, float]) -> str | None:

@@ -9,8 +9,9 @@ The lab's retrieval is deterministic, so a turn's state after its tool follows f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
@@ -24,12 +25,18 @@ VALUES, TURNS = "values.jsonl", "turns.jsonl"
 
 @dataclass(frozen=True)
 class Value:
-    """``successes`` of ``continuations`` ended right; ``first_half`` of them are of the first half of the continuations."""
+    """``outcomes``: 1 for a continuation that ended right, 0 for another, in the order in which they were drawn."""
 
     context: str
-    continuations: int
-    successes: int
-    first_half: int
+    outcomes: str
+
+    @property
+    def continuations(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def successes(self) -> int:
+        return self.outcomes.count("1")
 
     @property
     def value(self) -> float:
@@ -39,7 +46,8 @@ class Value:
     def halves(self) -> tuple[float, float]:
         """V by each half alone: independent estimates."""
         half = self.continuations // 2
-        return self.first_half / half, (self.successes - self.first_half) / half
+        first, second = (self.outcomes[part].count("1") for part in (slice(half), slice(half, None)))
+        return first / half, second / (self.continuations - half)
 
     @property
     def variance(self) -> float:
@@ -107,9 +115,7 @@ def values_of(
         }
         starts = [Start(state, continuations, seed, "value") for state in part.values()]
         for name, trajectories in zip(part, roll(sampler, protocol, starts), strict=True):
-            rewards = [trajectory.reward for trajectory in trajectories]
-            half = sum(rewards[: continuations // 2])
-            found[name] = Value(name, continuations, int(sum(rewards)), int(half))
+            found[name] = Value(name, "".join("1" if t.reward else "0" for t in trajectories))
             if path is not None:
                 append_json(path, asdict(found[name]))
         say(min(begin + prompts_at_once, len(waiting)), len(waiting))
@@ -164,6 +170,39 @@ def score_turns(
                     )
                 )
     return scored
+
+
+def part_of(values: Mapping[str, Value], part: slice) -> dict[str, Value]:
+    """Values by some of the continuations alone."""
+    return {name: Value(name, value.outcomes[part]) for name, value in values.items()}
+
+
+def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> list[ScoredTurn]:
+    """The same turns with A* and its errors by the second half of the continuations alone."""
+    half = next(iter(values.values())).continuations // 2
+    variance = {name: value.variance for name, value in part_of(values, slice(half, None)).items()}
+    found = []
+    for turn in turns:
+        before, after = variance[turn.before], 0.0 if turn.after is None else variance[turn.after]
+        found.append(
+            replace(
+                turn,
+                a_star=turn.a_second,
+                se=(before + after) ** 0.5,
+                variance_before=before,
+                variance_after=after,
+            )
+        )
+    return found
+
+
+def true_advantages(groups: Sequence[Sequence[Trajectory]], values: Mapping[str, Value]) -> list[float]:
+    """A* of every turn, in the order of `score_turns`."""
+    found = []
+    for trajectory in (trajectory for group in groups for trajectory in group):
+        v = [values[digest(step.state.ids)].value for step in trajectory.steps]
+        found += [after - before for before, after in pairwise([*v, trajectory.reward])]
+    return found
 
 
 def states_of(groups: Sequence[Sequence[Trajectory]]) -> list[State]:
