@@ -116,6 +116,9 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     result = json.loads((tmp_path / "fidelity.json").read_text())
     (policy,) = result["policies"]
     assert (policy["turns"], policy["prompts"], policy["step"]) == (len(turns), 3, None)
+    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 2
+    assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
+    assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
     assert "none" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
     (home / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
     assert command(capsys, *words)[0] == 0

@@ -14,10 +14,12 @@ from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.measure import measure
 from verl_credit.fidelity.report import as_dict, table
-from verl_credit.run.files import DamagedFile, plain, write_text
+from verl_credit.fidelity.values import TURNS
+from verl_credit.report.fidelity_page import fidelity_page
+from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_text
 from verl_credit.run.progress import Throttled, say_at_once
 
-RESULT = "fidelity.json"
+RESULT, PAGE = "fidelity.json", "fidelity.html"
 
 
 def fidelity(
@@ -70,13 +72,15 @@ def fidelity(
             _write(out / policy.name / RESULT, settings, found[-1:])
             print("\n".join(table(subject.name, result)))
         _write(out / RESULT, settings, found)
+        turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
+        write_text(out / PAGE, fidelity_page(plain({"settings": settings, "policies": found}), turns))
     except (ConfigError, PreflightError, DamagedFile, OSError) as error:
         print(f"verl-credit fidelity {folder}: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
     finally:
         torch.set_num_threads(threads)
         sys.path.remove("")
-    print(out / RESULT)
+    print(out / RESULT, out / PAGE, sep="\n")
     return ExitCode.DONE
 
 

@@ -1,0 +1,91 @@
+"""Pictures of a fidelity measurement: how well each credit agrees with A*, and what A* is at each turn."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from verl_credit.report.curves import STYLE, saved
+from verl_credit.report.panels import BLUE, GREY, VERMILION
+
+KINDS = (("tool", "turn that searches", BLUE), ("ending", "turn that ends", VERMILION))
+MEASURES = (("pearson", "pearson", BLUE), ("same_turn", "same turn", VERMILION))
+
+
+def agreement_picture(credits: Mapping[str, Mapping[str, Any]]) -> Markup:
+    """``credits``: of one policy in ``fidelity.json``. Points with 95 % intervals; what is not defined is left out."""
+    names = [name for name, found in credits.items() if "reason" not in found]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.5, 0.9 + 0.3 * len(names)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, (measure, label, color) in enumerate(MEASURES):
+            points = [(row, credits[name][measure]) for row, name in enumerate(names)]
+            points = [
+                (row, one) for row, one in points if one["value"] is not None and one["low"] is not None
+            ]
+            axes.errorbar(
+                [one["value"] for _, one in points],
+                [row + 0.24 * place - 0.12 for row, _ in points],
+                xerr=[
+                    [max(0.0, one["value"] - one["low"]) for _, one in points],
+                    [max(0.0, one["high"] - one["value"]) for _, one in points],
+                ],
+                color=color,
+                fmt="o",
+                markersize=4,
+                linewidth=1.2,
+                label=label,
+            )
+        axes.axvline(0, color=GREY, linewidth=0.9)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("correlation with A*")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5)
+        return _uri(figure)
+
+
+def star_picture(turns: Sequence[Mapping[str, Any]]) -> Markup:
+    """``turns``: lines of ``turns.jsonl``. Boxes from quartile to quartile, whiskers from the 5th to the 95th percentile."""
+    last = max(turn["turn"] for turn in turns) + 1
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.3, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        handles = []
+        for place, (kind, label, color) in enumerate(KINDS):
+            stars: dict[int, list[float]] = {}
+            for turn in turns:
+                if turn["kind"] == kind:
+                    stars.setdefault(turn["turn"] + 1, []).append(turn["a_star"])
+            if not stars:
+                continue
+            boxes = axes.boxplot(
+                list(stars.values()),
+                positions=[number + 0.36 * place - 0.18 for number in stars],
+                widths=0.3,
+                whis=(5, 95),
+                showfliers=False,
+                patch_artist=True,
+                boxprops={"facecolor": color, "alpha": 0.35, "edgecolor": color},
+                medianprops={"color": color, "linewidth": 2},
+            )
+            handles.append((boxes["boxes"][0], label))
+        axes.axhline(0, color=GREY, linewidth=0.9, zorder=0)
+        axes.set_xticks(range(1, last + 1), [str(number) for number in range(1, last + 1)])
+        axes.set_xlabel("turn")
+        axes.set_ylabel("A*")
+        axes.legend(
+            *zip(*handles, strict=True),
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5,
+        )  # fmt: skip
+        return _uri(figure)
+
+
+def _uri(figure: Figure) -> Markup:
+    image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
+    return Markup("data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii"))
