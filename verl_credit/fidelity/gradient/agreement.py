@@ -17,6 +17,7 @@ from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.values import ScoredTurn, Value, score_turns
 
 GRPO = "none"
+"""What differences are taken to. Its outcome operator is the configuration's: GRPO, unless a run names another."""
 RLOO = "none, rloo"
 REFERENCE = "Monte Carlo, all continuations"
 
@@ -68,7 +69,10 @@ def gradient_agreement(
     return {**found, REFERENCE: alignment.of(true)}
 
 
-def integrity(agreements: dict[str, GradientAgreement]) -> tuple[Measure, bool | None]:
-    """(bias of RLOO, does its interval hold 1): RLOO's expected gradient is grad E[r]. None where it has no interval."""
-    bias = agreements[RLOO].bias
+def integrity(agreements: dict[str, GradientAgreement], rloo: str = RLOO) -> tuple[Measure, bool | None]:
+    """(bias of RLOO, does its interval hold 1): RLOO's expected gradient is grad E[r]. None where it has no interval.
+
+    ``rloo``: the name of its row; `GRPO` for a run that names RLOO as its outcome operator.
+    """
+    bias = agreements[rloo].bias
     return bias, None if bias.low is None else bias.low <= 1 <= bias.high
