@@ -16,7 +16,7 @@ from verl_credit.fidelity.exact.subjects import outcome_credit_of, turn_credit_o
 from verl_credit.fidelity.exact.trajectories import list_trajectories
 from verl_credit.fidelity.exact.values import true_advantages
 from verl_credit.fidelity.gradient.alignment import Alignment, variance_of_ratio
-from verl_credit.fidelity.gradient.batches import draw_batches
+from verl_credit.fidelity.gradient.batches import along_others, along_own, draw_batches, length_of_batches
 from verl_credit.fidelity.gradient.jackknife import interval, product_of_means, prompts_for, root
 from verl_credit.fidelity.gradient.sums import PromptSums, square_of_means
 from verl_credit.fidelity.measures import Measure
@@ -178,6 +178,23 @@ def test_every_prompt_is_in_as_many_batches_as_others():
     assert (member_R_P.sum(1) == 16).all() and len(member_R_P) == 960
     assert (member_R_P.sum(0) == 320).all()
     assert np.array_equal(member_R_P, draw_batches(48, 16)) and len(np.unique(member_R_P, axis=0)) > 900
+
+
+def test_along_and_its_leave_outs_by_hand():
+    g_P_S, h_P_S = np.random.default_rng(7).normal(size=(2, 7, 3))
+    member_R_P = draw_batches(7, 3)
+    length_R = length_of_batches(g_P_S @ g_P_S.T, member_R_P)
+    own, others = (along(g_P_S @ h_P_S.T, length_R, member_R_P) for along in (along_own, along_others))
+    for batch, member_P in enumerate(member_R_P > 0):
+        g = g_P_S[member_P].sum(0)
+        for column in range(8):
+            kept_P = np.arange(7) != column - 1
+            if not kept_P[member_P].all():
+                assert np.isnan([own[batch, column], others[batch, column]]).all()
+                continue
+            h, rest = h_P_S[member_P].sum(0), h_P_S[kept_P & ~member_P].mean(0)
+            wanted = np.array([g @ h, g @ rest]) / np.linalg.norm(g)
+            np.testing.assert_allclose([own[batch, column], others[batch, column]], wanted)
 
 
 def exact_sums(size, groups, seed):
