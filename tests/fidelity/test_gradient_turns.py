@@ -50,7 +50,7 @@ def model():
 def test_a_sketch_keeps_inner_products_on_average():
     """Over 400 draws of buckets and signs: unbiased, with the variance (|x|²|y|² + (x.y)² - 2 sum x²y²) / buckets."""
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(300, generator=random, dtype=torch.float64)
+    x = 1 + torch.randn(300, generator=random, dtype=torch.float64)  # without signs, buckets would add up
     y = 0.5 * x + torch.randn(300, generator=random, dtype=torch.float64)
     found = []
     for seed in range(400):
