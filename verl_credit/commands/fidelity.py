@@ -100,7 +100,7 @@ def _write(path: Path, settings: dict, policies: list[dict]) -> None:
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _steps(text: str) -> list[int]:
@@ -108,6 +108,6 @@ def _steps(text: str) -> list[int]:
         steps = [int(part) for part in _names(text)]
     except ValueError:
         steps = []
-    if not steps or min(steps) < 0 or len(set(steps)) < len(steps):
-        raise PreflightError(f"--steps {text}: expected different step numbers with commas between: 0,15,30")
+    if not steps or min(steps) < 0:
+        raise PreflightError(f"--steps {text}: expected step numbers with commas between: 0,15,30")
     return steps
