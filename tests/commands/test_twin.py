@@ -4,8 +4,10 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.commands.twin import check_twin
-from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.commands import twin as command
+from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
+from verl_credit.run.files import read_json_lines
+from verl_credit.twin.check import check_twin
 
 REFUSED = [
     "algorithm.use_kl_in_reward=true",
@@ -40,6 +42,43 @@ def test_what_the_twin_would_leave_out_is_refused_by_its_key(override):
     with pytest.raises(ConfigError, match="the twin knows") as caught:
         check_twin(load_config("lab", [override]))
     assert caught.value.key == key
+
+
+def test_signals_that_the_twin_cannot_score_are_refused():
+    for overrides, said in (
+        (["algorithm.turn_signals={infopo: 1.0}"], "algorithm.turn_signals=.*masks no observations"),
+        (
+            ["algorithm.info_gain_scorer=server"],
+            "algorithm.info_gain_scorer=server: the twin has no rollout server",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_twin(load_config("lab", overrides))
+
+
+@pytest.mark.parametrize(
+    "error, code, reason",
+    [
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),
+        (IntegrityError("no gain"), ExitCode.INTEGRITY, "stopped by a fault"),
+        (PreflightError("no lab"), ExitCode.PREFLIGHT, "refused"),
+        (None, ExitCode.DONE, "done"),
+    ],
+)
+def test_how_a_run_ended_is_in_its_events_and_in_the_table_of_trials(
+    error, code, reason, tmp_path, monkeypatch
+):
+    def train(config, run_dir, row):
+        row.begin()
+        if error:
+            raise error
+
+    monkeypatch.setattr(command, "_train", train)
+    run_dir = tmp_path / "run"
+    assert main(["twin", "--config-name", "lab", f"run_dir={run_dir}", f"lineage.dir={tmp_path}"]) == code
+    start, end = read_json_lines(run_dir / "events.jsonl")
+    assert start["command"].startswith("verl-credit twin --config-name lab") and end["reason"] == reason
+    assert "\nrun\t" in (tmp_path / "results.tsv").read_text()
 
 
 def test_other_worlds_are_refused():

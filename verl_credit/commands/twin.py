@@ -21,7 +21,7 @@ from verl_credit.run.lock import run_lock
 from verl_credit.run.progress import Throttled, say_at_once
 from verl_credit.twin.check import check_twin
 
-NOT_ON = "a run of the twin does not go on: start it again in another folder"
+NOT_ON = "a run of the twin does not go on"
 
 
 def twin(name: str, overrides: list[str], config_dir: str | None = None) -> int:
@@ -37,7 +37,7 @@ def twin(name: str, overrides: list[str], config_dir: str | None = None) -> int:
         print(f"verl-credit twin: {error}", flush=True)
         return ExitCode.INTEGRITY
     except KeyboardInterrupt:
-        print(f"interrupted; {NOT_ON}", flush=True)
+        print(f"interrupted; {NOT_ON}: start it again in another folder", flush=True)
         return ExitCode.INTERRUPTED
 
 
@@ -82,7 +82,9 @@ def _how(error: BaseException) -> tuple[ExitCode, str]:
 def _end(
     config: DictConfig, code: ExitCode, why: str, row: TrialRow, error: BaseException | None = None
 ) -> None:
+    """What `twin` says itself, a refusal, a fault or an interruption, is only written down here."""
     trial = row.end(code, why, error)
-    say_at_once(events.end(Path(config.run_dir), code, why, planned_in_all(config), trial=trial))
-    if trial:
+    text = events.end(Path(config.run_dir), code, why, planned_in_all(config), trial=trial)
+    if code in (ExitCode.DONE, ExitCode.FAILED):
+        say_at_once(text)
         say_at_once(trial)
