@@ -4,7 +4,8 @@
     python evidence/fidelity/twin_against_trainer.py RUNS --compare       # what is there, without running anything
 
 The trainer's curves are those of evidence/campaigns/turn_modes_lab. The twin runs the same campaign in the folder RUNS, GRPO
-and the named modes; what is done there is not repeated. Writes twin_against_trainer.json and .png beside this file.
+and the named modes; what is done there is not repeated. A run takes about 3 minutes of one core (20 minutes beside eight
+other jobs on two cores). Writes twin_against_trainer.json and .png beside this file.
 
 A seed means other random numbers to each of the two, so runs are not paired. With means m over seeds, their standard
 deviations s and n seeds on either side:

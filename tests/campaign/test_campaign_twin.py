@@ -37,7 +37,7 @@ def test_an_interrupted_run_starts_again_without_what_it_measured(twins, capsys)
     (run / "validation.jsonl").write_text('{"step": 0, "val-aux/lab-sampled/em/mean@1": 0.9}\n')
     twins.does()
     assert twins.run() == 0
-    said = "grpo/seed-1: 2 steps are dropped: a run of the twin does not go on, it starts again"
+    said = "grpo/seed-1: a run of the twin does not go on: dropped after step 2, it starts again"
     assert capsys.readouterr().out.count(said) == 1
     assert twins.started == ["grpo/seed-1", "joint/seed-1", "grpo/seed-1"]
     assert set(twins.engines) == {"twin"}

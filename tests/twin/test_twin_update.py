@@ -13,9 +13,9 @@ from verl_credit.twin.update import Objective, UpdateBatch, update
 
 # Three rows of one prompt: a trunk, one that leaves it, one that is its beginning; and a row of another prompt.
 PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3], [1, 2, 3], [1, 2, 3], [7])]
-RESPONSES = [torch.tensor(ids) for ids in ([3, 4, 5, 6], [3, 4, 9], [3, 4], [2])]
-TURNS = torch.tensor([[0, 0, -1, 1], [0, 0, 1, -1], [0, -1, -1, -1], [0, -1, -1, -1]])
-TOKENS = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
+RESPONSES = [torch.tensor(ids) for ids in ([3, 4, 5, 6], [3, 9, 4, 8], [3, 4], [2])]
+TURNS = torch.tensor([[0, 0, -1, 1], [0, -1, 1, 1], [0, -1, -1, -1], [0, -1, -1, -1]])
+TOKENS = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
 OBJECTIVE = Objective(0.2, 0.28, 3.0, "token", False, "token-mean", mini_batch_rows=2)
 
 
@@ -26,6 +26,7 @@ def model():
     config = LlamaConfig(
         vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=8, tie_word_embeddings=True, attn_implementation=AUTO,
+        initializer_range=0.3,  # else attention hardly matters
     )  # fmt: skip
     return LlamaForCausalLM(config)
 

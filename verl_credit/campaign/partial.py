@@ -14,4 +14,4 @@ def drop_partial(run_dir: Path) -> str:
     there = [path for name in (METRICS, VALIDATION) if (path := run_dir / name).exists()]
     for path in there:
         path.unlink()
-    return f"{steps} steps are dropped: a run of the twin does not go on, it starts again" if there else ""
+    return f"a run of the twin does not go on: dropped after step {steps}, it starts again" if there else ""
