@@ -4,7 +4,7 @@
     python evidence/fidelity/twin_against_trainer.py RUNS --compare       # what is there, without running anything
 
 The trainer's curves are those of evidence/campaigns/turn_modes_lab. The twin runs the same campaign in the folder RUNS, GRPO
-and the named modes; what is done there is not repeated. A run takes about 3 minutes of one core (20 minutes beside eight
+and the named modes; what is done there is not repeated. A run takes 140 s of one core (20 minutes beside eight
 other jobs on two cores). Writes twin_against_trainer.json and .png beside this file.
 
 A seed means other random numbers to each of the two, so runs are not paired. With means m over seeds, their standard
@@ -40,7 +40,14 @@ TRAINER = HERE.parent / "campaigns" / "turn_modes_lab"
 OUT = HERE / "twin_against_trainer"
 METRICS = ("val-aux/lab-sampled/em/mean@1", "val-aux/lab-greedy/em/mean@1")
 COLOURS = {"trainer": "#0072b2", "twin": "#d55e00"}
-OWN = ("lab.dir", "data.", "actor_rollout_ref.model.path", "trainer.default_local_dir", "search.")
+OWN = (
+    "lab.dir",
+    "data.",
+    "actor_rollout_ref.model.path",
+    "trainer.default_local_dir",
+    "search.",
+    "actor_rollout_ref.rollout.prometheus",
+)
 """Keys with folders and addresses of a machine."""
 
 Curves = dict[int, dict[int, float]]
