@@ -96,4 +96,3 @@ def test_integrity_is_whether_rloos_interval_holds_1():
         (Measure(None, n=64), None),
     ]:
         assert integrity(row(bias)) == (bias, passed)
-        assert integrity({GRPO: row(bias)[RLOO]}, rloo=GRPO) == (bias, passed)

@@ -25,7 +25,7 @@ PROMPTS, ENTRIES = 30, 20
 
 
 def sums(first_P_S, second_P_S=None, square_P=None):
-    return PromptSums(first_P_S, first_P_S if second_P_S is None else second_P_S, square_P)
+    return PromptSums(first_P_S, first_P_S if second_P_S is None else second_P_S, square_P=square_P)
 
 
 def holds(measure: Measure, value: float) -> bool:

@@ -9,8 +9,9 @@ import torch
 
 from kit.tiny_models import exact_norms, tiny_model
 from verl_credit.attention import AUTO
+from verl_credit.fidelity.credit import per_turn
 from verl_credit.fidelity.gradient.sketch import CountSketch
-from verl_credit.fidelity.gradient.sums import credited, nested, square_of_means, tokens_of, true_credit
+from verl_credit.fidelity.gradient.sums import credited, square_of_means, tokens_of, true_credit
 from verl_credit.fidelity.gradient.turns import turn_gradients
 from verl_credit.fidelity.protocol import State, Step
 from verl_credit.fidelity.rollout import Trajectory
@@ -107,7 +108,7 @@ def test_a_batchs_sum_is_the_gradient_of_the_trainers_packed_loss(model):
     policy = PackedPolicy(packed)
     prompts, responses = ([torch.tensor(i) for i in ids] for ids in (batch.prompt_ids, batch.response_ids))
     with torch.no_grad():
-        log_prob_B_T, _ = policy.responses(prompts, responses)
+        log_prob_B_T, _ = policy.responses(prompts, responses, batch.response_mask_B_T.bool())
     advantage_B_T = torch.zeros(batch.turn_ids_B_T.shape)
     for row, of_path in enumerate(a for of_group in ADVANTAGES for a in of_group):
         for turn, advantage in enumerate(of_path):
@@ -134,15 +135,15 @@ def test_true_advantages_stand_in_halves(model):
     ]
     found = true_credit(GROUPS, gradients, turns)
     for half, flat in (("first_P_S", halves["a_first"]), ("second_P_S", halves["a_second"])):
-        wanted = credited(GROUPS, gradients, nested(GROUPS, flat)).first_P_S
+        wanted = credited(GROUPS, gradients, per_turn(GROUPS, flat)).first_P_S
         np.testing.assert_allclose(getattr(found, half), wanted)
-    star = credited(GROUPS, gradients, nested(GROUPS, [turn.a_star for turn in turns]))
+    star = credited(GROUPS, gradients, per_turn(GROUPS, [turn.a_star for turn in turns]))
     np.testing.assert_allclose(found.both_P_S, star.both_P_S)
     one, other = ([gradients.sketch_N_S[gradients.of(step)] for step in path.steps] for path in GROUPS[0])
     cross = (1.0 * one[0] + 2 * one[1]) @ (1.0 * other[0]) + (3.0 * other[0] + 4 * other[1]) @ (-one[0])
     assert found.square_P[0] == pytest.approx(2 * cross, rel=1e-5)
-    with pytest.raises(ValueError, match="9 numbers for fewer turns"):
-        nested(GROUPS, [0.0] * 9)
+    with pytest.raises(ValueError, match="longer|shorter"):
+        per_turn(GROUPS, [0.0] * 9)
 
 
 def test_the_square_of_a_prompts_mean_has_neither_a_rollouts_noise_nor_a_shared_values():

@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
-from verl_credit.fidelity.credit import tables_of
 from verl_credit.fidelity.forward import PolicyForward
 from verl_credit.fidelity.measure import sample_groups
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.subject import load_checkpoint, load_policy, make_subject
+from verl_credit.fidelity.tables import tables_of
 from verl_credit.generation.generator import BatchGenerator
 from verl_credit.lab.config import SIZES
 from verl_credit.lab.evaluate import Roller

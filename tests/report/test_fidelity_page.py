@@ -31,6 +31,7 @@ def policy(step, **changes):
             "turn_gae": {"kind": "mode", "held_out": False, "reason": "it needs values"},
             "constant": credit("control", pearson=NONE, same_turn=NONE, pairs=NONE, end_pairs=NONE),
         },
+        "gradients": {},
         "integrity": [
             {"name": "turn 1", "mean": 0.01, "z": -3.5, "n": 3},
             {"name": "turn 2", "mean": 0.0, "z": None, "n": 1},
@@ -62,6 +63,14 @@ def test_a_policy_has_its_table_its_pictures_and_its_checks():
     assert html.count("data:image/svg+xml;base64,") == 2 and "<a>" not in html
     assert not re.search(r"<script|https?://|src=\"(?!data:)", html)
     assert "Correlation with A*" not in said.split("Step 3")[0]
+
+
+def test_gradients_have_a_table_and_two_pictures():
+    of = {name: VALUE for name in ("own", "own_difference", "bias", "signal_to_noise")}
+    silent = dict.fromkeys(of, NONE)
+    html, said = page(policy(3, gradients={"none, grpo": of, "constant": silent}))
+    assert html.count("data:image/svg") == 4
+    assert "minus GRPO" in said and "constant undefined undefined undefined undefined" in said
 
 
 def test_several_steps_stand_beside_each_other():

@@ -211,6 +211,9 @@ def fidelity(
     modes: str | None = Option(
         None, help="names with commas between; my_module:my_mode; every mode if not given"
     ),
+    gradient: bool = Option(
+        False, "--gradient", help="the gradients of modes, too; about three times as long"
+    ),
     minutes: float | None = Option(
         None, help="then the prompts that are complete are used; the same call goes on"
     ),
@@ -228,6 +231,7 @@ def fidelity(
         continuations=continuations,
         steps=steps,
         modes=modes,
+        gradient=gradient,
         minutes=minutes,
         lab=lab,
         split=split,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from verl_credit.commands.fidelity_policies import policies_of
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.measure import measure
@@ -20,6 +22,8 @@ from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_tex
 from verl_credit.run.progress import Throttled, say_at_once
 
 RESULT, PAGE = "fidelity.json", "fidelity.html"
+FEWEST_PROMPTS = 3
+"""Of which the jackknife leaves two."""
 
 
 def fidelity(
@@ -31,6 +35,7 @@ def fidelity(
     continuations: int,
     steps: str | None,
     modes: str | None,
+    gradient: bool,
     minutes: float | None,
     lab: Path | None,
     split: str,
@@ -53,6 +58,8 @@ def fidelity(
         if minutes is not None and minutes <= 0:
             raise PreflightError(f"--minutes {minutes:g}: expected more than 0")
         chosen = find_modes(None if modes is None else _names(modes))
+        if gradient:
+            _refuse_gradient(chosen, prompts)
         policies = policies_of(folder, None if steps is None else _steps(steps), lab)
         end = None if minutes is None else time.monotonic() + 60 * minutes
         found = []
@@ -65,6 +72,7 @@ def fidelity(
                 continuations=continuations,
                 seed=seed,
                 modes=chosen,
+                gradient=gradient,
                 say=Throttled(say_at_once, f"fidelity {policy.name}"),
                 enough=_Until(end, left),
             )
@@ -82,6 +90,13 @@ def fidelity(
         sys.path.remove("")
     print(out / RESULT, out / PAGE, sep="\n")
     return ExitCode.DONE
+
+
+def _refuse_gradient(modes: Sequence[TurnMode], prompts: int) -> None:
+    if "none" not in [mode.name for mode in modes]:
+        raise PreflightError("--gradient compares with GRPO: add none to --modes")
+    if prompts < FEWEST_PROMPTS:
+        raise PreflightError(f"--prompts {prompts}: --gradient takes at least {FEWEST_PROMPTS}")
 
 
 class _Until:

@@ -13,12 +13,12 @@ with the reference that all continuations make they would share its noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from verl_credit.fidelity.credit import Advantages, Credit, nested
+from verl_credit.fidelity.credit import Advantages, Credit, nested, per_turn
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.values import Value, part_of, true_advantages
 from verl_credit.report.again import TurnTables, credit_of_turns
@@ -44,12 +44,6 @@ def controls(
         brought(groups, data),
         *monte_carlo(groups, values, drawn),
     ]
-
-
-def per_turn(groups: Groups, credit: Iterable[float]) -> Advantages:
-    """Numbers in the order of prompts, trajectories and turns, by these."""
-    numbers = iter(credit)
-    return [[[float(next(numbers)) for _ in t.steps] for t in group] for group in groups]
 
 
 def fewer_turns(tables: TurnTables, sizes: Sequence[int]) -> Credit:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.errors import PreflightError
+from verl_credit.fidelity.about import check_about
 from verl_credit.fidelity.controls import controls
-from verl_credit.fidelity.credit import Credit, find_modes, mode_credits, tables_of
+from verl_credit.fidelity.credit import Credit, find_modes, mode_credits
 from verl_credit.fidelity.forward import PolicyForward
+from verl_credit.fidelity.gradient.agreement import gradient_agreement, replicate_groups, score_without_gains
+from verl_credit.fidelity.gradient.alignment import GradientAgreement
 from verl_credit.fidelity.integrity import ZScore, martingale
 from verl_credit.fidelity.measures import Agreement, Agreements, Measure
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
@@ -22,6 +22,7 @@ from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.subject import Subject
+from verl_credit.fidelity.tables import tables_of
 from verl_credit.fidelity.values import (
     TURNS,
     VALUES,
@@ -33,9 +34,8 @@ from verl_credit.fidelity.values import (
     values_of,
 )
 from verl_credit.report.again import TurnTables
-from verl_credit.run.files import append_json, write_text
-
-ABOUT, VERSION = "about.json", 2
+from verl_credit.run.files import append_json
+from verl_credit.turns.batch import TurnBatch
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Result:
     turns: list[ScoredTurn]
     credits: list[Credit]
     """Of the run, of every mode, of the controls."""
+    gradients: dict[str, GradientAgreement]
+    """By the names of credits, and of `REFERENCE`; empty where gradients were not asked for."""
     agreements: list[Agreement | None]
     """With the true advantages, of each credit; None where it could not be made."""
     of_prompts: int
@@ -69,30 +71,34 @@ def measure(
     continuations: int,
     seed: int,
     modes: Sequence[TurnMode] | None = None,
+    gradient: bool = False,
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. Repeated with the same settings it goes on.
 
-    ``modes``: None for every registered one. Once ``enough`` says so no more prompts are valued.
+    ``modes``: None for every registered one. ``gradient``: their gradients, too (`gradient.agreement`), which takes other
+    rollouts of the same prompts and their values. Once ``enough`` says so no more prompts are valued.
     Raises PreflightError where ``out`` has the values of another policy or of other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
-    _check_about(out / ABOUT, subject, continuations, seed)
+    check_about(out, subject, continuations=continuations, seed=seed)
     sampled = sample_groups(subject, rollouts=rollouts, seed=seed, say=say)
+    again = replicate_groups(subject, rollouts=rollouts, seed=seed) if gradient else [[] for _ in sampled]
     values = values_of(
-        states_of(sampled),
+        states_of([*sampled, *again]),
         subject.sampler(),
         subject.protocol,
         continuations=continuations,
         seed=seed,
         path=out / VALUES,
-        say=lambda done, of: say(0.1 + 0.85 * done / of, f"values of the contexts of {done} of {of} prompts"),
+        say=lambda done, of: say(0.1 + 0.5 * done / of, f"values of the contexts of {done} of {of} prompts"),
         enough=enough,
     )
-    say(0.96, "gains and credit")
-    groups = _complete(sampled, values)
-    contexts = {digest(state.ids) for state in states_of(groups)}
+    say(0.6, "gains and credit")
+    count = _complete([[*one, *other] for one, other in zip(sampled, again, strict=True)], values)
+    groups, again = sampled[:count], again[:count]
+    contexts = {digest(state.ids) for state in states_of([*groups, *again])}
     values = {name: values[name] for name in contexts}
     tables, credits = _credits(subject, groups, find_modes(None) if modes is None else modes)
     gains, rows = tables.reward_B_K.tolist(), iter(range(len(tables.rows)))
@@ -102,10 +108,24 @@ def measure(
     agreements = Agreements(turns)
     second = Agreements(by_second_half(turns, values), one_half=True)
     credits += controls(tables, groups, values, subject.data, seed)
+    gradients = {}
+    if gradient:
+        gradients = gradient_agreement(
+            subject.model,
+            groups,
+            turns,
+            credits,
+            again,
+            score_without_gains(again, values),
+            batch_prompts=subject.config.data.train_batch_size,
+            seed=seed,
+            say=lambda done, of: say(0.65 + 0.35 * done / of, f"gradients of {done} of {of} distinct turns"),
+        )
     return Result(
         groups,
         turns,
         credits,
+        gradients,
         [_agreement(credit, turns, second if credit.held_out else agreements) for credit in credits],
         len(sampled),
         agreements.reliability,
@@ -121,26 +141,47 @@ def _agreement(credit: Credit, turns: list[ScoredTurn], agreements: Agreements) 
     return agreements.of([credit.advantages[t.prompt][t.trajectory][t.turn] for t in turns])
 
 
-def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> list[list[Trajectory]]:
-    """The first prompts, up to one of whose contexts a value is missing."""
-    return list(takewhile(lambda group: all(digest(s.ids) in values for s in states_of([group])), sampled))
+def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
+    """How many prompts come before one that lacks a value."""
+    known = (all(digest(state.ids) in values for state in states_of([group])) for group in sampled)
+    return sum(1 for _ in takewhile(bool, known))
 
 
 def _credits(
     subject: Subject, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
 ) -> tuple[TurnTables, list[Credit]]:
-    batch = turn_batch([row for group in groups for row in group], subject.truths, subject.data)
     forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
     settings = CreditSettings.from_config(subject.config)
-    tables = tables_of(batch, groups, settings, forward, subject.tokenizer)
-    sizes, of_run = [len(group) for group in groups], []
-    if subject.step is not None:
-        step = subject.step + 1
-        planned = subject.config.trainer.total_training_steps or step
-        of_run = [
-            run_credit(batch, groups, settings, forward, subject.tokenizer, step=step, planned_steps=planned)
-        ]
-    return tables, [*of_run, *mode_credits(tables, sizes, modes)]
+    tables = tables_of(_batch(subject, groups), groups, settings, forward, subject.tokenizer)
+    of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
+    sizes = [len(group) for group in groups]
+    return tables, [*of_run, *mode_credits(tables, sizes, modes, subject.config.data.train_batch_size)]
+
+
+def _of_run(subject: Subject, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:
+    """Batch by batch, as in training."""
+    step, size = subject.step + 1, subject.config.data.train_batch_size
+    made = []
+    for begin in range(0, len(groups), size):
+        part = groups[begin : begin + size]
+        made.append(
+            run_credit(
+                _batch(subject, part),
+                part,
+                settings,
+                forward,
+                subject.tokenizer,
+                step=step,
+                planned_steps=subject.config.trainer.total_training_steps or step,
+            )
+        )
+    if failed := next((credit for credit in made if credit.advantages is None), None):
+        return failed
+    return replace(made[0], advantages=[of_prompt for credit in made for of_prompt in credit.advantages])
+
+
+def _batch(subject: Subject, groups: list[list[Trajectory]]) -> TurnBatch:
+    return turn_batch([row for group in groups for row in group], subject.truths, subject.data)
 
 
 def sample_groups(
@@ -154,38 +195,6 @@ def sample_groups(
     say(0.0, f"{rollouts} rollouts of {len(subject.prompts)} prompts")
     starts = [Start(state, rollouts, seed, "rollout") for state in subject.prompts]
     return roll(subject.sampler(), subject.protocol, starts)
-
-
-def _check_about(path: Path, subject: Subject, continuations: int, seed: int) -> None:
-    about = {
-        "version": VERSION,
-        "policy": _fingerprint(subject),
-        "limits": asdict(subject.protocol.limits),
-        "topk": int(subject.config.search.topk),
-        "continuations": continuations,
-        "seed": seed,
-    }
-    if not path.exists():
-        write_text(path, json.dumps(about, indent=1) + "\n")
-        return
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise PreflightError(f"{path} is not JSON ({error}); expected what this command writes") from error
-    for name, value in about.items():
-        if not isinstance(found, dict) or found.get(name) != value:
-            there = found.get(name) if isinstance(found, dict) else found
-            raise PreflightError(
-                f"{path}: {name} is {there!r}, wanted {value!r}; give a new --dir, or the settings of this one"
-            )
-
-
-def _fingerprint(subject: Subject) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for name, weight in sorted(subject.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _write_turns(path: Path, turns: list[ScoredTurn]) -> None:

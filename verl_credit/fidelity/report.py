@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from verl_credit.fidelity.gradient.agreement import RLOO
+from verl_credit.fidelity.gradient.jackknife import prompts_for
 from verl_credit.fidelity.measure import Result
 from verl_credit.fidelity.measures import Measure
 from verl_credit.fidelity.subject import Subject
@@ -33,12 +35,30 @@ def table(name: str, result: Result) -> list[str]:
         f"{s.name} {s.mean:+.3f} (z {'-' if s.z is None else f'{s.z:+.1f}'})" for s in result.integrity
     )
     halves = "Monte Carlo: credit by the first half of the continuations, compared with A* by the second"
-    return [*lines, *missing, halves, f"0 on average: mean A* at {scores}"]
+    return [*lines, *missing, halves, f"0 on average: mean A* at {scores}", *gradient_table(result)]
+
+
+def gradient_table(result: Result) -> list[str]:
+    """The gradients of the same credits; nothing where they were not measured."""
+    if not result.gradients:
+        return []
+    lines = [
+        f"{'gradient of':<34} {'own cosine':<20} {'minus GRPO':<22} {'cosine of E[g]':<20} signal to noise"
+    ]
+    for name, found in result.gradients.items():
+        cells = (found.own, found.own_difference, found.bias, found.signal_to_noise)
+        lines.append(f"{name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
+    if RLOO in result.gradients:
+        lines.append(f"1 on average: the cosine of RLOO's E[g], {shown(result.gradients[RLOO].bias)}")
+    any_of_them = next(iter(result.gradients.values()))
+    if needed := prompts_for(any_of_them.own):
+        lines.append(f"own cosine to +-.05 takes about {needed} prompts, by the interval found here")
+    return lines
 
 
 def shown(measure: Measure) -> str:
     if measure.value is None:
-        return "undefined"
+        return "undefined" if measure.low is None else f"undefined [{measure.low:.2f}, {measure.high:.2f}]"
     if measure.low is None:
         return f"{measure.value:.2f}"
     return f"{measure.value:.2f} [{measure.low:.2f}, {measure.high:.2f}]"
@@ -61,5 +81,6 @@ def as_dict(subject: Subject, result: Result) -> dict:
         "sure_pairs": result.sure_pairs,
         "reliability": asdict(result.reliability),
         "credits": credits,
+        "gradients": {name: asdict(found) for name, found in result.gradients.items()},
         "integrity": [asdict(score) for score in result.integrity],
     }

@@ -9,8 +9,9 @@ import torch
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
-from verl_credit.fidelity.credit import Credit, nested, outcomes_of, rows_settings
+from verl_credit.fidelity.credit import Credit, nested
 from verl_credit.fidelity.rollout import Trajectory
+from verl_credit.fidelity.tables import outcomes_of, rows_settings
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.signals import Signal, TrajectorySignal, signals_of

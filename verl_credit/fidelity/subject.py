@@ -110,8 +110,10 @@ def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
 
 
 def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:
-    """The policy of ``global_step_N`` of a run, float32: verl's shards, or whole weights in Hugging Face format, which the twin
-    writes. Raises ConfigError as `read_checkpoint`."""
+    """The policy of ``global_step_N`` of a run, float32: verl's shards, or the twin's weights in Hugging Face format.
+
+    Raises ConfigError as `read_checkpoint`.
+    """
     whole = Path(folder) / "actor" / "huggingface"
     if (whole / "model.safetensors").is_file():
         return load_policy(whole)

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_credit.report.fidelity_pictures import agreement_picture, star_picture
+from verl_credit.report.fidelity_pictures import (
+    agreement_picture,
+    bias_picture,
+    difference_picture,
+    star_picture,
+)
 from verl_credit.report.numbers import plain, signed
 from verl_credit.report.page import template
 
 KINDS = {"run": "As the run gives it", "mode": "Turn modes", "control": "Controls"}
 MEASURES = ("pearson", "same_turn", "pairs", "end_pairs")
+GRADIENT_MEASURES = ("own", "own_difference", "bias", "signal_to_noise")
 FAR = 3.0
 """A z score that asks for another seed."""
 
@@ -26,12 +32,15 @@ def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[st
         overview=_overview(policies) if len(policies) > 1 else [],
         kinds=KINDS,
         measures=MEASURES,
+        gradient_measures=GRADIENT_MEASURES,
         of_kind=_of_kind,
         shown=shown,
         signed=signed,
         plain=plain,
         far=FAR,
         agreement_picture=agreement_picture,
+        bias_picture=bias_picture,
+        difference_picture=difference_picture,
         star_picture=star_picture,
     )
 

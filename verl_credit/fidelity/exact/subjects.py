@@ -13,6 +13,7 @@ from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.subjects import Result, run_turn_mode
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.fidelity.exact.objectives import Objective
 
@@ -33,20 +34,26 @@ class Credit:
 
 
 def turn_credit_of(
-    mode: str, label: str | None = None, *, gains: bool | None = None, own=None, own_name="", **options
+    mode: str | TurnMode,
+    label: str | None = None,
+    *,
+    gains: bool | None = None,
+    own=None,
+    own_name="",
+    **options,
 ):
-    """A registered turn mode with these options. ``gains``: turns earn information gain (None: as the mode's default).
+    """A turn mode with these options. ``gains``: turns earn information gain (None: as the mode's default).
 
     Its constants are the mode's own; gamma is 1 unless given.
     """
-    declared = MODES[mode]
+    declared = MODES[mode] if isinstance(mode, str) else mode
     options = {"gamma": 1.0, **options} if "gamma" in declared.options else options
-    if mode == "progress":
+    if declared.name == "progress":
         options.setdefault("gamma", declared.options["gamma"])
     gains = declared.default_signal != "none" if gains is None else gains
     run = partial(run_turn_mode, mode=declared, **options)
     return Credit(
-        label or mode,
+        label or declared.name,
         run if gains else lambda world: run(world.without_gains()),
         scope=declared.scope,
         reads_policy="values" in declared.reads,

@@ -51,28 +51,30 @@ def gradient_agreement(
     ``turns`` are those of ``groups``, in order, ``replicate_turns`` those of the replicate. The bias of `REFERENCE` is 1 by
     construction: the others' is taken against it. Raises ValueError where no credit is named `GRPO`.
     """
-    advantages = {credit.name: credit.advantages for credit in credits if credit.advantages is not None}
-    if GRPO not in advantages:
-        raise ValueError(f"credits {', '.join(advantages)}; expected one named {GRPO!r}, for differences")
+    made = {credit.name: credit for credit in credits if credit.advantages is not None}
+    if GRPO not in made:
+        raise ValueError(f"credits {', '.join(made)}; expected one named {GRPO!r}, for differences")
     paths = [path for group in (*groups, *replicate) for path in group]
     gradients = turn_gradients(model, paths, buckets=buckets, seed=seed, say=say)
     true = true_credit(groups, gradients, turns)
+    sums = {
+        name: credited(groups, gradients, credit.advantages, held_out=credit.held_out)
+        for name, credit in made.items()
+    }
     alignment = Alignment(
         true,
         true_credit(replicate, gradients, replicate_turns),
         tokens_of(groups),
-        credited(groups, gradients, advantages[GRPO]),
+        sums[GRPO],
         batch_prompts=batch_prompts,
         seed=seed,
     )
-    found = {name: alignment.of(credited(groups, gradients, of_mode)) for name, of_mode in advantages.items()}
-    return {**found, REFERENCE: alignment.of(true)}
+    return {name: alignment.of(of_credit) for name, of_credit in sums.items()} | {
+        REFERENCE: alignment.of(true)
+    }
 
 
-def integrity(agreements: dict[str, GradientAgreement], rloo: str = RLOO) -> tuple[Measure, bool | None]:
-    """(bias of RLOO, does its interval hold 1): RLOO's expected gradient is grad E[r]. None where it has no interval.
-
-    ``rloo``: the name of its row; `GRPO` for a run that names RLOO as its outcome operator.
-    """
-    bias = agreements[rloo].bias
+def integrity(agreements: dict[str, GradientAgreement]) -> tuple[Measure, bool | None]:
+    """(bias of RLOO, does its interval hold 1): RLOO's expected gradient is grad E[r]. None where it has no interval."""
+    bias = agreements[RLOO].bias
     return bias, None if bias.low is None else bias.low <= 1 <= bias.high

@@ -120,7 +120,9 @@ class Alignment:
         g_P_S, h = credited.both_P_S, self._replicate
         length_R = length_of_batches(g_P_S @ g_P_S.T, self._member_R_P)
         others = along_others(g_P_S @ self._true.both_P_S.T, length_R, self._member_R_P)
-        cross_P_P = (credited.first_P_S @ h.second_P_S.T + credited.second_P_S @ h.first_P_S.T) / 2
+        cross_P_P = credited.first_P_S @ h.second_P_S.T
+        if not credited.held_out:
+            cross_P_P = (cross_P_P + credited.second_P_S @ h.first_P_S.T) / 2
         return others, along_own(cross_P_P, length_R, self._member_R_P)
 
     def _square_of_own_batches(self) -> np.ndarray:

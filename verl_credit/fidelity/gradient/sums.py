@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_credit.fidelity.credit import Advantages, per_turn
 from verl_credit.fidelity.gradient.turns import TurnGradients
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.values import ScoredTurn
 
 Groups = Sequence[Sequence[Trajectory]]
-Advantages = Sequence[Sequence[Sequence[float]]]
-"""[prompt][trajectory][turn]"""
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class PromptSums:
 
     first_P_S: np.ndarray
     second_P_S: np.ndarray
+    held_out: bool = False
+    """Made from the values' first half: on the same prompt only the second half of another sum is independent of it."""
     square_P: np.ndarray | None = None
     """|E[g_p | prompt]|^2, unbiased; see `square_of_means`."""
 
@@ -34,21 +35,23 @@ class PromptSums:
         return self.first_P_S if self.second_P_S is self.first_P_S else (self.first_P_S + self.second_P_S) / 2
 
 
-def credited(groups: Groups, gradients: TurnGradients, advantages: Advantages) -> PromptSums:
-    """Of a mode."""
+def credited(
+    groups: Groups, gradients: TurnGradients, advantages: Advantages, *, held_out: bool = False
+) -> PromptSums:
+    """Of a mode or a control."""
     sums_P_S = np.stack([rows.sum(0) for rows in _by_trajectory(groups, gradients, advantages)])
-    return PromptSums(sums_P_S, sums_P_S)
+    return PromptSums(sums_P_S, sums_P_S, held_out)
 
 
 def true_credit(groups: Groups, gradients: TurnGradients, turns: Sequence[ScoredTurn]) -> PromptSums:
     """Of A*:  E[sum over a prompt's n rollouts of A* x G] = n grad E[r].  ``turns`` are the groups', in order."""
     halves = [
-        list(_by_trajectory(groups, gradients, nested(groups, [getattr(turn, name) for turn in turns])))
+        list(_by_trajectory(groups, gradients, per_turn(groups, [getattr(turn, name) for turn in turns])))
         for name in ("a_first", "a_second")
     ]
     squares = [square_of_means(first, second) for first, second in zip(*halves, strict=True)]
     first_P_S, second_P_S = (np.stack([rows.sum(0) for rows in half]) for half in halves)
-    return PromptSums(first_P_S, second_P_S, np.array(squares))
+    return PromptSums(first_P_S, second_P_S, square_P=np.array(squares))
 
 
 def square_of_means(first_n_S: np.ndarray, second_n_S: np.ndarray) -> float:
@@ -70,15 +73,6 @@ def tokens_of(groups: Groups) -> np.ndarray:
     return np.array(
         [sum(len(step.turn_ids) for path in group for step in path.steps) for group in groups], dtype=float
     )
-
-
-def nested(groups: Groups, flat: Sequence[float]) -> Advantages:
-    """A number per turn, in the turns' order, as [prompt][trajectory][turn]."""
-    numbers = iter(flat)
-    found = [[[next(numbers) for _ in path.steps] for path in group] for group in groups]
-    if next(numbers, None) is not None:
-        raise ValueError(f"{len(flat)} numbers for fewer turns; expected those of the same groups")
-    return found
 
 
 def _by_trajectory(groups: Groups, gradients: TurnGradients, advantages: Advantages) -> Iterator[np.ndarray]:

@@ -1,0 +1,48 @@
+"""Of which policy and with which settings a folder has values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from verl_credit.errors import PreflightError
+from verl_credit.fidelity.subject import Subject
+from verl_credit.run.files import write_text
+
+ABOUT, VERSION = "about.json", 2
+
+
+def check_about(folder: Path, subject: Subject, *, continuations: int, seed: int) -> None:
+    """Says in the file what the folder's values are of. Raises PreflightError where it says something else already."""
+    path = folder / ABOUT
+    about = {
+        "version": VERSION,
+        "policy": _fingerprint(subject),
+        "limits": asdict(subject.protocol.limits),
+        "topk": int(subject.config.search.topk),
+        "continuations": continuations,
+        "seed": seed,
+    }
+    if not path.exists():
+        write_text(path, json.dumps(about, indent=1) + "\n")
+        return
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise PreflightError(f"{path} is not JSON ({error}); expected what this command writes") from error
+    for name, value in about.items():
+        if not isinstance(found, dict) or found.get(name) != value:
+            there = found.get(name) if isinstance(found, dict) else found
+            raise PreflightError(
+                f"{path}: {name} is {there!r}, wanted {value!r}; give a new --dir, or the settings of this one"
+            )
+
+
+def _fingerprint(subject: Subject) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for name, weight in sorted(subject.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.contiguous().numpy().tobytes())
+    return digest.hexdigest()
