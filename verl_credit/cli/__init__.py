@@ -239,6 +239,41 @@ def fidelity(
     )
 
 
+@app.command(
+    help="what is a turn mode worth? laws, exact bias, true advantages, and learning curves of the lab"
+)
+def bench(
+    mode: str = Argument(help="my_module:my_mode, or a registered turn mode"),
+    overrides: list[str] = Argument(None, help="of the recipe lab, for all runs"),
+    params: dict | None = Option(None, parser=_json_object, help="JSON object with options of the mode"),
+    out: Path | None = Option(
+        None, "--dir", help="runs/bench/MODE if not given; an interrupted bench goes on there"
+    ),
+    beside: str = Option("joint", help="the published mode that it is compared with, beside GRPO"),
+    seeds: int = Option(8, min=2, help="of the learning curves"),
+    steps: int = Option(15, min=5, help="of each learning curve"),
+    prompts: int = Option(48, min=18, help="whose true advantages are measured"),
+    continuations: int = Option(32, help="per distinct context; an even number"),
+    parallel: int | None = Option(
+        None, min=1, help="runs at a time; as many as there are cores if not given"
+    ),
+):
+    from verl_credit.commands.bench import bench
+
+    return bench(
+        mode,
+        params,
+        out,
+        beside=beside,
+        seeds=seeds,
+        steps=steps,
+        prompts=prompts,
+        continuations=continuations,
+        parallel=parallel,
+        overrides=overrides or [],
+    )
+
+
 @app.command(help="show the pipeline that a recipe with overrides would run")
 def explain(
     config_name: str = Option("lab", help=SHIPPED),

@@ -1,0 +1,84 @@
+"""The candidate's credit beside the true one, on two policies: the lab's warm start, and after some steps of GRPO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from verl_credit.bench.candidate import Candidate
+from verl_credit.bench.page import Agreed, Row
+from verl_credit.fidelity.credit import find_modes
+from verl_credit.fidelity.gradient.agreement import REFERENCE
+from verl_credit.fidelity.measure import Result, measure
+from verl_credit.fidelity.measures import Measure
+from verl_credit.fidelity.subject import load_policy, make_subject
+from verl_credit.recipe.compose import load_config
+from verl_credit.run.progress import Throttled, say_at_once
+from verl_credit.twin.train import Twin
+
+LATER = 10
+"""Steps of GRPO, after which the lab's policy answers about two thirds of the questions."""
+
+
+def agreed(
+    candidate: Candidate,
+    known: Candidate,
+    out: Path,
+    overrides: Sequence[str],
+    *,
+    prompts: int,
+    continuations: int,
+) -> Iterator[Agreed]:
+    """``overrides``: of the recipe `lab`, whose world is there. The candidate's credit is made as in a run of it."""
+    config = load_config("lab", [*overrides, *candidate.overrides()])
+    start = Path(config.actor_rollout_ref.model.path)
+    lab, modes = Path(config.lab.dir), [*find_modes(["none"]), known.mode]
+    for step, name in ((0, "the warm start"), (LATER, f"after {LATER} steps of GRPO")):
+        folder = later_policy(out / "policy", overrides) if step else start
+        model, tokenizer = load_policy(folder)
+        subject = make_subject(
+            name,
+            config,
+            model,
+            tokenizer,
+            questions=lab / "train.parquet",
+            lab=lab,
+            prompts=prompts,
+            step=step,
+        )
+        result = measure(
+            subject,
+            out / f"fidelity_{step}",
+            rollouts=config.actor_rollout_ref.rollout.n,
+            continuations=continuations,
+            seed=0,
+            modes=modes,
+            gradient=True,
+            say=Throttled(say_at_once, f"bench, {name}"),
+        )
+        yield Agreed(name, result.prompts, result.reliability, _rows(result, candidate))
+
+
+def later_policy(folder: Path, overrides: Sequence[str]) -> Path:
+    """Trained by the twin, once."""
+    if not (folder / "config.json").is_file():
+        config = load_config(
+            "lab",
+            [*overrides, "algorithm.info_gain_norm_mode=none", f"trainer.total_training_steps={LATER}"],
+        )
+        twin = Twin(config, folder, say_at_once)
+        for _ in twin.steps():
+            pass
+        twin.save(folder)
+    return folder
+
+
+def _rows(result: Result, candidate: Candidate) -> list[Row]:
+    rows = []
+    for credit, agreement in zip(result.credits, result.agreements, strict=True):
+        if credit.kind != "control" and agreement is not None:
+            gradient = result.gradients[credit.name]
+            name = candidate.path if credit.kind == "run" else credit.name
+            rows.append(Row(name, agreement.pearson, gradient.own, gradient.own_difference))
+    best = result.gradients[REFERENCE]
+    return [*rows, Row("the true advantages", Measure(None), best.own, best.own_difference)]
