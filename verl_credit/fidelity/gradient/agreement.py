@@ -16,7 +16,7 @@ from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.values import ScoredTurn, Value, score_turns
 
-GRPO = "none"
+GRPO = "none, grpo"
 """What differences are taken to. Its outcome operator is the configuration's: GRPO, unless a run names another."""
 RLOO = "none, rloo"
 REFERENCE = "Monte Carlo, all continuations"
