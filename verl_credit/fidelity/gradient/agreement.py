@@ -17,7 +17,7 @@ from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.values import ScoredTurn, Value, score_turns
 
 GRPO = "none, grpo"
-"""What differences are taken to. Its outcome operator is the configuration's: GRPO, unless a run names another."""
+"""What differences are taken to."""
 RLOO = "none, rloo"
 REFERENCE = "Monte Carlo, all continuations"
 
