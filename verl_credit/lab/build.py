@@ -47,8 +47,9 @@ def build_lab(
 ) -> LabPaths:
     """The lab of ``world_seed`` in ``directory``: a valid one is reused, else it is built.
 
-    The build uses one thread: that gives the same bits on every machine, and several threads of so small a model wait much
-    longer than they compute. Torch's number of threads and global random state are unchanged afterwards.
+    The build uses one thread: that gives the same bits on every processor of one kind (others round differently, and the
+    policy is then another one), and several threads of so small a model wait much longer than they compute. Torch's number
+    of threads and global random state are unchanged afterwards.
 
     Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
     when the policy's exact match is outside the gate.
