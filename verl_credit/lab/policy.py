@@ -43,20 +43,16 @@ class Demo:
 
 
 def make_policy(tokenizer: PreTrainedTokenizerFast, seed: int, *, layers: int = 3) -> Qwen3ForCausalLM:
-    """A Qwen3 of about 0.7 M parameters."""
-    with torch.random.fork_rng():
-        torch.manual_seed(random.Random(f"policy {seed}").randrange(2**31))
-        return Qwen3ForCausalLM(policy_config(tokenizer, layers=layers))
-
-
-def policy_config(tokenizer: PreTrainedTokenizerFast, *, layers: int = 3) -> Qwen3Config:
-    """With the library's initial std of 0.02 the policy learns to copy much later."""
-    return Qwen3Config(
+    """A Qwen3 of about 0.7 M parameters. With the library's initial std of 0.02 it learns to copy much later."""
+    config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=256, tie_word_embeddings=True,
         initializer_range=0.06, max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(random.Random(f"policy {seed}").randrange(2**31))
+        return Qwen3ForCausalLM(config)
 
 
 def encode_demo(

@@ -27,6 +27,7 @@ from verl_credit.plan.search import core_seconds, encoder_core_seconds
 from verl_credit.plan.search import note as search_note
 
 SHIPPED_WEIGHTS = "smollm2-135m"
+LAB_VOCABULARY = {"full": 1767, "tiny": 767}  # by lab.size, in every world
 
 
 @dataclass(frozen=True)
@@ -165,14 +166,13 @@ def _unbuilt(config: Mapping, section: str, model: str) -> bool:
 
 
 def _lab_policy(lab: Mapping) -> Mapping:
-    """The config.json that a build of this lab would write."""
-    from verl_credit.lab.config import SIZES
-    from verl_credit.lab.policy import policy_config
-    from verl_credit.lab.tokenizer import make_tokenizer
-    from verl_credit.lab.world import make_world
-
-    world = make_world(lab["world_seed"], SIZES[lab["size"]].world)
-    return {**policy_config(make_tokenizer(world.names())).to_dict(), "_name_or_path": "the lab's policy"}
+    """As a build of this lab would write it into config.json (tests compare)."""
+    return {
+        "_name_or_path": "the lab's policy", "model_type": "qwen3", "hidden_size": 128,
+        "vocab_size": LAB_VOCABULARY[lab["size"]],
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 256,
+        "tie_word_embeddings": True, "max_position_embeddings": 1024,
+    }  # fmt: skip
 
 
 def _per_node(devices: int, nodes: int) -> int:
