@@ -105,7 +105,9 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     words = (tiny_lab.policy, "--dir", tmp_path, "--prompts", 3, "--rollouts", 3, "--continuations", 4)
     code, said = command(capsys, *words)
     assert code == 0
-    lines = [line for line in said if line.startswith(("none ", "turn-group-v1d, alpha 0.3", "turn_gae"))]
+    lines = [
+        line for line in said if line.startswith(("none, grpo ", "turn-group-v1d, alpha 0.3", "turn_gae"))
+    ]
     assert len(lines) == 3 and "not measured: it needs values" in lines[-1]
     home = tmp_path / "policy"
     values = (home / "values.jsonl").read_text()
@@ -119,7 +121,8 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 2
     assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
     assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
-    assert "none" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
+    assert "none, grpo" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
+    assert policy["gradients"] == {}
     (home / "values.jsonl").write_text("\n".join(values.splitlines()[:2]) + "\n")
     assert command(capsys, *words)[0] == 0
     assert (home / "values.jsonl").read_text().splitlines()[:2] == values.splitlines()[:2]
@@ -135,11 +138,34 @@ def test_a_budget_of_minutes_leaves_whole_prompts_and_the_next_call_goes_on(tiny
     assert code == 0 and any("the first 4 of 6 prompts" in line for line in said)
     (policy,) = json.loads((tmp_path / "fidelity.json").read_text())["policies"]
     assert (policy["prompts"], policy["of_prompts"]) == (4, 6)
-    assert {"none", "joint"} < set(policy["credits"]) and "separate" not in policy["credits"]
+    assert {"none, grpo", "joint"} < set(policy["credits"]) and "separate" not in policy["credits"]
     assert not any("6 prompts, " in line for line in command(capsys, *words)[1])
     whole = json.loads((tmp_path / "fidelity.json").read_text())
     assert command(capsys, *words[:2], tmp_path / "again", *words[3:])[0] == 0
     assert json.loads((tmp_path / "again/fidelity.json").read_text()) == whole
+
+
+def test_gradients_of_the_same_credits_in_a_second_table(tiny_lab, tmp_path, capsys):
+    words = (
+        tiny_lab.policy,
+        "--dir",
+        tmp_path,
+        "--prompts",
+        3,
+        "--rollouts",
+        3,
+        "--continuations",
+        4,
+        "--gradient",
+    )
+    assert command(capsys, *words, "--modes", "joint")[1][-1].endswith("add none to --modes")
+    code, said = command(capsys, *words, "--modes", "none,joint")
+    assert code == 0 and any(line.startswith("gradient of ") for line in said)
+    (policy,) = json.loads((tmp_path / "fidelity.json").read_text())["policies"]
+    made = {name for name, credit in policy["credits"].items() if "reason" not in credit}
+    assert set(policy["gradients"]) == {*made, "Monte Carlo, all continuations"}
+    assert policy["gradients"]["none, grpo"]["own"]["value"] is None  # fewer prompts than a batch
+    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 4
 
 
 OWN = """
