@@ -10,6 +10,7 @@ import pyarrow.parquet
 import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from verl_credit.errors import PreflightError, one_line
 from verl_credit.fidelity.decoder import ModelDecoder
@@ -98,6 +99,7 @@ def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:
 
 def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
     """A policy in Hugging Face format, float32. Raises PreflightError for a folder without one."""
+    transformers_logging.disable_progress_bar()  # small models are loaded in no time
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True

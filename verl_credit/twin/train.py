@@ -17,7 +17,6 @@ import pyarrow.parquet
 import torch
 from omegaconf import DictConfig
 from torch.utils.data import RandomSampler
-from transformers.utils import logging as transformers_logging
 
 from verl_credit.attention import AUTO, install
 from verl_credit.config.settings import CreditSettings
@@ -38,7 +37,6 @@ class Twin:
     def __init__(self, config: DictConfig, run_dir: Path, say: Callable[[str], None]):
         self.config, self.run_dir, self._say = config, run_dir, say
         install()
-        transformers_logging.disable_progress_bar()  # of three small models' weights
         torch.manual_seed(config.seed)
         model, self.tokenizer = load_policy(Path(config.actor_rollout_ref.model.path))
         self.train_set, self.test_set = (
