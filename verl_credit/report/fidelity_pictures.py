@@ -59,7 +59,7 @@ def difference_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
         )
         axes.axvline(0, color=GREY, linewidth=0.9)
         axes.set_yticks(range(len(points)), [name for name, _ in points])
-        axes.set_ylim(len(points) - 0.5, -0.5)
+        axes.set_ylim(max(len(points), 1) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("own cosine minus GRPO's")
         return _uri(figure)
