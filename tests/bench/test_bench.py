@@ -1,6 +1,7 @@
 """What `verl-credit bench` declares, refuses and shows; the parts have tests of their own."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,11 +9,13 @@ from verl_credit.bench.candidate import find_candidate
 from verl_credit.bench.exact import cosine_span
 from verl_credit.bench.learning import declare
 from verl_credit.bench.page import Agreed, Bench, Row, page
+from verl_credit.bench.policies import _rows
 from verl_credit.campaign.design import composed
 from verl_credit.campaign.file import parse
 from verl_credit.cli import main
 from verl_credit.credit.laws.check import Finding
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.fidelity.credit import Credit
 from verl_credit.fidelity.measures import Measure
 from verl_credit.twin.check import check_twin
 
@@ -71,6 +74,13 @@ def test_refused_in_one_line(words, said, capsys, tmp_path):
 def test_a_broken_campaign_is_refused_before_anything_is_measured():
     with pytest.raises(ConfigError, match="run_dir"):
         declare({"grpo": [], "joint": []}, seeds=2, steps=5, overrides=["run_dir=here"])
+
+
+def test_a_candidate_without_credit_is_no_row_that_is_left_out(mine):
+    missing = Credit("this run: bench_mine.mine", None, "row 3 is not finite", kind="run")
+    found = SimpleNamespace(credits=[missing], agreements=[None], gradients={})
+    with pytest.raises(PreflightError, match="bench_mine:mine gave no credit: row 3 is not finite"):
+        _rows(found, find_candidate(mine))
 
 
 def test_the_page_has_every_part_and_says_what_is_not_measured():

@@ -24,6 +24,11 @@ def test_cpu_threads_reach_the_workers_and_the_engine(environment):
     assert load_config("lab").cpu_threads == 1
 
 
+def test_ray_has_minutes_to_start_on_a_busy_machine(environment):
+    set_environment(load_config("lab"))
+    assert int(environment["RAY_raylet_start_wait_time_s"]) >= 120  # Ray's own limit failed beside other runs
+
+
 def test_what_the_user_set_goes_first(environment):
     environment["OMP_NUM_THREADS"] = "5"
     set_environment(load_config("lab", ["cpu_threads=3"]))

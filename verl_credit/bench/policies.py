@@ -7,6 +7,7 @@ from pathlib import Path
 
 from verl_credit.bench.candidate import Candidate
 from verl_credit.bench.page import Agreed, Row
+from verl_credit.errors import PreflightError
 from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.gradient.agreement import REFERENCE
 from verl_credit.fidelity.measure import Result, measure
@@ -74,8 +75,11 @@ def later_policy(folder: Path, overrides: Sequence[str]) -> Path:
 
 
 def _rows(result: Result, candidate: Candidate) -> list[Row]:
+    """Raises PreflightError where the candidate gave no credit."""
     rows = []
     for credit, agreement in zip(result.credits, result.agreements, strict=True):
+        if credit.kind == "run" and agreement is None:
+            raise PreflightError(f"{candidate.path} gave no credit: {credit.reason}")
         if credit.kind != "control" and agreement is not None:
             gradient = result.gradients[credit.name]
             name = candidate.path if credit.kind == "run" else credit.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from verl_credit.fidelity.gradient.agreement import RLOO
+from verl_credit.fidelity.gradient.agreement import RLOO, integrity
 from verl_credit.fidelity.gradient.jackknife import prompts_for
 from verl_credit.fidelity.measure import Result
 from verl_credit.fidelity.measures import Measure
@@ -49,7 +49,9 @@ def gradient_table(result: Result) -> list[str]:
         cells = (found.own, found.own_difference, found.bias, found.signal_to_noise)
         lines.append(f"{name:<34} " + " ".join(f"{shown(cell):<20}" for cell in cells).rstrip())
     if RLOO in result.gradients:
-        lines.append(f"1 on average: the cosine of RLOO's E[g], {shown(result.gradients[RLOO].bias)}")
+        bias, holds_1 = integrity(result.gradients)
+        doubt = "; its interval should hold 1" if holds_1 is False else ""
+        lines.append(f"1 on average: the cosine of RLOO's E[g], {shown(bias)}{doubt}")
     any_of_them = next(iter(result.gradients.values()))
     if needed := prompts_for(any_of_them.own):
         lines.append(f"own cosine to +-.05 takes about {needed} prompts, by the interval found here")
