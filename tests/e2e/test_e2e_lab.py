@@ -29,6 +29,7 @@ from kit.twin_batch import adamw_of, objective_of, turns_of
 from verl_credit.attention import AUTO, install
 from verl_credit.commands.probe_rollouts import collect
 from verl_credit.config.settings import CreditSettings
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.probe.distribution import Sampling
 from verl_credit.probe.objective import credit_weights
@@ -41,7 +42,6 @@ from verl_credit.run.network import RAY
 from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
 from verl_credit.turns.step_credit import group_numbers
 from verl_credit.twin.credit import Credit
-from verl_credit.twin.packed import PackedPolicy
 from verl_credit.twin.update import update
 
 pytestmark = pytest.mark.e2e

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
-from verl_credit.fidelity.forward import PolicyForward
 from verl_credit.fidelity.measure import sample_groups
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.rows import turn_batch
@@ -23,6 +22,8 @@ from verl_credit.lab.evaluate import Roller
 from verl_credit.lab.questions import make_splits
 from verl_credit.lab.retrieval import LocalRetriever
 from verl_credit.lab.world import make_world
+from verl_credit.packed.forward import PackedRows
+from verl_credit.packed.policy import PackedPolicy
 
 pytestmark = pytest.mark.slow  # a lab is trained
 
@@ -72,9 +73,10 @@ def test_batches_are_those_of_the_trainer(subject, groups):
 def test_gains_are_the_projects(subject, groups):
     """prob_diff of ` <answer> gold</answer>`'s gold tokens, by one forward of each context alone."""
     settings = CreditSettings.from_config(subject.config)
-    forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id, rows_at_once=7)
+    policy = PackedPolicy(subject.model, budget=1000)
     batch = turn_batch([t for group in groups for t in group], subject.truths)
-    tables = tables_of(batch, groups, settings, forward, subject.tokenizer)
+    with policy.packing():
+        tables = tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)
     generator = BatchGenerator(subject.model, pad_token_id=0)
     head, encode = "<answer>", subject.tokenizer.encode
 
@@ -190,12 +192,14 @@ def own_module(tmp_path, monkeypatch):
 def test_the_credit_of_the_run_has_its_own_mode_signal_and_outcome_operator(subject, groups, own_module):
     rows = [t for group in groups for t in group]
     batch = turn_batch(rows, subject.truths, subject.data)
-    forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
+    policy = PackedPolicy(subject.model)
 
     def credit(*overrides):
         config = load_config("lab", [f"lab.dir={subject.config.lab.dir}", *overrides])
         settings = CreditSettings.from_config(config)
-        return run_credit(batch, groups, settings, forward, subject.tokenizer, step=4, planned_steps=9)
+        forward = PackedRows(policy)
+        with policy.packing():
+            return run_credit(batch, groups, settings, forward, subject.tokenizer, step=4, planned_steps=9)
 
     mode = "algorithm.info_gain_norm_mode"
     own = credit(f"{mode}={own_module}:own_mode").advantages

@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from verl_credit.attention import AUTO, install
-from verl_credit.twin.families import families
-from verl_credit.twin.packed import PackedPolicy
+from verl_credit.packed.families import families
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.twin.update import Objective, UpdateBatch, update
 
 # Three rows of one prompt: a trunk, one that leaves it, one that is its beginning; and a row of another prompt.

@@ -12,7 +12,6 @@ from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.fidelity.about import check_about
 from verl_credit.fidelity.controls import controls
 from verl_credit.fidelity.credit import Credit, find_modes, mode_credits
-from verl_credit.fidelity.forward import PolicyForward
 from verl_credit.fidelity.gradient.agreement import gradient_agreement, replicate_groups, score_without_gains
 from verl_credit.fidelity.gradient.alignment import GradientAgreement
 from verl_credit.fidelity.integrity import ZScore, martingale
@@ -33,6 +32,8 @@ from verl_credit.fidelity.values import (
     states_of,
     values_of,
 )
+from verl_credit.packed.forward import PackedRows
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.report.again import TurnTables
 from verl_credit.run.files import append_json
 from verl_credit.turns.batch import TurnBatch
@@ -150,10 +151,11 @@ def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
 def _credits(
     subject: Subject, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
 ) -> tuple[TurnTables, list[Credit]]:
-    forward = PolicyForward(subject.model, subject.tokenizer.pad_token_id)
-    settings = CreditSettings.from_config(subject.config)
-    tables = tables_of(_batch(subject, groups), groups, settings, forward, subject.tokenizer)
-    of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
+    policy = PackedPolicy(subject.model)
+    forward, settings = PackedRows(policy), CreditSettings.from_config(subject.config)
+    with policy.packing():
+        tables = tables_of(_batch(subject, groups), groups, settings, forward, subject.tokenizer)
+        of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
     sizes = [len(group) for group in groups]
     return tables, [*of_run, *mode_credits(tables, sizes, modes, subject.config.data.train_batch_size)]
 

@@ -9,14 +9,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from verl_credit.config.settings import CreditSettings
+from verl_credit.packed.forward import PackedForward
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.signals import Signal, signals_of
 from verl_credit.turns.step_credit import TurnStep, advantages_of
 from verl_credit.turns.step_tables import turn_step
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
-from verl_credit.twin.forward import TwinForward
-from verl_credit.twin.packed import PackedPolicy
 from verl_credit.twin.update import UpdateBatch
 
 
@@ -78,7 +78,7 @@ class Credit:
     def _turn_step(self, policy, turns, log_prob_B_T, step, metrics) -> TurnStep:
         scored = self.settings.scores_at(step)
         plan = plan_gains(turns, self.settings, self.tokenizer, scored=scored)
-        forward = TwinForward(policy, turns, log_prob_B_T)
+        forward = PackedForward(policy, turns, log_prob_B_T)
         if plan.scored:
             plan = plan.scorer.before_forward(plan, forward)
         return turn_step(

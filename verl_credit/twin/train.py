@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,13 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import RandomSampler
 
-from verl_credit.attention import AUTO, install
 from verl_credit.config.settings import CreditSettings
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.subject import Subject, load_policy, make_subject
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.run.files import METRICS, VALIDATION, append_json
 from verl_credit.twin.credit import Credit
-from verl_credit.twin.packed import PackedPolicy
 from verl_credit.twin.update import Objective, update
 
 NAME = "val-aux/lab-{}/em/mean@1"
@@ -36,7 +34,6 @@ class Twin:
 
     def __init__(self, config: DictConfig, run_dir: Path, say: Callable[[str], None]):
         self.config, self.run_dir, self._say = config, run_dir, say
-        install()
         torch.manual_seed(config.seed)
         model, self.tokenizer = load_policy(Path(config.actor_rollout_ref.model.path))
         self.train_set, self.test_set = (
@@ -94,7 +91,7 @@ class Twin:
         turns = turn_batch(rows, self.train_set.truths)
         outcome_B = torch.tensor([trajectory.reward for trajectory in rows])
         group_B = torch.arange(len(questions)).repeat_interleave(n)
-        with self._packed():
+        with self.policy.packing():
             batch, _, metrics = self.credit.batch(self.policy, turns, outcome_B, group_B, step)
             credited = time.perf_counter()
             made = update(self.policy, self.optimizer, batch, self.objective)
@@ -147,15 +144,6 @@ class Twin:
             lab=Path(self.config.lab.dir),
             prompts=rows,
         )
-
-    @contextmanager
-    def _packed(self) -> Iterator[None]:
-        """Rows are packed for scores and updates; the sampler has a cache and takes torch's own attention."""
-        self.policy.model.set_attn_implementation(AUTO)
-        try:
-            yield
-        finally:
-            self.policy.model.set_attn_implementation("sdpa")
 
 
 def held_out(total: int, most: int, seed: int | None) -> list[int]:

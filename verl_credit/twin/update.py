@@ -9,8 +9,8 @@ import torch
 
 from verl_credit.credit import turn_policy_loss
 from verl_credit.credit.loss.aggregate import aggregate
-from verl_credit.twin.families import families
-from verl_credit.twin.packed import PackedPolicy
+from verl_credit.packed.families import families
+from verl_credit.packed.policy import PackedPolicy
 
 
 @dataclass(frozen=True)

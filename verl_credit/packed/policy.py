@@ -6,20 +6,32 @@ Attention is the project's (`verl_credit.attention`), so answers can ride behind
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.attention import AUTO, PACK, pack_rows
+from verl_credit.attention import AUTO, PACK, install, pack_rows
 from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
-from verl_credit.twin.families import Family, Shape, families
+from verl_credit.packed.families import Family, Shape, families
 
 
 class PackedPolicy:
     """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature`` as the rollouts had."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, budget: int = 2048):
+        install()
         self.model, self.budget, self._temperature = model, budget, temperature
+
+    @contextmanager
+    def packing(self) -> Iterator[None]:
+        """Inside the block the model has the project's attention; a sampler with a cache takes the one it had before."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(AUTO)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
 
     def responses(
         self,

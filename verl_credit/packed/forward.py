@@ -1,4 +1,4 @@
-"""What the twin offers to a scorer of information gain (`turns.scorers.Forward`)."""
+"""What a policy in this process offers to a scorer of information gain (`turns.scorers.Forward`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,42 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.branches import decode_branches
 from verl_credit.turns.scorers import ScoreRow
-from verl_credit.twin.packed import PackedPolicy
 
 
-class TwinForward:
-    """One batch: `score_rows` and the answers of `carry` are run without a gradient."""
+class PackedRows:
+    """For the scorer ``rows``, without a gradient: contexts with their answers as rows of their own."""
 
     budget = None
 
+    def __init__(self, policy: PackedPolicy):
+        self._policy = policy
+
+    @torch.no_grad()
+    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        """Mean log-prob of the gold tokens, float64 [N], at temperature 1; equal rows are computed once."""
+        distinct = sorted(dict.fromkeys(rows), key=lambda row: len(row.context_ids))
+        streams = [torch.tensor(row.context_ids + row.answer.token_ids) for row in distinct]
+        value = {}
+        for place in self._policy.micro_batches([len(stream) for stream in streams]):
+            hidden = self._policy.hidden([streams[i] for i in place])
+            for i, states in zip(place, hidden, strict=True):
+                answer, n = distinct[i].answer, len(distinct[i].context_ids)
+                start, end = n + answer.gold_start, n + answer.gold_end
+                gold = self._policy.log_probs(states[start - 1 : end - 1], streams[i][start:end])
+                value[distinct[i]] = gold.double().mean()
+        return torch.stack([value[row] for row in rows])
+
+
+class PackedForward(PackedRows):
+    """Of one batch, with the answers of `carry` behind its rows, too, without a gradient."""
+
     def __init__(self, policy: PackedPolicy, turns: TurnBatch, log_prob_B_T: torch.Tensor):
-        self._policy, self._log_prob_B_T = policy, log_prob_B_T
+        super().__init__(policy)
+        self._log_prob_B_T = log_prob_B_T
         self._trunks = [
             torch.tensor(p + r) for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)
         ]
@@ -61,20 +84,6 @@ class TwinForward:
 
     def written(self) -> list[torch.Tensor]:
         return [row[:n] for row, n in zip(self._log_prob_B_T, self._lengths, strict=True)]
-
-    @torch.no_grad()
-    def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
-        streams = [torch.tensor(row.context_ids + row.answer.token_ids) for row in rows]
-        found = torch.empty(len(rows), dtype=torch.float64)
-        for place in self._policy.micro_batches([len(stream) for stream in streams]):
-            hidden = self._policy.hidden([streams[i] for i in place])
-            for i, states in zip(place, hidden, strict=True):
-                answer, n = rows[i].answer, len(rows[i].context_ids)
-                start, end = n + answer.gold_start, n + answer.gold_end
-                found[i] = (
-                    self._policy.log_probs(states[start - 1 : end - 1], streams[i][start:end]).double().mean()
-                )
-        return found
 
 
 def _answers(encoded: torch.Tensor) -> Iterator[tuple[int, tuple[int, ...]]]:
