@@ -18,22 +18,12 @@ from itertools import combinations
 
 import numpy as np
 
+from verl_credit.fidelity.bootstrap import RESAMPLES, Measure, prompt_weights, with_interval
 from verl_credit.fidelity.values import ScoredTurn
 
 SURE = 4.0
-RESAMPLES = 1000
 _CONSTANT = 1e-12
 """A variance or a correlation below it is rounding."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """``low``, ``high``: 95 % by bootstrap over prompts. None: not defined."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    n: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,10 +69,7 @@ class Agreements:
         pairs = sure_pairs(turns)
         self._pairs = [pair for pair in pairs if self._tool[list(pair)].all()]
         self._end_pairs = [pair for pair in pairs if not self._tool[list(pair)].all()]
-        draws = np.random.default_rng(seed).integers(self._prompts, size=(resamples, self._prompts))
-        counts = [np.bincount(draw, minlength=self._prompts) for draw in draws]
-        self._weights = np.stack([np.ones(self._prompts, dtype=int), *counts])
-        """[1 + resamples, prompts]: the sample itself, then how often each prompt is drawn."""
+        self._weights = prompt_weights(self._prompts, resamples, seed)
 
     def of(self, credit: Sequence[float]) -> Agreement:
         """``credit``: an advantage per turn, ending turns included."""
@@ -99,7 +86,7 @@ class Agreements:
     @property
     def reliability(self) -> Measure:
         """Of A* over tool turns."""
-        return self._measure(
+        return with_interval(
             self._reliability(*(half[self._tool] for half in self._halves)), int(self._tool.sum())
         )
 
@@ -115,7 +102,7 @@ class Agreements:
         x, star, *halves = tables
         with np.errstate(invalid="ignore", divide="ignore"):
             r = self._pearson(x, star) / np.sqrt(self._reliability(*halves))
-        return self._measure(r, len(x))
+        return with_interval(r, len(x))
 
     def _reliability(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         rho = self._pearson(first, second)
@@ -150,17 +137,7 @@ class Agreements:
         ]
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = (self._weights @ per_prompt[0]) / (self._weights @ per_prompt[1])
-        return self._measure(shares, len(worse))
-
-    @staticmethod
-    def _measure(values: np.ndarray, n: int) -> Measure:
-        own, drawn = values[0], values[1:][np.isfinite(values[1:])]
-        if not np.isfinite(own):
-            return Measure(None, n=n)
-        low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (None, None)
-        return Measure(
-            float(own), None if low is None else float(low), None if high is None else float(high), n
-        )
+        return with_interval(shares, len(worse))
 
 
 def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> list[tuple[int, int]]:
