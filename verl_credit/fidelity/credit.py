@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -61,33 +61,40 @@ def mode_credits(
     """
     found, parts = [], batches(tables, batch_prompts)
     for mode, changes in variants(tables.pipeline, modes):
-        label = ", ".join([mode.name, *(f"{key} {value}" for key, value in changes.items())])
-        label = label.replace("outcome_operator ", "")
+        name = name_of(mode, changes)
         try:
             advantages = [credit_of_turns(batch, mode, **changes).advantage_B_K1 for batch in parts]
         except NotOffered as error:
-            found.append(Credit(label, None, str(error)))
+            found.append(Credit(name, None, str(error)))
         else:
-            found.append(Credit(label, nested(torch.cat(advantages), tables.n_tool_turns_B, sizes)))
+            found.append(Credit(name, nested(torch.cat(advantages), tables.n_tool_turns_B, sizes)))
     return found
+
+
+def name_of(mode: TurnMode, changes: Mapping) -> str:
+    """``turn-group-v1d, alpha 0.3``; ``none, rloo``."""
+    whole = ", ".join([mode.name, *(f"{key} {value}" for key, value in changes.items())])
+    return whole.replace("outcome_operator ", "")
 
 
 def batches(tables: TurnTables, prompts: int) -> list[TurnTables]:
     """So many neighbouring prompts at a time; prompts are numbered from 0, in the order of the rows."""
-    rows = len(tables.rows)
-    starts = range(0, int(tables.group_B.max()) + 1, prompts)
     found = []
-    for start in starts:
-        chosen_B = (tables.group_B >= start) & (tables.group_B < start + prompts)
-        places = chosen_B.nonzero()[:, 0].tolist()
-        part = {
-            field.name: value[chosen_B] if isinstance(value, torch.Tensor) and len(value) == rows else value
-            for field in fields(tables)
-            for value in [getattr(tables, field.name)]
-        }
-        part |= {name: [part[name][i] for i in places] for name in ("rows", "uids")}
-        found.append(TurnTables(**part | {"group_B": part["group_B"] - start}))
+    for start in range(0, int(tables.group_B.max()) + 1, prompts):
+        part = rows_of(tables, (tables.group_B >= start) & (tables.group_B < start + prompts))
+        found.append(replace(part, group_B=part.group_B - start))
     return found
+
+
+def rows_of(tables: TurnTables, chosen_B: torch.Tensor) -> TurnTables:
+    """These rows alone, with the numbers that their groups have."""
+    part = {
+        field.name: value[chosen_B] if isinstance(value, torch.Tensor) else value
+        for field in fields(tables)
+        for value in [getattr(tables, field.name)]
+    }
+    places = chosen_B.nonzero()[:, 0].tolist()
+    return TurnTables(**part | {name: [part[name][i] for i in places] for name in ("rows", "uids")})
 
 
 def variants(pipeline: Mapping, modes: Sequence[TurnMode]) -> list[tuple[TurnMode, dict]]:
