@@ -156,7 +156,7 @@ def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> li
             variance = a.variance_before + a.variance_after + b.variance_before + b.variance_after
             if a.after is not None and a.after == b.before:
                 variance += 2 * a.variance_after
-            if abs(b.a_star - a.a_star) >= standard_errors * variance**0.5:
+            if abs(b.a_star - a.a_star) > standard_errors * variance**0.5:
                 found.append((i, j) if b.a_star > a.a_star else (j, i))
     return found
 
