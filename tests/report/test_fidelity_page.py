@@ -32,6 +32,7 @@ def policy(step, **changes):
             "constant": credit("control", pearson=NONE, same_turn=NONE, pairs=NONE, end_pairs=NONE),
         },
         "gradients": {},
+        "swaps": {},
         "integrity": [
             {"name": "turn 1", "mean": 0.01, "z": -3.5, "n": 3},
             {"name": "turn 2", "mean": 0.0, "z": None, "n": 1},
@@ -71,6 +72,29 @@ def test_gradients_have_a_table_and_two_pictures():
     html, said = page(policy(3, gradients={"none, grpo": of, "constant": silent}))
     assert html.count("data:image/svg") == 4
     assert "minus GRPO" in said and "constant undefined undefined undefined undefined" in said
+
+
+def test_swaps_have_a_table():
+    choice = {"pairs": VALUE, "searches": NONE, "regret": VALUE, "within": NONE}
+    swaps = {
+        "decisions": 11,
+        "wanted": 12,
+        "draws_per_decision": 8,
+        "completions": 5,
+        "alternatives": 40,
+        "ending": 9,
+        "sure_pairs": [21, 4],
+        "draws": {**VALUE, "value": 0.25},
+        "credits": {"none, grpo": {"one": choice, "mean": choice}, "turn_gae": {"reason": "it needs values"}},
+    }
+    _, said = page(policy(3, swaps=swaps))
+    number = "0.50 [\N{MINUS SIGN}0.25, 0.75]"
+    assert "11 of 12 decisions" in said and "draws 0.25 [" in said and "mean of 5 completions" in said
+    cells = f"{number} undefined {number} undefined"
+    assert "21 sure pairs, 4 of two searches" in said
+    assert f"none, grpo {cells} {cells}" in said
+    assert said.count("turn_gae not measured: it needs values") == 2
+    assert "alternatives" not in page(policy(3))[1]
 
 
 def test_several_steps_stand_beside_each_other():

@@ -214,6 +214,9 @@ def fidelity(
     gradient: bool = Option(
         False, "--gradient", help="the gradients of modes, too; about three times as long"
     ),
+    swaps: int = Option(
+        0, min=0, help="turns that are replaced by others of the policy's; at most 2 per prompt"
+    ),
     minutes: float | None = Option(
         None, help="then the prompts that are complete are used; the same call goes on"
     ),
@@ -232,6 +235,7 @@ def fidelity(
         steps=steps,
         modes=modes,
         gradient=gradient,
+        swaps=swaps,
         minutes=minutes,
         lab=lab,
         split=split,

@@ -16,6 +16,10 @@ from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.measure import measure
 from verl_credit.fidelity.report import as_dict, table
+from verl_credit.fidelity.swap.decisions import PER_PROMPT
+from verl_credit.fidelity.swap.report import as_dict as swaps_as_dict
+from verl_credit.fidelity.swap.report import swap_table
+from verl_credit.fidelity.swap.swaps import measure_swaps
 from verl_credit.fidelity.values import TURNS
 from verl_credit.report.fidelity_page import fidelity_page
 from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_text
@@ -36,6 +40,7 @@ def fidelity(
     steps: str | None,
     modes: str | None,
     gradient: bool,
+    swaps: int,
     minutes: float | None,
     lab: Path | None,
     split: str,
@@ -55,6 +60,10 @@ def fidelity(
     try:
         if rollouts < 2:
             raise PreflightError(f"--rollouts {rollouts}: expected at least 2, which a group compares")
+        if swaps > PER_PROMPT * prompts:
+            raise PreflightError(
+                f"--swaps {swaps}: {prompts} prompts have at most {PER_PROMPT} each; expected at most {PER_PROMPT * prompts}"
+            )
         if minutes is not None and minutes <= 0:
             raise PreflightError(f"--minutes {minutes:g}: expected more than 0")
         chosen = find_modes(None if modes is None else _names(modes))
@@ -65,6 +74,7 @@ def fidelity(
         found = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
             subject = policy.load(lab=lab, split=split, prompts=prompts)
+            say, enough = Throttled(say_at_once, f"fidelity {policy.name}"), _Until(end, left)
             result = measure(
                 subject,
                 out / policy.name,
@@ -73,12 +83,26 @@ def fidelity(
                 seed=seed,
                 modes=chosen,
                 gradient=gradient,
-                say=Throttled(say_at_once, f"fidelity {policy.name}"),
-                enough=_Until(end, left),
+                say=say,
+                enough=enough,
             )
-            found.append(as_dict(subject, result))
-            _write(out / policy.name / RESULT, settings, found[-1:])
+            found.append(as_dict(subject, result) | {"swaps": {}})
             print("\n".join(table(subject.name, result)))
+            if swaps:
+                swapped = measure_swaps(
+                    subject,
+                    result.groups,
+                    out / policy.name,
+                    wanted=swaps,
+                    continuations=continuations,
+                    seed=seed,
+                    modes=chosen,
+                    say=say,
+                    enough=enough,
+                )
+                found[-1]["swaps"] = swaps_as_dict(swapped)
+                print("\n".join(swap_table(swapped)))
+            _write(out / policy.name / RESULT, settings, found[-1:])
         _write(out / RESULT, settings, found)
         turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
         write_text(out / PAGE, fidelity_page(plain({"settings": settings, "policies": found}), turns))

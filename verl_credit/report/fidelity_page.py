@@ -17,6 +17,7 @@ from verl_credit.report.page import template
 KINDS = {"run": "As the run gives it", "mode": "Turn modes", "control": "Controls"}
 MEASURES = ("pearson", "same_turn", "pairs", "end_pairs")
 GRADIENT_MEASURES = ("own", "own_difference", "bias", "signal_to_noise")
+SWAP_MEANS, SWAP_MEASURES = ("one", "mean"), ("pairs", "searches", "regret", "within")
 FAR = 3.0
 """A z score that asks for another seed."""
 
@@ -33,6 +34,8 @@ def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[st
         kinds=KINDS,
         measures=MEASURES,
         gradient_measures=GRADIENT_MEASURES,
+        swap_means=SWAP_MEANS,
+        swap_measures=SWAP_MEASURES,
         of_kind=_of_kind,
         shown=shown,
         signed=signed,
