@@ -11,7 +11,8 @@ from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.swap.credit import monte_carlo, swapped_groups
 from verl_credit.fidelity.swap.decisions import ALTERNATIVES, Alternative, Decision, completed, find_decisions
-from verl_credit.fidelity.swap.measures import SwapAgreements, worth
+from verl_credit.fidelity.swap.measures import SwapAgreements
+from verl_credit.fidelity.swap.worth import worth
 from verl_credit.fidelity.values import Value, part_of
 
 QUESTIONS, ROLLOUTS, COMPLETIONS = 30, 4, 4

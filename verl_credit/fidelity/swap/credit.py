@@ -20,7 +20,7 @@ from verl_credit.fidelity.credit import batches, name_of, variants
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.swap.decisions import Decision
-from verl_credit.fidelity.swap.measures import worth
+from verl_credit.fidelity.swap.worth import worth
 from verl_credit.fidelity.values import Value, part_of
 from verl_credit.report.again import NotOffered, TurnTables, credit_of_turns
 

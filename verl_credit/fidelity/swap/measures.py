@@ -29,8 +29,8 @@ import numpy as np
 
 from verl_credit.fidelity.bootstrap import RESAMPLES, Measure, prompt_weights, with_interval
 from verl_credit.fidelity.measures import Agreements
-from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.swap.decisions import Alternative, Decision
+from verl_credit.fidelity.swap.decisions import Decision
+from verl_credit.fidelity.swap.worth import as_turns, worth
 from verl_credit.fidelity.values import ScoredTurn, Value, part_of
 
 CreditOfDecisions = Sequence[np.ndarray]
@@ -74,7 +74,7 @@ class SwapAgreements:
         )
         self._pairs = {
             (held_out, n): _Pairs(
-                _as_turns(decisions, values, second if held_out else values, n), held_out, resamples
+                as_turns(decisions, values, second if held_out else values, n), held_out, resamples
             )
             for held_out in (False, True)
             for n in (1, completions)
@@ -124,49 +124,7 @@ class _Pairs:
         )
 
 
-def worth(alternative: Alternative, values: Mapping[str, Value]) -> float:
-    """Q."""
-    step = alternative.step
-    return step.reward if step.next is None else values[digest(step.next.ids)].value
-
-
 def _chosen(credit_A_C: np.ndarray) -> np.ndarray:
     """[alternatives, completions]: 1 for the alternative with the most credit, shared by those that tie."""
     tied = credit_A_C >= credit_A_C.max(axis=0) - 1e-9 * (1 + np.abs(credit_A_C).max(axis=0))
     return tied / tied.sum(axis=0)
-
-
-def _as_turns(
-    decisions: Sequence[Decision], values: Mapping[str, Value], judge: Mapping[str, Value], completions: int
-) -> list[ScoredTurn]:
-    """An alternative as a turn of a trajectory that is its decision, once for every completion, by completion: what
-    `Agreements` measures within trajectories, and within turns of one number, is then measured within decisions.
-
-    V(s_k) and its error are left out. ``judge`` gives Q, ``values`` its halves.
-    """
-    found = []
-    for number, decision in enumerate(decisions):
-        for completion in range(completions):
-            for a in decision.alternatives:
-                after = None if a.step.next is None else digest(a.step.next.ids)
-                first, second = (a.step.reward,) * 2 if after is None else values[after].halves
-                variance = 0.0 if after is None else judge[after].variance
-                found.append(
-                    ScoredTurn(
-                        prompt=decision.prompt,
-                        trajectory=number * completions + completion,
-                        turn=number * completions + completion,
-                        kind="tool",
-                        before=digest(decision.state.ids),
-                        after=after,
-                        a_star=worth(a, judge),
-                        a_first=first,
-                        a_second=second,
-                        se=variance**0.5,
-                        variance_before=0.0,
-                        variance_after=variance,
-                        gain=None,
-                        outcome=worth(a, judge),
-                    )
-                )
-    return found

@@ -13,7 +13,8 @@ from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.swap.decisions import Decision, Groups, completed, find_decisions
 from verl_credit.fidelity.swap.make import Made, Maker
-from verl_credit.fidelity.swap.measures import SwapAgreement, SwapAgreements, worth
+from verl_credit.fidelity.swap.measures import SwapAgreement, SwapAgreements
+from verl_credit.fidelity.swap.worth import worth
 from verl_credit.fidelity.values import VALUES, values_of
 from verl_credit.run.files import append_json
 
