@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator
+from verl_credit.credit.outcome.low_baseline import low_baseline
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
 from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
@@ -33,6 +34,14 @@ OUTCOME = (
         "groups of one give 0 (verl: their plain outcome)",
         "2402.14740",
         properties=CENTRED,
+    ),
+    Operator(
+        "low_baseline", "outcome", low_baseline, ("rewards", "groups"),
+        "A_i = r_i - 1/2 mean of the others' r",
+        "rloo with half of its baseline",
+        "none: own sample excluded, no std; the mean advantage of a prompt is not 0",
+        "equal outcomes r give r / 2; outcomes count from 0, the value of a failure; groups of one give 0",
+        "evidence/fidelity/README.md",
     ),
     Operator(
         "maxrl", "outcome", maxrl, ("rewards", "groups"),

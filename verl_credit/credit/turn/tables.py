@@ -7,12 +7,19 @@ import torch
 
 from verl_credit.credit.checks import first_row
 from verl_credit.credit.groups import z_score, z_score_per_turn
+from verl_credit.credit.outcome.low_baseline import low_baseline
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
 from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
 from verl_credit.credit.outcome.rloo import rloo
 
-NAMED_OPERATORS = {"grpo": grpo, "rloo": rloo, "maxrl": maxrl, "reinforce_pp": reinforce_pp}
+NAMED_OPERATORS = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "maxrl": maxrl,
+    "reinforce_pp": reinforce_pp,
+    "low_baseline": low_baseline,
+}
 
 
 @dataclass(frozen=True)
