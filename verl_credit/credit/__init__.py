@@ -4,6 +4,7 @@ from verl_credit.credit.groups import GroupStats, group_stats, z_score
 from verl_credit.credit.loss.aggregate import AGG_MODES, aggregate
 from verl_credit.credit.loss.policy_loss import turn_policy_loss
 from verl_credit.credit.loss.ratio import RATIO_LEVELS
+from verl_credit.credit.outcome.half_negative import half_negative
 from verl_credit.credit.outcome.low_baseline import low_baseline
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import group_counts, grpo
@@ -42,7 +43,7 @@ __all__ = [
     "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "AdaptiveTurnClipper", "GroupStats", "InfoGain", "InformationGain",
     "SepaController", "Tables", "TokenCredit", "TurnCredit", "TurnGroupNormalizer", "TurnMode", "TurnTable",
     "aggregate", "entropy_mask", "exact_anchors", "gigpo", "group_counts", "group_stats", "grpo", "grpo_s",
-    "gtpo_canonical", "gtpo_weights", "hgpo", "hicra", "info_gain", "joint", "leave_one_out", "low_baseline",
+    "gtpo_canonical", "gtpo_weights", "half_negative", "hgpo", "hicra", "info_gain", "joint", "leave_one_out", "low_baseline",
     "maxrl", "mt_grpo",
     "planning_mask", "planning_mask_by_anchors", "progress", "reinforce_pp", "rloo", "sepa_amp", "sepa_amp_c",
     "sepa_pool", "separate", "similar_anchors", "spread", "token_credit", "turn_credit", "turn_gae", "turn_group",

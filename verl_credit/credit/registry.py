@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator
+from verl_credit.credit.outcome.half_negative import half_negative
 from verl_credit.credit.outcome.low_baseline import low_baseline
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
@@ -42,6 +43,16 @@ OUTCOME = (
         "none: own sample excluded, no std; the mean advantage of a prompt is not 0",
         "equal outcomes r give r / 2; outcomes count from 0, the value of a failure; groups of one give 0",
         "evidence/fidelity/README.md",
+        exempt={"ties": "its baseline is half of the mean"},
+    ),
+    Operator(
+        "half_negative", "outcome", half_negative, ("rewards", "groups"),
+        "z_i = (r_i - mean(r)) / (std(r) + 1e-6); A_i = z_i if z_i > 0, else z_i / 2",
+        "grpo where no outcome is below the mean",
+        "own sample in mean and std; a baseline below the mean, and hard prompts weigh more than with grpo",
+        "equal outcomes and groups of one give 0; the mean advantage of a prompt is not 0",
+        "evidence/fidelity/README.md",
+        properties=CENTRED | NORMALISED,
     ),
     Operator(
         "maxrl", "outcome", maxrl, ("rewards", "groups"),

@@ -15,7 +15,7 @@ from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.report.again import NotOffered, TurnTables, credit_of_turns
 
 ALPHAS = (0.3, 1.0)
-OUTCOMES = ("grpo", "rloo", "low_baseline", "maxrl")
+OUTCOMES = ("grpo", "rloo", "low_baseline", "half_negative", "maxrl")
 """Of the mode `none`, and the one that the configuration names."""
 Advantages = list[list[list[float]]]
 """``[prompt][trajectory][turn]``, the ending turn last."""

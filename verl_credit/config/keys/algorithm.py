@@ -144,7 +144,7 @@ class Algorithm(Section):
     adv_estimator: str = ADV_ESTIMATOR
     """info_gain: ours. Other names are verl's own estimators, and none of the keys below acts."""
     advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
-    """Outcome level: grpo, rloo, low_baseline, maxrl, reinforce_pp, or my_module.my_operator."""
+    """Outcome level: grpo, rloo, low_baseline, half_negative, maxrl, reinforce_pp, or my_module.my_operator."""
     advantage_params: Annotated[Params, When(reads.own_outcome)] = Field(default_factory=dict)
     """Handed to an outcome operator of yours."""
     info_gain_norm_mode: named(MODES) = "turn-group-v1d"

@@ -13,7 +13,7 @@ from verl_credit.credit.checks import (
 )
 from verl_credit.credit.groups import EPS, group_stats, over_std
 
-OUTCOME_OPERATORS = ("grpo", "rloo", "low_baseline", "maxrl", "reinforce_pp")
+OUTCOME_OPERATORS = ("grpo", "rloo", "low_baseline", "half_negative", "maxrl", "reinforce_pp")
 
 
 def grpo(

@@ -7,6 +7,7 @@ import torch
 
 from verl_credit.credit.checks import first_row
 from verl_credit.credit.groups import z_score, z_score_per_turn
+from verl_credit.credit.outcome.half_negative import half_negative
 from verl_credit.credit.outcome.low_baseline import low_baseline
 from verl_credit.credit.outcome.maxrl import maxrl
 from verl_credit.credit.outcome.outcome import grpo
@@ -19,6 +20,7 @@ NAMED_OPERATORS = {
     "maxrl": maxrl,
     "reinforce_pp": reinforce_pp,
     "low_baseline": low_baseline,
+    "half_negative": half_negative,
 }
 
 

@@ -38,6 +38,7 @@ def all_credits() -> list[Credit]:
         outcome_credit_of("grpo", "grpo, no std", norm_by_std=False, own=reward, own_name="r"),
         outcome_credit_of("rloo", own=reward, own_name="r"),
         outcome_credit_of("low_baseline", own=reward, own_name="r"),
+        outcome_credit_of("half_negative"),
         outcome_credit_of("maxrl", own=log_success, own_name="log p, n - 1 terms"),
         outcome_credit_of("reinforce_pp"),
         turn_credit_of("joint"),
