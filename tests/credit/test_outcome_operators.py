@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.modes import NO_TABLES
-from verl_credit.credit import grpo, maxrl, reinforce_pp, turn_credit
+from verl_credit.credit import grpo, half_negative, low_baseline, maxrl, reinforce_pp, rloo, turn_credit
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -84,6 +84,28 @@ def test_worked_rewards(rewards, centred, by_mean):
 def test_maxrl_gives_a_success_the_odds_against_it(solved, odds):
     rewards = [1.0] * solved + [0.0] * (8 - solved)
     assert of_one_prompt(maxrl, rewards) == pytest.approx([odds if r else -1 for r in rewards], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "low", "half"),
+    [
+        ([1.0, 0.0, 0.0], [1.0, -0.25, -0.25], [2 / 3**0.5, -0.5 / 3**0.5, -0.5 / 3**0.5]),
+        ([1.0, 1.0], [0.5, 0.5], [0.0, 0.0]),
+        ([0.0, 0.0], [0.0, 0.0], [0.0, 0.0]),
+        ([1.0], [0.0], [0.0]),
+    ],
+)
+def test_baselines_below_the_mean(rewards, low, half):
+    assert of_one_prompt(low_baseline, rewards) == pytest.approx(low, abs=1e-12)
+    assert of_one_prompt(half_negative, rewards) == pytest.approx(half, abs=1e-5)
+
+
+def test_shares_of_the_baseline():
+    rewards = [1.0, 0.25, 0.0, 0.25]
+    assert of_one_prompt(low_baseline, rewards, share=1.0) == of_one_prompt(rloo, rewards)
+    assert of_one_prompt(low_baseline, rewards, share=0.0) == rewards
+    with pytest.raises(ValueError, match=r"share=1.5: expected a number from 0 to 1"):
+        of_one_prompt(low_baseline, rewards, share=1.5)
 
 
 @each_seed

@@ -42,9 +42,12 @@ def true(objective, question, size=8, stop=0.3):
 @QUESTIONS
 @pytest.mark.parametrize("size", [*SIZES, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stop", [0.1, 0.6])
-def test_rloo_is_unbiased_and_grpo_without_std_is_shrunk(question, size, stop):
+def test_rloo_and_low_baseline_are_unbiased_and_grpo_without_std_is_shrunk(question, size, stop):
     exact_D = true(reward, question, stop=stop)
-    torch.testing.assert_close(of(outcome_credit_of("rloo"), question, size, stop), exact_D, **TIGHT)
+    for operator in ("rloo", "low_baseline"):
+        torch.testing.assert_close(of(outcome_credit_of(operator), question, size, stop), exact_D, **TIGHT)
+    weighed_D = of(outcome_credit_of("half_negative"), question, size, stop)
+    assert compare(weighed_D, exact_D)["cosine"] == pytest.approx(1, abs=1e-9)
     centred_D = of(outcome_credit_of("grpo", norm_by_std=False), question, size, stop)
     torch.testing.assert_close(centred_D, (size - 1) / size * exact_D, **TIGHT)
     found = compare(centred_D, exact_D)
