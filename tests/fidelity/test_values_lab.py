@@ -1,6 +1,7 @@
 """On a tiny lab: trajectories of the lab's own evaluation, gains of the project's own definition, and the command."""
 
 import json
+import multiprocessing
 import random
 
 import pytest
@@ -134,17 +135,23 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert code == 4 and "seed is 0, wanted 1" in said[-1]
 
 
-def test_a_budget_of_minutes_leaves_whole_prompts_and_the_next_call_goes_on(tiny_lab, tmp_path, capsys):
+def test_a_budget_of_minutes_leaves_whole_prompts_and_processes_do_not_change_values(
+    tiny_lab, tmp_path, capsys
+):
     words = (tiny_lab.policy, "--dir", tmp_path, "--prompts", 6, "--rollouts", 2, "--continuations", 2)
-    code, said = command(capsys, *words, "--minutes", 1e-9, "--modes", "none,joint")
+    code, said = command(capsys, *words, "--minutes", 1e-9, "--modes", "none,joint", "--parallel", 2)
     assert code == 0 and any("the first 4 of 6 prompts" in line for line in said)
     (policy,) = json.loads((tmp_path / "fidelity.json").read_text())["policies"]
     assert (policy["prompts"], policy["of_prompts"]) == (4, 6)
     assert {"none, grpo", "joint"} < set(policy["credits"]) and "separate" not in policy["credits"]
-    assert not any("6 prompts, " in line for line in command(capsys, *words)[1])
-    whole = json.loads((tmp_path / "fidelity.json").read_text())
-    assert command(capsys, *words[:2], tmp_path / "again", *words[3:])[0] == 0
+    assert not any("6 prompts, " in line for line in command(capsys, *words, "--parallel", 1)[1])
+    whole, values = json.loads((tmp_path / "fidelity.json").read_text()), "policy/values.jsonl"
+    before = set(multiprocessing.active_children())
+    assert command(capsys, *words[:2], tmp_path / "again", *words[3:], "--parallel", 2)[0] == 0
     assert json.loads((tmp_path / "again/fidelity.json").read_text()) == whole
+    alone, together = ((tmp_path / part / values).read_text().splitlines() for part in ("", "again"))
+    assert sorted(alone) == sorted(together)
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_gradients_of_the_same_credits_in_a_second_table(tiny_lab, tmp_path, capsys):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+
+from omegaconf import DictConfig
 
 from verl_credit.bench.candidate import Candidate
 from verl_credit.bench.page import Agreed, Row
@@ -12,7 +15,8 @@ from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.gradient.agreement import REFERENCE
 from verl_credit.fidelity.measure import Result, measure
 from verl_credit.fidelity.measures import Measure
-from verl_credit.fidelity.subject import load_policy, make_subject
+from verl_credit.fidelity.subject import Subject, load_policy, make_subject
+from verl_credit.fidelity.workers import workers_of
 from verl_credit.recipe.compose import load_config
 from verl_credit.run.progress import Throttled, say_at_once
 from verl_credit.twin.train import Twin
@@ -29,35 +33,37 @@ def agreed(
     *,
     prompts: int,
     continuations: int,
+    parallel: int | None = None,
 ) -> Iterator[Agreed]:
-    """``overrides``: of the recipe `lab`, whose world is there. The candidate's credit is made as in a run of it."""
+    """``overrides``: of the recipe `lab`, whose world is there. The candidate's credit is made as in a run of it.
+
+    ``parallel``: processes that value contexts; as many as there are cores for None.
+    """
     config = load_config("lab", [*overrides, *candidate.overrides()])
     start = Path(config.actor_rollout_ref.model.path)
-    lab, modes = Path(config.lab.dir), [*find_modes(["none"]), known.mode]
+    modes = [*find_modes(["none"]), known.mode]
     for step, name in ((0, "the warm start"), (LATER, f"after {LATER} steps of GRPO")):
         folder = later_policy(out / "policy", overrides) if step else start
-        model, tokenizer = load_policy(folder)
-        subject = make_subject(
-            name,
-            config,
-            model,
-            tokenizer,
-            questions=lab / "train.parquet",
-            lab=lab,
-            prompts=prompts,
-            step=step,
-        )
-        result = measure(
-            subject,
-            out / f"fidelity_{step}",
-            rollouts=config.actor_rollout_ref.rollout.n,
-            continuations=continuations,
-            seed=0,
-            modes=modes,
-            gradient=True,
-            say=Throttled(say_at_once, f"bench, {name}"),
-        )
+        load = partial(_subject, name, config, folder, prompts, step)
+        with workers_of(load, prompts, parallel) as workers:
+            result = measure(
+                load(),
+                out / f"fidelity_{step}",
+                rollouts=config.actor_rollout_ref.rollout.n,
+                continuations=continuations,
+                seed=0,
+                modes=modes,
+                gradient=True,
+                say=Throttled(say_at_once, f"bench, {name}"),
+                workers=workers,
+            )
         yield Agreed(name, result.prompts, result.reliability, _rows(result, candidate))
+
+
+def _subject(name: str, config: DictConfig, folder: Path, prompts: int, step: int) -> Subject:
+    lab = Path(config.lab.dir)
+    policy, questions = load_policy(folder), lab / "train.parquet"
+    return make_subject(name, config, *policy, questions=questions, lab=lab, prompts=prompts, step=step)
 
 
 def later_policy(folder: Path, overrides: Sequence[str]) -> Path:

@@ -220,6 +220,9 @@ def fidelity(
     minutes: float | None = Option(
         None, help="then the prompts that are complete are used; the same call goes on"
     ),
+    parallel: int | None = Option(
+        None, min=1, help="processes that value contexts; as many as there are cores if not given"
+    ),
     lab: Path | None = Option(None, help="the lab's folder, where it was moved or is not beside the policy"),
     split: Literal["train", "dev", "test"] = "train",
     seed: int = Option(0, parser=int, help="of rollouts and continuations"),
@@ -237,6 +240,7 @@ def fidelity(
         gradient=gradient,
         swaps=swaps,
         minutes=minutes,
+        parallel=parallel,
         lab=lab,
         split=split,
         seed=seed,
@@ -258,9 +262,7 @@ def bench(
     steps: int = Option(15, min=5, help="of each learning curve"),
     prompts: int = Option(48, min=18, help="whose true advantages are measured"),
     continuations: int = Option(32, help="per distinct context; an even number"),
-    parallel: int | None = Option(
-        None, min=1, help="runs at a time; as many as there are cores if not given"
-    ),
+    parallel: int | None = Option(None, min=1, help="processes; as many as there are cores if not given"),
 ):
     from verl_credit.commands.bench import bench
 

@@ -18,7 +18,7 @@ from verl_credit.bench.policies import agreed
 from verl_credit.campaign.results import results
 from verl_credit.credit.laws import check
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
-from verl_credit.machine.gather import gather
+from verl_credit.machine.gather import cores
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.world import world_of
 from verl_credit.run.files import DamagedFile, write_text
@@ -58,7 +58,7 @@ def bench(
         found = _Written(Bench(candidate.path, [GRPO, known.path]), out / PAGE)
         if not _operator(found, candidate, known):
             return ExitCode.FAILED
-        _agreement(found, candidate, known, out, overrides, prompts, continuations)
+        _agreement(found, candidate, known, out, overrides, prompts, continuations, parallel)
         code = _learning(found, campaign, out, parallel)
     except (ConfigError, PreflightError, DamagedFile, OSError) as error:
         print(f"verl-credit bench {path}: {one_line(str(error))}")
@@ -95,13 +95,14 @@ def _operator(found: _Written, candidate: Candidate, known: Candidate) -> bool:
     return True
 
 
-def _agreement(found: _Written, candidate, known, out, overrides, prompts, continuations) -> None:
+def _agreement(found: _Written, candidate, known, out, overrides, prompts, continuations, parallel) -> None:
     config = load_config("lab", overrides)
     world_of(config).build(config, Throttled(say_at_once))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model waits for several threads longer than it computes
     try:
-        for one in agreed(candidate, known, out, overrides, prompts=prompts, continuations=continuations):
+        options = {"prompts": prompts, "continuations": continuations, "parallel": parallel}
+        for one in agreed(candidate, known, out, overrides, **options):
             found.bench.agreed.append(one)
             found.say("True advantages", found.bench.agreed_lines([one]))
     finally:
@@ -109,7 +110,7 @@ def _agreement(found: _Written, candidate, known, out, overrides, prompts, conti
 
 
 def _learning(found: _Written, campaign: dict, out: Path, parallel: int | None) -> ExitCode:
-    code, folder = learn(out, campaign, parallel=parallel or gather(torch=False).cpus)
+    code, folder = learn(out, campaign, parallel=parallel or cores())
     found.bench.learning = results(folder)
     found.say("Learning", found.bench.learning_lines())
     return code

@@ -6,11 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from verl_credit.commands.fidelity_policies import policies_of
+from verl_credit.commands.train import terminate_as_interrupt
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.credit import find_modes
@@ -21,6 +23,7 @@ from verl_credit.fidelity.swap.report import as_dict as swaps_as_dict
 from verl_credit.fidelity.swap.report import swap_table
 from verl_credit.fidelity.swap.swaps import measure_swaps
 from verl_credit.fidelity.values import TURNS
+from verl_credit.fidelity.workers import workers_of
 from verl_credit.report.fidelity_page import fidelity_page
 from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_text
 from verl_credit.run.progress import Throttled, say_at_once
@@ -42,11 +45,12 @@ def fidelity(
     gradient: bool,
     swaps: int,
     minutes: float | None,
+    parallel: int | None,
     lab: Path | None,
     split: str,
     seed: int,
 ) -> int:
-    """Exit code 4 for what is refused, in one line."""
+    """Exit code 4 for what is refused, in one line; 130 after Ctrl-C or SIGTERM."""
     settings = {
         "prompts": prompts,
         "rollouts": rollouts,
@@ -73,35 +77,38 @@ def fidelity(
         end = None if minutes is None else time.monotonic() + 60 * minutes
         found = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
-            subject = policy.load(lab=lab, split=split, prompts=prompts)
+            load = partial(policy.load, lab=lab, split=split, prompts=prompts)
+            subject = load()
             say, enough = Throttled(say_at_once, f"fidelity {policy.name}"), _Until(end, left)
-            result = measure(
-                subject,
-                out / policy.name,
-                rollouts=rollouts,
-                continuations=continuations,
-                seed=seed,
-                modes=chosen,
-                gradient=gradient,
-                say=say,
-                enough=enough,
-            )
-            found.append(as_dict(subject, result) | {"swaps": {}})
-            print("\n".join(table(subject.name, result)))
-            if swaps:
-                swapped = measure_swaps(
+            with terminate_as_interrupt(), workers_of(load, prompts, parallel) as workers:
+                result = measure(
                     subject,
-                    result.groups,
                     out / policy.name,
-                    wanted=swaps,
+                    rollouts=rollouts,
                     continuations=continuations,
                     seed=seed,
                     modes=chosen,
+                    gradient=gradient,
                     say=say,
                     enough=enough,
+                    workers=workers,
                 )
-                found[-1]["swaps"] = swaps_as_dict(swapped)
-                print("\n".join(swap_table(swapped)))
+                found.append(as_dict(subject, result) | {"swaps": {}})
+                print("\n".join(table(subject.name, result)))
+                if swaps:
+                    swapped = measure_swaps(
+                        subject,
+                        result.groups,
+                        out / policy.name,
+                        wanted=swaps,
+                        continuations=continuations,
+                        seed=seed,
+                        modes=chosen,
+                        say=say,
+                        enough=enough,
+                    )
+                    found[-1]["swaps"] = swaps_as_dict(swapped)
+                    print("\n".join(swap_table(swapped)))
             _write(out / policy.name / RESULT, settings, found[-1:])
         _write(out / RESULT, settings, found)
         turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
@@ -109,6 +116,9 @@ def fidelity(
     except (ConfigError, PreflightError, DamagedFile, OSError) as error:
         print(f"verl-credit fidelity {folder}: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on")
+        return ExitCode.INTERRUPTED
     finally:
         torch.set_num_threads(threads)
         sys.path.remove("")

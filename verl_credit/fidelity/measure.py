@@ -32,6 +32,7 @@ from verl_credit.fidelity.values import (
     states_of,
     values_of,
 )
+from verl_credit.fidelity.workers import Workers
 from verl_credit.packed.forward import PackedRows
 from verl_credit.packed.policy import PackedPolicy
 from verl_credit.report.again import TurnTables
@@ -75,15 +76,19 @@ def measure(
     gradient: bool = False,
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
+    workers: Workers | None = None,
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. Repeated with the same settings it goes on.
 
     ``modes``: None for every registered one. ``gradient``: their gradients, too (`gradient.agreement`), which takes other
-    rollouts of the same prompts and their values. Once ``enough`` says so no more prompts are valued.
+    rollouts of the same prompts and their values. Once ``enough`` says so no more prompts are valued. ``workers`` value
+    contexts; None: this process does.
     Raises PreflightError where ``out`` has the values of another policy or of other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
     check_about(out, subject, continuations=continuations, seed=seed)
+    if workers is not None and not (out / VALUES).exists():
+        workers.start()
     sampled = sample_groups(subject, rollouts=rollouts, seed=seed, say=say)
     again = replicate_groups(subject, rollouts=rollouts, seed=seed) if gradient else [[] for _ in sampled]
     values = values_of(
@@ -95,6 +100,7 @@ def measure(
         path=out / VALUES,
         say=lambda done, of: say(0.1 + 0.5 * done / of, f"values of the contexts of {done} of {of} prompts"),
         enough=enough,
+        elsewhere=None if workers is None else workers.values,
     )
     say(0.6, "gains and credit")
     count = _complete([[*one, *other] for one, other in zip(sampled, again, strict=True)], values)

@@ -9,7 +9,8 @@ The lab's retrieval is deterministic, so a turn's state after its tool follows f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,9 @@ from verl_credit.fidelity.sampler import TurnSampler, digest
 from verl_credit.run.files import append_json, read_json_lines
 
 VALUES, TURNS = "values.jsonl", "turns.jsonl"
+PROMPTS_AT_ONCE = 4
+Part = list[State]
+"""Contexts that are valued together."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ class Value:
         return p * (1 - p) / self.continuations
 
 
+class Elsewhere(typing.Protocol):
+    """Values of parts by other processes (`workers`): in any order, all of those that were taken."""
+
+    def __call__(self, parts: Iterable[Part], *, continuations: int, seed: int) -> Iterator[list[Value]]: ...
+
+
 @dataclass(frozen=True)
 class ScoredTurn:
     """A turn of a sampled trajectory with its true advantage; ``after`` is None for the turn that ends."""
@@ -89,14 +99,16 @@ def values_of(
     continuations: int,
     seed: int,
     path: Path | None = None,
-    prompts_at_once: int = 4,
+    prompts_at_once: int = PROMPTS_AT_ONCE,
     say: Callable[[int, int], None] = lambda done, of: None,
     enough: Callable[[], bool] = lambda: False,
+    elsewhere: Elsewhere | None = None,
 ) -> dict[str, Value]:
     """V of every distinct context, by its digest. Values in ``path`` are taken from there, new ones are added to it as they
     come: a call that was cut off is repeated, and goes on. A value follows from the seed and the context alone.
 
-    Prompts are valued in their order, ``prompts_at_once`` together; after each such part ``enough`` can end it.
+    Prompts are valued in their order, ``prompts_at_once`` together, in this process or ``elsewhere``; before each such part
+    but the first ``enough`` can end it.
 
     Raises PreflightError where ``path`` has values by another number of continuations.
     """
@@ -109,19 +121,39 @@ def values_of(
         if name not in found:
             by_prompt.setdefault(state.question, {})[name] = state
     waiting = list(by_prompt.values())
-    for begin in range(0, len(waiting), prompts_at_once):
-        part = {
-            name: state for some in waiting[begin : begin + prompts_at_once] for name, state in some.items()
-        }
-        starts = [Start(state, continuations, seed, "value") for state in part.values()]
-        for name, trajectories in zip(part, roll(sampler, protocol, starts), strict=True):
-            found[name] = Value(name, "".join("1" if t.reward else "0" for t in trajectories))
-            if path is not None:
-                append_json(path, asdict(found[name]))
-        say(min(begin + prompts_at_once, len(waiting)), len(waiting))
-        if enough():
-            break
+    parts = [
+        [state for of_prompt in waiting[begin : begin + prompts_at_once] for state in of_prompt.values()]
+        for begin in range(0, len(waiting), prompts_at_once)
+    ]
+
+    def wanted() -> Iterator[Part]:
+        for number, part in enumerate(parts):
+            if number and enough():
+                return
+            yield part
+
+    options = {"continuations": continuations, "seed": seed}
+    if elsewhere is None or len(parts) < 2:
+        made = (value_part(part, sampler, protocol, **options) for part in wanted())
+    else:
+        made = elsewhere(wanted(), **options)
+    for done, values in enumerate(made, start=1):
+        found |= {value.context: value for value in values}
+        for value in values if path is not None else ():
+            append_json(path, asdict(value))
+        say(min(done * prompts_at_once, len(waiting)), len(waiting))
     return found
+
+
+def value_part(
+    part: Part, sampler: TurnSampler, protocol: Protocol, *, continuations: int, seed: int
+) -> list[Value]:
+    starts = [Start(state, continuations, seed, "value") for state in part]
+    rolled = roll(sampler, protocol, starts)
+    return [
+        Value(digest(state.ids), "".join("1" if t.reward else "0" for t in trajectories))
+        for state, trajectories in zip(part, rolled, strict=True)
+    ]
 
 
 def _read(path: Path, continuations: int) -> dict[str, Value]:

@@ -47,12 +47,17 @@ def gather(environment: Mapping[str, str] | None = None, *, torch: bool = True) 
         torch=probe_torch() if torch else Torch(None),
         memory=memory(),
         driver=driver(),
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpus=cores(),
         processes=processes(),
         ptxas=assemblers(),
         environment=dict(os.environ if environment is None else environment),
         now=time.time(),
     )
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def installed() -> dict[str, str]:

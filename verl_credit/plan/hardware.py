@@ -14,12 +14,11 @@ device the H100; the plan then has a note.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.machine.gather import memory
+from verl_credit.machine.gather import cores, memory
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 CPU_FLOPS_PER_CORE = 50 * GB
@@ -125,13 +124,13 @@ def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
 
 def this_cpu() -> Hardware:
     """This machine's memory and the cores that this process may use, with bf16 as fast as fp32."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    peak = cores * CPU_FLOPS_PER_CORE
+    count = cores()
+    peak = count * CPU_FLOPS_PER_CORE
     here = memory()
     usable = float(here.total if here.limit is None else min(here.total, here.limit))
     return Hardware(
-        "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=cores,
-        source=f"this machine: {cores} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
+        "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=count,
+        source=f"this machine: {count} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
         f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
     )  # fmt: skip
 

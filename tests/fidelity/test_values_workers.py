@@ -1,0 +1,68 @@
+"""Values by other processes: the same as by one, and an end of every process."""
+
+import multiprocessing
+import os
+import signal
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from kit.choice_world import world
+from verl_credit.errors import PreflightError
+from verl_credit.fidelity.rollout import Start, roll
+from verl_credit.fidelity.sampler import digest
+from verl_credit.fidelity.values import states_of, values_of
+from verl_credit.fidelity.workers import Workers
+
+pytestmark = pytest.mark.slow  # processes import the project
+
+QUESTIONS = 10
+
+
+def subject(questions):
+    sampler, protocol, _ = world(questions)
+    return SimpleNamespace(sampler=lambda: sampler, protocol=protocol)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def states():
+    sampler, protocol, states = world(QUESTIONS)
+    return states_of(roll(sampler, protocol, [Start(state, 4, 0, "rollout") for state in states]))
+
+
+def values(**options):
+    sampler, protocol, _ = world(QUESTIONS)
+    return values_of(states(), sampler, protocol, continuations=16, seed=3, **options)
+
+
+def test_values_do_not_depend_on_the_number_of_processes(tmp_path):
+    alone, said = values(path=tmp_path / "1.jsonl"), []
+    assert 0 < sum(value.successes for value in alone.values()) < 16 * len(alone)
+    for processes in (2, 3):
+        path = tmp_path / f"{processes}.jsonl"
+        with Workers(partial(subject, QUESTIONS), processes) as workers:
+            options = {"elsewhere": workers.values, "say": lambda *counts: said.append(counts)}
+            assert values(path=path, **options) == alone
+        assert sorted(path.read_text().splitlines()) == sorted(
+            (tmp_path / "1.jsonl").read_text().splitlines()
+        )
+    assert said == 2 * [(4, 10), (8, 10), (10, 10)]
+    assert not multiprocessing.active_children()
+
+
+def test_once_it_is_enough_no_more_parts_are_handed_out():
+    with Workers(partial(subject, QUESTIONS), 3) as workers:
+        found = values(elsewhere=workers.values, enough=lambda: True)
+    assert {state.question for state in states() if digest(state.ids) in found} == {0, 1, 2, 3}
+
+
+def test_a_process_that_died_is_said_in_one_line():
+    with (
+        Workers(killed, 2) as workers,
+        pytest.raises(PreflightError, match="one of 2 processes died.*--parallel"),
+    ):
+        values(elsewhere=workers.values)
