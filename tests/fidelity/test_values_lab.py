@@ -77,7 +77,7 @@ def test_gains_are_the_projects(subject, groups):
     policy = PackedPolicy(subject.model, budget=1000)
     batch = turn_batch([t for group in groups for t in group], subject.truths)
     with policy.packing():
-        tables = tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)
+        tables, gold_B_K1 = tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)
     generator = BatchGenerator(subject.model, pad_token_id=0)
     head, encode = "<answer>", subject.tokenizer.encode
 
@@ -95,6 +95,9 @@ def test_gains_are_the_projects(subject, groups):
             assert tables.has_reward_B_K[row, k]
             assert float(tables.reward_B_K[row, k]) == pytest.approx(p(step.next) - p(step.state), abs=1e-5)
             compared += 1
+        for k, step in enumerate(trajectory.steps):
+            assert float(gold_B_K1[row, k]) == pytest.approx(p(step.state), abs=1e-5)
+        assert gold_B_K1[row, len(trajectory.steps) :].isnan().all()
         assert not tables.has_reward_B_K[row, len(trajectory.steps) - 1 :].any()
     assert compared > 3
 
@@ -118,10 +121,15 @@ def test_the_command_prints_a_table_and_goes_on_where_it_was_cut_off(tiny_lab, t
     assert {(turn["prompt"], turn["trajectory"]) for turn in turns} == {
         (p, t) for p in range(3) for t in range(3)
     }
+    values_by_context = {
+        row["context"]: row["outcomes"].count("1") / 4 for row in map(json.loads, values.splitlines())
+    }
+    assert all(turn["value"] == values_by_context[turn["before"]] for turn in turns)
+    assert all(0 < turn["gold_probability"] <= 1 and turn["brought"] in (True, False) for turn in turns)
     result = json.loads((tmp_path / "fidelity.json").read_text())
     (policy,) = result["policies"]
     assert (policy["turns"], policy["prompts"], policy["step"]) == (len(turns), 3, None)
-    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 2
+    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 3
     assert {"run", "mode", "control"} >= {credit["kind"] for credit in policy["credits"].values()}
     assert "pearson" in policy["credits"]["brought a needed article"]  # the lab's data name them
     assert "none, grpo" in policy["credits"] and json.loads((home / "fidelity.json").read_text()) == result
@@ -174,7 +182,7 @@ def test_gradients_of_the_same_credits_in_a_second_table(tiny_lab, tmp_path, cap
     made = {name for name, credit in policy["credits"].items() if "reason" not in credit}
     assert set(policy["gradients"]) == {*made, "Monte Carlo, all continuations"}
     assert policy["gradients"]["none, grpo"]["own"]["value"] is None  # fewer prompts than a batch
-    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 4
+    assert (tmp_path / "fidelity.html").read_text().count("data:image/svg") == 5
 
 
 OWN = """

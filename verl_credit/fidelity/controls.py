@@ -54,24 +54,35 @@ def fewer_turns(tables: TurnTables, sizes: Sequence[int]) -> Credit:
 
 
 def brought(groups: Groups, data: Sequence[Mapping]) -> Credit:
-    name, credit = "brought a needed article", []
-    for group in groups:
-        found = []
-        for trajectory in group:
-            needed = (data[trajectory.steps[0].state.question].get("extra_info") or {}).get(GOLD)
-            if needed is None:
-                return Credit(
-                    name, None, f"the data set names no needed articles (extra_info.{GOLD})", "control"
-                )
-            missing = set(needed)
-            found.append([])
-            for step in trajectory.steps:
-                pages = {page for some in step.pages for page in some}
-                found[-1].append(float(bool(missing & pages)))
-                missing -= pages
-        mean = np.mean([one for turns in found for one in turns])
-        credit.append([[one - float(mean) for one in turns] for turns in found])
+    name = "brought a needed article"
+    found = first_brought(groups, data)
+    if found is None:
+        return Credit(name, None, f"the data set names no needed articles (extra_info.{GOLD})", "control")
+    credit = []
+    for of_prompt in found:
+        mean = float(np.mean([one for turns in of_prompt for one in turns]))
+        credit.append([[one - mean for one in turns] for turns in of_prompt])
     return _control(name, credit)
+
+
+def first_brought(groups: Groups, data: Sequence[Mapping]) -> list[list[list[bool]]] | None:
+    """Does a turn bring a needed article, the first of its trajectory? None where the data set does not name them."""
+    credit = []
+    for group in groups:
+        needed = (data[group[0].steps[0].state.question].get("extra_info") or {}).get(GOLD)
+        if needed is None:
+            return None
+        credit.append([_first_brought(trajectory, set(needed)) for trajectory in group])
+    return credit
+
+
+def _first_brought(trajectory: Trajectory, missing: set[str]) -> list[bool]:
+    found = []
+    for step in trajectory.steps:
+        pages = {page for some in step.pages for page in some}
+        found.append(bool(missing & pages))
+        missing -= pages
+    return found
 
 
 def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Generator) -> list[Credit]:

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+import torch
+
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.fidelity.about import check_about
-from verl_credit.fidelity.controls import controls
+from verl_credit.fidelity.controls import controls, first_brought
 from verl_credit.fidelity.credit import Credit, find_modes, mode_credits
 from verl_credit.fidelity.gradient.agreement import gradient_agreement, replicate_groups, score_without_gains
 from verl_credit.fidelity.gradient.alignment import GradientAgreement
@@ -107,10 +109,9 @@ def measure(
     groups, again = sampled[:count], again[:count]
     contexts = {digest(state.ids) for state in states_of([*groups, *again])}
     values = {name: values[name] for name in contexts}
-    tables, credits = _credits(subject, groups, find_modes(None) if modes is None else modes)
-    gains, rows = tables.reward_B_K.tolist(), iter(range(len(tables.rows)))
-    gain_of = [[gains[next(rows)] for _ in group] for group in groups]
-    turns = score_turns(groups, values, gain_of)
+    tables, gold_B_K1, credits = _credits(subject, groups, find_modes(None) if modes is None else modes)
+    gains, gold = (_by_group(groups, table_B.tolist()) for table_B in (tables.reward_B_K, gold_B_K1))
+    turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
     _write_turns(out / TURNS, turns)
     agreements = Agreements(turns)
     second = Agreements(by_second_half(turns, values), one_half=True)
@@ -156,14 +157,24 @@ def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
 
 def _credits(
     subject: Subject, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
-) -> tuple[TurnTables, list[Credit]]:
+) -> tuple[TurnTables, torch.Tensor, list[Credit]]:
     policy = PackedPolicy(subject.model)
     forward, settings = PackedRows(policy), CreditSettings.from_config(subject.config)
     with policy.packing():
-        tables = tables_of(_batch(subject, groups), groups, settings, forward, subject.tokenizer)
+        tables, gold_B_K1 = tables_of(_batch(subject, groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
     sizes = [len(group) for group in groups]
-    return tables, [*of_run, *mode_credits(tables, sizes, modes, subject.config.data.train_batch_size)]
+    return (
+        tables,
+        gold_B_K1,
+        [*of_run, *mode_credits(tables, sizes, modes, subject.config.data.train_batch_size)],
+    )
+
+
+def _by_group(groups: list[list[Trajectory]], rows: list) -> list[list]:
+    """A row for each trajectory."""
+    of_row = iter(rows)
+    return [[next(of_row) for _ in group] for group in groups]
 
 
 def _of_run(subject: Subject, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:

@@ -15,7 +15,7 @@ from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.report.again import TurnTables
 from verl_credit.turns.anchors import anchor_table
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.gains import plan_gains, score_gains
+from verl_credit.turns.gains import gains_of, plan_gains, score_answers
 from verl_credit.turns.signals import StepRows
 
 
@@ -47,16 +47,18 @@ def outcomes_of(groups: Sequence[Sequence[Trajectory]]) -> tuple[torch.Tensor, t
 
 def tables_of(
     batch: TurnBatch, groups: Sequence[Sequence[Trajectory]], settings: CreditSettings, forward, tokenizer
-) -> TurnTables:
-    """What turn modes read of the groups: outcomes, gains, states before turns, lengths."""
-    scoring = gain_settings(settings)
-    gain_B_K, has_gain_B_K = score_gains(plan_gains(batch, scoring, tokenizer), forward, {})
+) -> tuple[TurnTables, torch.Tensor]:
+    """What turn modes read of the groups: outcomes, gains, states before turns, lengths. And gold_B_K1: the gold answer's
+    probability before every turn, whose differences are the gains of ``prob_diff``; NaN where it was not asked for."""
+    plan = plan_gains(batch, gain_settings(settings), tokenizer)
+    score_B_K1, asked_B_K1 = score_answers(plan, forward)
+    gain_B_K, has_gain_B_K = gains_of(plan, score_B_K1, asked_B_K1, {})
     outcome_B, group_B = outcomes_of(groups)
     rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
     table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
     a = settings.algorithm
     shape = len(outcome_B), gain_B_K.shape[1] + 1
-    return TurnTables(
+    tables = TurnTables(
         pipeline={
             "mode": a.info_gain_norm_mode,
             "signals": {"info_gain": 1.0},
@@ -86,3 +88,4 @@ def tables_of(
         advantage_B_K1=torch.zeros(shape),  # no run gave any
         clip_scale_B_K1=torch.ones(shape),
     )
+    return tables, score_B_K1.exp().masked_fill(~asked_B_K1, torch.nan)

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
@@ -89,6 +90,12 @@ class ScoredTurn:
     gain: float | None
     """Information gain by the project's own scorer; None for the ending turn."""
     outcome: float
+    value: float | None = None
+    """V before the turn."""
+    gold_probability: float | None = None
+    """Of the gold answer before the turn, by that scorer."""
+    brought: bool | None = None
+    """A needed article, for the first time in its trajectory; None where the data set does not name them."""
 
 
 def values_of(
@@ -170,8 +177,11 @@ def score_turns(
     groups: Sequence[Sequence[Trajectory]],
     values: dict[str, Value],
     gains: Sequence[Sequence[Sequence[float]]],
+    gold: Sequence[Sequence[Sequence[float]]] | None = None,
+    brought: Sequence[Sequence[Sequence[bool]]] | None = None,
 ) -> list[ScoredTurn]:
-    """Every turn of every trajectory; ``groups[prompt][trajectory]``, and ``gains`` the same with a gain per tool turn."""
+    """Every turn of every trajectory; ``groups[prompt][trajectory]``, and ``gains`` the same with a gain per tool turn,
+    ``gold`` with the gold answer's probability before each turn (NaN: not known), ``brought`` as `ScoredTurn` has it."""
     scored = []
     for prompt, group in enumerate(groups):
         for number, trajectory in enumerate(group):
@@ -199,9 +209,16 @@ def score_turns(
                         variance_after=variance,
                         gain=None if after is None else gains[prompt][number][turn],
                         outcome=trajectory.reward,
+                        value=before.value,
+                        gold_probability=None if gold is None else known(gold[prompt][number][turn]),
+                        brought=None if brought is None else brought[prompt][number][turn],
                     )
                 )
     return scored
+
+
+def known(number: float) -> float | None:
+    return None if isnan(number) else number
 
 
 def part_of(values: Mapping[str, Value], part: slice) -> dict[str, Value]:

@@ -51,7 +51,11 @@ def panel_data_uri(panel: Panel) -> Markup:
     with rc_context(STYLE):
         figure = Figure(figsize=(5.3, 3.2), layout="constrained")
         _draw(figure.add_subplot(), panel)
-        image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
+        return svg_uri(figure)
+
+
+def svg_uri(figure: Figure) -> Markup:
+    image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
     return Markup("data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii"))
 
 

@@ -9,8 +9,8 @@ from verl_credit.report.fidelity_pictures import (
     agreement_picture,
     bias_picture,
     difference_picture,
-    star_picture,
 )
+from verl_credit.report.fidelity_turns import gold_against_value, gold_picture, star_picture
 from verl_credit.report.numbers import plain, signed
 from verl_credit.report.page import template
 
@@ -44,6 +44,8 @@ def fidelity_page(result: Mapping[str, Any], turns: Sequence[Sequence[Mapping[st
         agreement_picture=agreement_picture,
         bias_picture=bias_picture,
         difference_picture=difference_picture,
+        gold_against_value=gold_against_value,
+        gold_picture=gold_picture,
         star_picture=star_picture,
     )
 

@@ -1,8 +1,7 @@
-"""Pictures of a fidelity measurement: how well each credit agrees with A*, and what A* is at each turn."""
+"""Pictures of a fidelity measurement's credits: how well each agrees with A*, and its gradient with grad E[r]."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,9 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from verl_credit.report.curves import STYLE, saved
+from verl_credit.report.curves import STYLE, svg_uri
 from verl_credit.report.panels import BLUE, GREY, VERMILION
 
-KINDS = (("tool", "turn that searches", BLUE), ("ending", "turn that ends", VERMILION))
 MEASURES = (("pearson", "pearson", BLUE), ("same_turn", "same turn", VERMILION))
 
 
@@ -44,7 +42,7 @@ def agreement_picture(credits: Mapping[str, Mapping[str, Any]]) -> Markup:
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("correlation with A*")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5)
-        return _uri(figure)
+        return svg_uri(figure)
 
 
 def difference_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -62,7 +60,7 @@ def difference_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
         axes.set_ylim(max(len(points), 1) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("own cosine minus GRPO's")
-        return _uri(figure)
+        return svg_uri(figure)
 
 
 def bias_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -90,7 +88,7 @@ def bias_picture(gradients: Mapping[str, Mapping[str, Any]]) -> Markup:
                 handlelength=0,
                 markerscale=0,
             )
-        return _uri(figure)
+        return svg_uri(figure)
 
 
 def _with_intervals(found: Mapping[str, Mapping[str, Any]], measure: str) -> list[tuple[str, Mapping]]:
@@ -107,44 +105,3 @@ def _bars(points: Sequence[tuple[Any, Mapping[str, float]]]) -> list[list[float]
         [max(0.0, one["value"] - one["low"]) for _, one in points],
         [max(0.0, one["high"] - one["value"]) for _, one in points],
     ]
-
-
-def star_picture(turns: Sequence[Mapping[str, Any]]) -> Markup:
-    """``turns``: lines of ``turns.jsonl``. Boxes from quartile to quartile, whiskers from the 5th to the 95th percentile."""
-    last = max(turn["turn"] for turn in turns) + 1
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.3, 3.4), layout="constrained")
-        axes = figure.add_subplot()
-        handles = []
-        for place, (kind, label, color) in enumerate(KINDS):
-            stars: dict[int, list[float]] = {}
-            for turn in turns:
-                if turn["kind"] == kind:
-                    stars.setdefault(turn["turn"] + 1, []).append(turn["a_star"])
-            if not stars:
-                continue
-            boxes = axes.boxplot(
-                list(stars.values()),
-                positions=[number + 0.36 * place - 0.18 for number in stars],
-                widths=0.3,
-                whis=(5, 95),
-                showfliers=False,
-                patch_artist=True,
-                boxprops={"facecolor": color, "alpha": 0.35, "edgecolor": color},
-                medianprops={"color": color, "linewidth": 2},
-            )
-            handles.append((boxes["boxes"][0], label))
-        axes.axhline(0, color=GREY, linewidth=0.9, zorder=0)
-        axes.set_xticks(range(1, last + 1), [str(number) for number in range(1, last + 1)])
-        axes.set_xlabel("turn")
-        axes.set_ylabel("A*")
-        axes.legend(
-            *zip(*handles, strict=True),
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5,
-        )  # fmt: skip
-        return _uri(figure)
-
-
-def _uri(figure: Figure) -> Markup:
-    image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
-    return Markup("data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii"))

@@ -39,18 +39,27 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
     Failed scores (not finite) stop the run; with ``info_gain_on_error=drop`` the gain is NaN, a missing one to every turn
     mode (up to ``faults.max_lost_rewards``); with ``zero`` it is 0. ``credit/gain/failed_rows`` says how many rows they hit.
     """
-    turns, settings = plan.turns, plan.settings
-    rows = len(turns.records)
-    width = max(int(turns.n_turns_B.max()) - 1, 0)
-    scored = plan.scored and settings.scores_gain
+    scored = plan.scored and plan.settings.scores_gain
     metrics["credit/gain/scored"] = float(scored)
     if not scored:
+        rows, width = len(plan.turns.records), _columns(plan) - 1
         return torch.zeros(rows, width), torch.zeros(rows, width, dtype=torch.bool)
+    return gains_of(plan, *score_answers(plan, forward), metrics)
+
+
+def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    """(score_B_K1, asked_B_K1): mean log-probs of the gold answer's tokens before every turn (`score_table`)."""
     gains = plan.gains
     scores = plan.scorer.score(gains, forward) if gains.requests else torch.zeros(0)
-    score_B_K1, asked_B_K1 = score_table(
-        gains.requests, scores, rows, width + 1, settings.algorithm.info_gain_aliases
-    )
+    aliases = plan.settings.algorithm.info_gain_aliases
+    return score_table(gains.requests, scores, len(plan.turns.records), _columns(plan), aliases)
+
+
+def gains_of(
+    plan: GainPlan, score_B_K1: torch.Tensor, asked_B_K1: torch.Tensor, metrics: dict
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`score_gains` of scores that are known."""
+    turns, settings = plan.turns, plan.settings
     gain = info_gain(
         score_B_K1,
         asked_B_K1,
@@ -58,8 +67,8 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
         first_turn=settings.algorithm.info_gain_first_turn,
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
-    metrics["credit/gain/contexts"] = len(gains.requests)
-    metrics["credit/gain/contexts_scored"] = plan.scorer.n_scored(gains)
+    metrics["credit/gain/contexts"] = len(plan.gains.requests)
+    metrics["credit/gain/contexts_scored"] = plan.scorer.n_scored(plan.gains)
     prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()
@@ -73,3 +82,8 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
         )
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
     return gain_B_K, gain.turn_mask_B_K
+
+
+def _columns(plan: GainPlan) -> int:
+    """Most turns of a row."""
+    return max(int(plan.turns.n_turns_B.max()), 1)

@@ -78,7 +78,7 @@ class Maker:
         batch = turn_batch(rows, self._subject.truths, self._subject.data)
         forward = PackedRows(self._policy)
         with self._policy.packing():
-            return tables_of(batch, groups, self._settings, forward, self._subject.tokenizer)
+            return tables_of(batch, groups, self._settings, forward, self._subject.tokenizer)[0]
 
     def _others(self, prompt: int) -> TurnTables | None:
         """The rest of the training batch that the prompt is in."""
