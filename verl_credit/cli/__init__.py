@@ -248,6 +248,21 @@ def fidelity(
 
 
 @app.command(
+    "fidelity lens", help="the true advantages of the turns in a run's credit lens; of a run in the lab"
+)
+def fidelity_lens(
+    folder: Path = Argument(help="a run, with keep_rollouts and keep_checkpoints"),
+    steps: str | None = Option(None, help="whose rollouts: 5,10; all that can be measured if not given"),
+    continuations: int = Option(64, help="per distinct context; an even number"),
+    lab: Path | None = Option(None, help="the lab's folder, where it was moved"),
+    seed: int = Option(0, parser=int, help="of continuations"),
+):
+    from verl_credit.commands.fidelity_lens import fidelity_lens
+
+    return fidelity_lens(folder, steps=steps, continuations=continuations, lab=lab, seed=seed)
+
+
+@app.command(
     help="what is a turn mode worth? laws, exact bias, true advantages, and learning curves of the lab"
 )
 def bench(

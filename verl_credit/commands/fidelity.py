@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.commands.fidelity_policies import policies_of
+from verl_credit.commands.fidelity_policies import policies_of, step_numbers
 from verl_credit.commands.train import terminate_as_interrupt
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
@@ -73,7 +73,7 @@ def fidelity(
         chosen = find_modes(None if modes is None else _names(modes))
         if gradient:
             _refuse_gradient(chosen, prompts)
-        policies = policies_of(folder, None if steps is None else _steps(steps), lab)
+        policies = policies_of(folder, step_numbers(steps), lab)
         end = None if minutes is None else time.monotonic() + 60 * minutes
         found = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
@@ -150,13 +150,3 @@ def _write(path: Path, settings: dict, policies: list[dict]) -> None:
 
 def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _steps(text: str) -> list[int]:
-    try:
-        steps = [int(part) for part in _names(text)]
-    except ValueError:
-        steps = []
-    if not steps or min(steps) < 0:
-        raise PreflightError(f"--steps {text}: expected step numbers with commas between: 0,15,30")
-    return steps

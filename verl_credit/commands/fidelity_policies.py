@@ -31,7 +31,7 @@ class Policy:
         """Of its folder among the results."""
         return "policy" if self.step is None else f"step_{self.step}"
 
-    def load(self, *, lab: Path | None, split: str, prompts: int) -> Subject:
+    def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
         """``lab``: where it is now; None for where the configuration has it."""
         lab = Path(lab or self.config.lab.dir).expanduser().resolve()
         model, tokenizer = (load_checkpoint if self.step else load_policy)(self.folder)
@@ -45,6 +45,19 @@ class Policy:
             prompts=prompts,
             step=self.step,
         )
+
+
+def step_numbers(text: str | None) -> list[int] | None:
+    """Of ``--steps``. Raises PreflightError."""
+    if text is None:
+        return None
+    try:
+        steps = list(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        steps = []
+    if not steps or min(steps) < 0:
+        raise PreflightError(f"--steps {text}: expected step numbers with commas between: 0,15,30")
+    return steps
 
 
 def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:

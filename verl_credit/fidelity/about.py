@@ -14,7 +14,14 @@ from verl_credit.run.files import write_text
 ABOUT, VERSION = "about.json", 2
 
 
-def check_about(folder: Path, subject: Subject, *, continuations: int, seed: int) -> None:
+def check_about(
+    folder: Path,
+    subject: Subject,
+    *,
+    continuations: int,
+    seed: int,
+    otherwise: str = "give a new --dir, or the settings of this one",
+) -> None:
     """Says in the file what the folder's values are of. Raises PreflightError where it says something else already."""
     path = folder / ABOUT
     about = {
@@ -35,9 +42,7 @@ def check_about(folder: Path, subject: Subject, *, continuations: int, seed: int
     for name, value in about.items():
         if not isinstance(found, dict) or found.get(name) != value:
             there = found.get(name) if isinstance(found, dict) else found
-            raise PreflightError(
-                f"{path}: {name} is {there!r}, wanted {value!r}; give a new --dir, or the settings of this one"
-            )
+            raise PreflightError(f"{path}: {name} is {there!r}, wanted {value!r}; {otherwise}")
 
 
 def _fingerprint(subject: Subject) -> str:

@@ -54,10 +54,10 @@ def make_subject(
     *,
     questions: Path,
     lab: Path,
-    prompts: int,
+    prompts: int | None,
     step: int | None = None,
 ) -> Subject:
-    """The first ``prompts`` rows of the parquet file ``questions``, the encoder of ``lab``, and the index of ``lab`` or of
+    """The first ``prompts`` rows of the parquet file ``questions`` (None: all), the encoder of ``lab``, and its index or
     ``lab.index``. Raises PreflightError where a file is missing or has fewer rows."""
     for part in (questions, lab / "encoder", lab / "index"):
         if not part.exists():
@@ -65,7 +65,7 @@ def make_subject(
                 f"{part} does not exist; expected a lab in {lab} (verl-credit lab --dir {lab})"
             )
     rows = pyarrow.parquet.read_table(questions).to_pylist()
-    if not 1 <= prompts <= len(rows):
+    if prompts is not None and not 1 <= prompts <= len(rows):
         raise PreflightError(f"--prompts {prompts}: {questions} has {len(rows)}; expected 1 to {len(rows)}")
     rows = rows[:prompts]
     if config.search.shuffle_seed is not None:

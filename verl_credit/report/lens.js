@@ -121,12 +121,12 @@
         return value;
       });
       boxes.forEach(({ box, head, name }, k) => {
-        const advantage = turns.advantage[r][k], clip = turns.clip[r][k], reward = data.turns[k].reward;
+        const advantage = turns.advantage[r][k], clip = turns.clip[r][k], { reward, star } = data.turns[k];
         const good = reward !== null && reward.startsWith("+") && advantage < 0;
         box.style.borderColor = shade(advantage, group.limit);
         box.classList.toggle("against", good);
         head.replaceChildren(element("b", "", name), ` \u00b7 ${reward === null ? `no ${group.reward}` : `${group.reward} ${reward}`}`,
-          ` \u00b7 advantage ${signed(advantage)} \u00b7 clip range \u00d7 ${clip.toFixed(2)}`);
+          ` \u00b7 advantage ${signed(advantage)}${star === null ? "" : ` \u00b7 A* ${star}`} \u00b7 clip range \u00d7 ${clip.toFixed(2)}`);
         if (good) head.append(element("span", "lens-flag", `positive ${group.reward}, negative credit`));
       });
     });

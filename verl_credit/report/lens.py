@@ -15,6 +15,7 @@ from markupsafe import Markup
 from verl_credit.report.again import token_tables, turn_tables
 from verl_credit.report.colour import colour, limit
 from verl_credit.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
+from verl_credit.report.lens_stars import Stars, read_stars
 from verl_credit.report.numbers import plain, signed
 from verl_credit.report.text import STOPPED, clean
 from verl_credit.run.tables import TOKENS, TURNS, DamagedTable, StepTable, read_table, tables_of
@@ -76,7 +77,9 @@ def lens(run_dir: Path, last_step: int) -> Lens:
             continue
         with _told(problems, step):
             table = read_table(token_paths[step])
-            cut = _cut(replace(group, tokens=token_tables(table, number)), table)
+            stars = read_stars(run_dir, step, table.columns)
+            problems += [stars.problem] if stars.problem else []
+            cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
             json.dumps(cut, allow_nan=False)  # a number that is none would cost the whole page
             shown.append(cut)
             left -= group.shown_tokens
@@ -100,7 +103,7 @@ def _rank(group: Group, step: int) -> tuple:
     return (all(right) and punished > 0, 0 < sum(right) < len(right), punished > 0, step)
 
 
-def _cut(group: Group, table: StepTable) -> dict:
+def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
     """The group as the script reads it: rollouts and tokens beyond the bounds are left out, and said."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
@@ -113,6 +116,11 @@ def _cut(group: Group, table: StepTable) -> dict:
         said.append(
             f"{len(group.tokens.rows) - len(rows)} of {len(group.tokens.rows)} rollouts are not shown."
         )
+    if stars.shown:
+        said.append(
+            "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
+            f"{table.step - 1}."
+        )
     return data | {
         "step": table.step,
         "question": clean(c["question"][first]),
@@ -120,11 +128,11 @@ def _cut(group: Group, table: StepTable) -> dict:
         "notes": said,
         "limit": limit(given),
         "reward": "gain" if list(table.pipeline["signals"]) == ["info_gain"] else "reward",
-        "rollouts": [_rollout(group, c, place, lines[row]) for place, row in enumerate(rows)],
+        "rollouts": [_rollout(group, c, place, lines[row], stars) for place, row in enumerate(rows)],
     }
 
 
-def _rollout(group: Group, c: dict, place: int, line: int) -> dict:
+def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict:
     rewards = group.reward_G_K[place].tolist()
     n_turns = int(group.turns.n_tool_turns_B[group.place_G[place]]) + 1
     observations = c["observations"][line]
@@ -136,6 +144,7 @@ def _rollout(group: Group, c: dict, place: int, line: int) -> dict:
         turns.append(
             {
                 "reward": None if reward is None or reward != reward else signed(reward),
+                "star": stars.shown.get((c["row"][line], turn)),
                 "seen": clean(seen[:OBSERVATION]),
                 "more": max(length - OBSERVATION, 0),
             }

@@ -41,7 +41,7 @@ class Run(Section):
     keep_token_tables: Annotated[int, Field(ge=0)] = 10
     """Last steps whose sampled groups are kept token by token, for the report; 0: none. Turn tables are all kept."""
     keep_rollouts: Annotated[int, Field(ge=0)] = 0
-    """Last steps whose rollouts are kept as the update read them, for the entropy probe; 0: none."""
+    """Last steps whose rollouts are kept as the update read them, for the entropy probe and `fidelity lens`; 0: none."""
     keep_checkpoints: Annotated[
         list[Annotated[int, Field(ge=1)]],
         Expected(
