@@ -116,6 +116,7 @@ def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:
 
     Raises ConfigError as `read_checkpoint`.
     """
+    transformers_logging.disable_progress_bar()
     whole = Path(folder) / "actor" / "huggingface"
     if (whole / "model.safetensors").is_file():
         return load_policy(whole)
