@@ -13,7 +13,7 @@ from verl_credit.errors import PreflightError
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.values import states_of, values_of
-from verl_credit.fidelity.workers import Workers
+from verl_credit.fidelity.workers import Workers, workers_of
 
 pytestmark = pytest.mark.slow  # processes import the project
 
@@ -52,6 +52,17 @@ def test_values_do_not_depend_on_the_number_of_processes(tmp_path):
         )
     assert said == 2 * [(4, 10), (8, 10), (10, 10)]
     assert not multiprocessing.active_children()
+
+
+def test_processes_are_begun_where_they_are_worth_it(monkeypatch):
+    monkeypatch.setattr("verl_credit.fidelity.workers.cores", lambda: 4)
+    made = []
+    monkeypatch.setattr(
+        "verl_credit.fidelity.workers.Workers", lambda load, processes: made.append(processes)
+    )
+    for prompts, parallel in [(31, None), (32, None), (64, 3), (9, 16), (5, 2), (4, 2), (64, 1)]:
+        workers_of(None, prompts, parallel)
+    assert made == [4, 3, 3, 2]
 
 
 def test_once_it_is_enough_no_more_parts_are_handed_out():

@@ -221,7 +221,9 @@ def fidelity(
         None, help="then the prompts that are complete are used; the same call goes on"
     ),
     parallel: int | None = Option(
-        None, min=1, help="processes that value contexts; as many as there are cores if not given"
+        None,
+        min=1,
+        help="processes that value contexts; as many as there are cores if not given, from 32 prompts on",
     ),
     lab: Path | None = Option(None, help="the lab's folder, where it was moved or is not beside the policy"),
     split: Literal["train", "dev", "test"] = "train",

@@ -22,6 +22,8 @@ from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.values import PROMPTS_AT_ONCE, Part, Value, value_part
 from verl_credit.machine.gather import cores
 
+FEWEST_PROMPTS = 32
+"""Below it processes cost more than they gain on two cores: until they have begun, one has valued about 14 prompts."""
 _subject: Subject | None = None
 """In a process of the pool: what `_begin` loaded."""
 
@@ -76,8 +78,13 @@ class Workers:
 def workers_of(
     load: Callable[[], Subject], prompts: int, parallel: int | None
 ) -> AbstractContextManager[Workers | None]:
-    """``parallel`` processes, or as many as there are cores, but no more than parts; None where that is one process."""
-    processes = min(parallel or cores(), ceil(prompts / PROMPTS_AT_ONCE))
+    """``parallel`` processes, but no more than parts. None where that is one process: the calling one does it.
+
+    ``parallel`` None: as many as there are cores, from `FEWEST_PROMPTS` on.
+    """
+    if parallel is None:
+        parallel = cores() if prompts >= FEWEST_PROMPTS else 1
+    processes = min(parallel, ceil(prompts / PROMPTS_AT_ONCE))
     return nullcontext() if processes < 2 else Workers(load, processes)
 
 
