@@ -59,7 +59,7 @@ def build_lab(
     directory = Path(directory).resolve()
 
     def fill(folder: Path) -> dict:
-        with _one_thread():
+        with one_thread():
             return _fill(LabPaths(folder), SIZES[size], world_seed, progress)
 
     settings = settings_of(world_seed, size)
@@ -68,7 +68,8 @@ def build_lab(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread, and then with as many as before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -18,8 +18,10 @@ TAGS = tuple(
 _APOSTROPHES = (" that's", " doesn't")
 
 
-def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedTokenizerFast:
-    """The tokenizer of a world; every name N is the single token " N".
+def make_tokenizer(
+    names: Iterable[str], *, pieces: Iterable[str] = (CALL_HEAD, CALL_TAIL), merges: int = 350
+) -> PreTrainedTokenizerFast:
+    """The tokenizer of a world; every name N is the single token " N", and so is every text of ``pieces`` as it stands.
 
     Raises ValueError when a word of the lab's templates is more than one token (``merges`` too small).
     """
@@ -37,7 +39,7 @@ def make_tokenizer(names: Iterable[str], *, merges: int = 350) -> PreTrainedToke
     core.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t in (PAD, TURN_START, TURN_END)]
     )
-    plain = [*TAGS, CALL_HEAD, CALL_TAIL, *_APOSTROPHES, *(f" {name}" for name in names)]
+    plain = [*TAGS, *pieces, *_APOSTROPHES, *(f" {name}" for name in names)]
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token=PAD, eos_token=TURN_END, model_max_length=1024,
