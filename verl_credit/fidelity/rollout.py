@@ -42,6 +42,9 @@ def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> l
 
     Trajectories of all starts go through the turns together: those that stand in the same context share its forward, never
     their random numbers. Starts may be of different turns.
+
+    Where the tool's answer is a matter of chance, the protocol has ``drawn(state, text, luck)`` in place of ``steps``: the
+    step of one trajectory, by its own number ``luck`` in [0, 1).
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
     # turn number -> context -> (its state, which trajectories stand there)
@@ -55,31 +58,47 @@ def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> l
         for particle in range(start.count):
             put(start.state, owner, particle)
     while waiting:
-        nodes = list(waiting.pop(min(waiting)).values())
+        # Several ways may lead to a context: which particle has which number must not depend on who else is on them.
+        nodes = [(state, sorted(at)) for state, at in waiting.pop(min(waiting)).values()]
         asks = [Ask(state.ids, _numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
         texts = sampler.sample(asks)
-        distinct = {
-            (state.ids, text): (state, text)
-            for (state, _), found in zip(nodes, texts, strict=True)
-            for text in found
-        }
-        step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
-        for (state, at), found in zip(nodes, texts, strict=True):
-            for (owner, particle), text in zip(at, found, strict=True):
-                step = step_of[state.ids, text]
+        for (_, at), steps in zip(nodes, _steps(starts, protocol, nodes, texts), strict=True):
+            for (owner, particle), step in zip(at, steps, strict=True):
                 paths[owner][particle].append(step)
                 if step.next is not None:
                     put(step.next, owner, particle)
     return [[Trajectory(path) for path in of_start] for of_start in paths]
 
 
-def _numbers(starts: Sequence[Start], budget: int, state: State, at: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``."""
+def _steps(starts: Sequence[Start], protocol: Protocol, nodes: Sequence, texts: Sequence) -> list[list[Step]]:
+    """What follows the text of each particle of each node; without chance the same text has the same step."""
+    if drawn := getattr(protocol, "drawn", None):
+        luck = [_numbers(starts, 1, state, at, "tool")[:, 0].tolist() for state, at in nodes]
+        return [
+            [drawn(state, text, number) for text, number in zip(found, numbers, strict=True)]
+            for (state, _), found, numbers in zip(nodes, texts, luck, strict=True)
+        ]
+    distinct = {
+        (state.ids, text): (state, text)
+        for (state, _), found in zip(nodes, texts, strict=True)
+        for text in found
+    }
+    step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
+    return [
+        [step_of[state.ids, text] for text in found] for (state, _), found in zip(nodes, texts, strict=True)
+    ]
+
+
+def _numbers(
+    starts: Sequence[Start], budget: int, state: State, at: Sequence[tuple[int, int]], *of: str
+) -> np.ndarray:
+    """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``. ``of``: what they are for,
+    where it is not the text."""
     counts: dict[int, int] = {}
     for owner, _ in at:
         counts[owner] = counts.get(owner, 0) + 1
     drawn = {
-        owner: iter(uniforms(*starts[owner].key, digest(state.ids), particles=n, tokens=budget))
+        owner: iter(uniforms(*starts[owner].key, digest(state.ids), *of, particles=n, tokens=budget))
         for owner, n in counts.items()
     }
     return np.stack([next(drawn[owner]) for owner, _ in at])
