@@ -40,6 +40,7 @@ def test_walks_are_careful_or_careless_and_sometimes_give_up(context):
     assert walks == write_walks(world, WalkStyle(stop=0.1), 200, seed=0)
     assert all([by_policy for _, by_policy in walk] == [False, True] * (len(walk) // 2) for walk in walks)
     assert (max(map(len, walks)) > 2) == (context == "history")
+    assert {walk[0][0].count(": 10") for walk in walks} == {0, 1}
     written = [text for walk in walks for text, by_policy in walk if by_policy]
     assert abs(written.count(STOP) / len(written) - 0.1) < 0.05
     assert set(written) == {STOP, *map(call, range(4))}

@@ -56,7 +56,9 @@ def write_walks(world: GridWorld, style: WalkStyle, count: int, seed: int) -> li
         lake, cell = world.lakes[start.question], start.cell
         randomly = style.random_careful if rng.random() < style.careful else style.random_careless
         segments: list[Segment] = []
-        for left in range(world.horizon, 0, -1):
+        # Half of them begin later, so that a prompt with few moves left is nothing new to the policy.
+        gone = rng.choice((0, rng.randrange(world.horizon)))
+        for left in range(world.horizon - gone, 0, -1):
             if world.context == "state" or not segments:
                 segments.append((text.prompt(lake.name, cell, left), False))
             else:

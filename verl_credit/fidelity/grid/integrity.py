@@ -24,6 +24,8 @@ class Agreement:
     sd: float
     fit: Fit
     """The sum of z^2, on average as many as there are contexts."""
+    shift: float
+    """Mean V by Monte Carlo - V."""
     error: float
     """sqrt(mean (V by Monte Carlo - V)^2 - mean variance by V): how far one is from the other beyond the noise."""
 
@@ -43,4 +45,11 @@ def compare(found: Mapping[str, Value], exact: Mapping[str, ExactValue]) -> Agre
     variance = v * (1 - v) / np.array([value.continuations for value, _ in pairs])
     z = difference / variance**0.5
     beyond = max(0.0, float((difference**2 - variance).mean()))
-    return Agreement(len(z), float(z.mean()), float(z.std()), Fit(float((z**2).sum()), len(z)), beyond**0.5)
+    return Agreement(
+        len(z),
+        float(z.mean()),
+        float(z.std()),
+        Fit(float((z**2).sum()), len(z)),
+        float(difference.mean()),
+        beyond**0.5,
+    )

@@ -52,11 +52,13 @@ def measure(
     rollouts: int,
     continuations: int,
     seed: int,
+    every: int = 1,
     path: Path | None = None,
     say: Callable[[int, int], None] = lambda done, of: None,
 ) -> Result:
-    """``rollouts`` of every start make a prompt, ``repeats`` times."""
-    starts = [Start(at, rollouts, seed, f"rollout {n}") for n in range(repeats) for at in world.starts()]
+    """``rollouts`` of every ``every``-th start make a prompt, ``repeats`` times."""
+    places = world.starts()[::every]
+    starts = [Start(at, rollouts, seed, f"rollout {n}") for n in range(repeats) for at in places]
     groups = roll(sampler, world, starts)
     states = states_to_value(world, groups)
     by_continuations = values_of(
