@@ -1,13 +1,13 @@
 """The credit of modes on lakes beside exact A*, and values in place of it where the policy sees its history."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
 from kit.lake_world import lake_world
 from verl_credit.credit import MODES
-from verl_credit.fidelity.grid.credit import ANCHORS, grid_credits, grid_tables
+from verl_credit.fidelity.grid.credit import ANCHORS, GAMMAS, grid_credits, grid_tables
 from verl_credit.fidelity.grid.measure import measure
 from verl_credit.fidelity.rollout import Start, roll
 
@@ -71,21 +71,24 @@ def test_states_are_compared_where_they_repeat():
     groups = roll(sampler, world, [Start(world.start(0, cell), 12, 0, "rollout") for cell in (6, 9, 10, 14)])
     assert sum(0 < sum(t.reward for t in group) < 12 for group in groups) > 1
     credits = {credit.name: credit.advantages for credit in grid_credits(grid_tables(groups), groups)}
-    for name, anchor in ANCHORS.items():
+    for (name, anchor), gamma in product(ANCHORS.items(), GAMMAS):
         for number, group in enumerate(groups):
+            earned = [
+                [t.reward * gamma ** (len(t.steps) - 1 - turn) for turn in range(len(t.steps))] for t in group
+            ]
             visits = {}
-            for trajectory in group:
-                for step in trajectory.steps:
-                    visits.setdefault(anchor(step.state), []).append(trajectory.reward)
+            for trajectory, of_turns in zip(group, earned, strict=True):
+                for step, one in zip(trajectory.steps, of_turns, strict=True):
+                    visits.setdefault(anchor(step.state), []).append(one)
             mean = np.mean([t.reward for t in group])
+            credit = credits[f"gigpo, by {name}" + (f", gamma {gamma:g}" if gamma < 1 else "")]
             for row, trajectory in enumerate(group):
-                wanted = [
-                    trajectory.reward - mean + trajectory.reward - np.mean(visits[anchor(step.state)])
-                    if len(visits[anchor(step.state)]) > 1
-                    else trajectory.reward - mean
-                    for step in trajectory.steps
-                ]
-                assert credits[f"gigpo, by {name}"][number][row] == pytest.approx(wanted)
+                wanted = []
+                for step, one in zip(trajectory.steps, earned[row], strict=True):
+                    others = visits[anchor(step.state)]
+                    again = one - np.mean(others) if len(others) > 1 else 0
+                    wanted.append(trajectory.reward - mean + again)
+                assert credit[number][row] == pytest.approx(wanted)
 
 
 def test_histories_are_compared_with_the_half_that_a_credit_has_not_seen():

@@ -28,6 +28,8 @@ ANCHORS: dict[str, Callable[[State], object]] = {
     "cell and moves left": lambda state: (state.cell, state.turn),
 }
 """The same cell is the same state only if as many moves are left: the first anchor is what is usually taken."""
+GAMMAS = (1.0, 0.95)
+"""1 as in the lab; .95 as GiGPO's authors have it, so that of two visits the later one earned more."""
 LAMBDAS = (1.0, 0.95, 0.0)
 Groups = Sequence[Sequence[Trajectory]]
 
@@ -75,8 +77,12 @@ def grid_credits(tables: TurnTables, groups: Groups) -> list[Credit]:
         ]
         anchor_B_K1 = exact_anchors(states, tables.group_B.tolist(), columns=tables.advantage_B_K1.shape[1])
         by_states = [mode for mode in MODES.values() if "anchor_B_K1" in mode.needs]
-        made = mode_credits(replace(tables, anchor_B_K1=anchor_B_K1), sizes, by_states, BATCH)
-        found += [replace(credit, name=f"{credit.name}, by {name}") for credit in made]
+        for gamma in GAMMAS:
+            shared = tables.pipeline["shared"] | {"gamma": gamma}
+            given = replace(tables, anchor_B_K1=anchor_B_K1, pipeline=tables.pipeline | {"shared": shared})
+            made = mode_credits(given, sizes, by_states, BATCH)
+            label = f"by {name}" if gamma == 1 else f"by {name}, gamma {gamma:g}"
+            found += [replace(credit, name=f"{credit.name}, {label}") for credit in made]
     reason = "its turn rewards are information gain, and there is no gold answer here"
     gains = [
         m for m in MODES.values() if m.reads_turn_rewards and not {"anchor_B_K1", "value_B_K1"} & set(m.needs)
