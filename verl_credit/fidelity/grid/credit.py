@@ -29,7 +29,7 @@ ANCHORS: dict[str, Callable[[State], object]] = {
 }
 """The same cell is the same state only if as many moves are left: the first anchor is what is usually taken."""
 GAMMAS = (1.0, 0.95)
-"""1 as in the lab; .95 as GiGPO's authors have it, so that of two visits the later one earned more."""
+"""1 as in the lab. Below 1 a trajectory that arrives earned more from a later visit of a cell than from an earlier one."""
 LAMBDAS = (1.0, 0.95, 0.0)
 Groups = Sequence[Sequence[Trajectory]]
 
