@@ -1,8 +1,8 @@
 """How high should the baseline be? Own cosine of r - share x (mean of the other rollouts), and the length of the score.
 
-    python evidence/fidelity/baselines.py RUN --steps 0,5,10,20
+    python evidence/fidelity/baselines.py RUN [RUN ...] --steps 0,5,10,20
 
-RUN is a run of the lab with these steps kept. Of every policy: 96 questions of the training set with 8 rollouts each
+RUNs are runs of the lab with these steps kept. Of every policy: 96 questions of the training set with 8 rollouts each
 and 8 more for the replicate, 16 continuations of each context; then own cosine (docs/fidelity.md) minus GRPO's for
 each credit, and the squared length of the score s = grad log pi(trajectory), of right and of wrong rollouts, over
 questions that have both. The baseline with the least noise of a question's gradient is E[r |s|^2] / E[|s|^2]. Writes
@@ -98,19 +98,26 @@ def scores(groups: Groups, gradients: TurnGradients) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--steps", default="0,5,10,20")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    for policy in policies_of(args.run, [int(step) for step in args.steps.split(",")], None):
-        rows.append(measured(policy.load(lab=None, split="train", prompts=PROMPTS)))
-        one = rows[-1]
-        print(one["policy"], f"right {one['right']:.3f}", one["score"])
-        for name, of in one["minus_grpo"].items():
-            if of["value"] is not None:
-                print(f"  {name:16s} {of['value']:+.3f} ({of['low']:+.3f} to {of['high']:+.3f})")
-    OUT.write_text(json.dumps(rows, indent=1) + "\n")
+    rows = json.loads(OUT.read_text()) if OUT.exists() else []
+    steps = [int(step) for step in args.steps.split(",")]
+    for run in args.runs:
+        for policy in policies_of(run, steps, None):
+            if any((row["run"], row["policy"]) == (run.name, policy.name) for row in rows):
+                continue
+            rows.append({"run": run.name, **measured(policy.load(lab=None, split="train", prompts=PROMPTS))})
+            OUT.write_text(json.dumps(rows, indent=1) + "\n")
+            print(
+                run.name, rows[-1]["policy"], f"right {rows[-1]['right']:.3f}", rows[-1]["score"], flush=True
+            )
+            for name, of in rows[-1]["minus_grpo"].items():
+                if of["value"] is not None:
+                    print(
+                        f"  {name:16s} {of['value']:+.3f} ({of['low']:+.3f} to {of['high']:+.3f})", flush=True
+                    )
 
 
 if __name__ == "__main__":
