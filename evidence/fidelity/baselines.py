@@ -57,7 +57,6 @@ def measured(subject: Subject) -> dict:
     alignment = Alignment(true, replicate, tokens_of(groups), sums["grpo"])
     found = {name: alignment.of(of) for name, of in {**sums, "true advantages": true}.items()}
     return {
-        "policy": subject.name,
         "right": fmean(path.reward for group in groups for path in group),
         "own_cosine_of_grpo": asdict(found["grpo"].own),
         "minus_grpo": {name: asdict(of.own_difference) for name, of in found.items()},
@@ -108,7 +107,13 @@ def main() -> None:
         for policy in policies_of(run, steps, None):
             if any((row["run"], row["policy"]) == (run.name, policy.name) for row in rows):
                 continue
-            rows.append({"run": run.name, **measured(policy.load(lab=None, split="train", prompts=PROMPTS))})
+            rows.append(
+                {
+                    "run": run.name,
+                    "policy": policy.name,
+                    **measured(policy.load(lab=None, split="train", prompts=PROMPTS)),
+                }
+            )
             OUT.write_text(json.dumps(rows, indent=1) + "\n")
             print(
                 run.name, rows[-1]["policy"], f"right {rows[-1]['right']:.3f}", rows[-1]["score"], flush=True

@@ -16,7 +16,7 @@ from verl_credit.fidelity.gradient.turns import turn_gradients
 from verl_credit.fidelity.protocol import State, Step
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.rows import turn_batch
-from verl_credit.fidelity.values import ScoredTurn
+from verl_credit.fidelity.scored import ScoredTurn
 from verl_credit.packed.policy import PackedPolicy
 from verl_credit.twin.update import Objective, UpdateBatch, update
 

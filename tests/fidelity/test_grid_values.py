@@ -12,7 +12,8 @@ from verl_credit.fidelity.grid.measure import of_states
 from verl_credit.fidelity.grid.score import score_moves, states_to_value
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.values import true_advantages, values_of
+from verl_credit.fidelity.scored import true_advantages
+from verl_credit.fidelity.values import values_of
 
 M = 64
 

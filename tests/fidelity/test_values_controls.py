@@ -9,14 +9,8 @@ from verl_credit.fidelity.measures import Agreements
 from verl_credit.fidelity.protocol import State, Step
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.values import (
-    Value,
-    by_second_half,
-    part_of,
-    score_turns,
-    states_of,
-    true_advantages,
-)
+from verl_credit.fidelity.scored import by_second_half, score_turns, true_advantages
+from verl_credit.fidelity.values import Value, part_of, states_of
 
 QUESTIONS, ROLLOUTS = 40, 16
 

@@ -7,7 +7,8 @@ import pytest
 
 from verl_credit.fidelity.integrity import martingale
 from verl_credit.fidelity.measures import Agreements, sure_pairs
-from verl_credit.fidelity.values import ScoredTurn, Value
+from verl_credit.fidelity.scored import ScoredTurn
+from verl_credit.fidelity.values import Value
 
 
 def turn(

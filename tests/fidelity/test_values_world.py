@@ -11,7 +11,8 @@ from verl_credit.fidelity.integrity import martingale
 from verl_credit.fidelity.measures import Agreements
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.values import score_turns, states_of, values_of
+from verl_credit.fidelity.scored import score_turns
+from verl_credit.fidelity.values import states_of, values_of
 
 QUESTIONS, ROLLOUTS, M = 40, 16, 64
 

@@ -18,11 +18,11 @@ from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.measure import measure
 from verl_credit.fidelity.report import as_dict, table
+from verl_credit.fidelity.scored import TURNS
 from verl_credit.fidelity.swap.decisions import PER_PROMPT
 from verl_credit.fidelity.swap.report import as_dict as swaps_as_dict
 from verl_credit.fidelity.swap.report import swap_table
 from verl_credit.fidelity.swap.swaps import measure_swaps
-from verl_credit.fidelity.values import TURNS
 from verl_credit.fidelity.workers import workers_of
 from verl_credit.report.fidelity_page import fidelity_page
 from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_text

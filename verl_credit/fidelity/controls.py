@@ -20,7 +20,8 @@ import numpy as np
 
 from verl_credit.fidelity.credit import Advantages, Credit, nested, per_turn
 from verl_credit.fidelity.rollout import Trajectory
-from verl_credit.fidelity.values import Value, part_of, true_advantages
+from verl_credit.fidelity.scored import true_advantages
+from verl_credit.fidelity.values import Value, part_of
 from verl_credit.report.again import TurnTables, credit_of_turns
 
 PENALTY = 0.1

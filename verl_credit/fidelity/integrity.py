@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_credit.fidelity.values import ScoredTurn
+from verl_credit.fidelity.scored import ScoredTurn
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,10 @@ from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.sampler import digest
+from verl_credit.fidelity.scored import TURNS, ScoredTurn, by_second_half, score_turns
 from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.tables import tables_of
-from verl_credit.fidelity.values import (
-    TURNS,
-    VALUES,
-    ScoredTurn,
-    Value,
-    by_second_half,
-    score_turns,
-    states_of,
-    values_of,
-)
+from verl_credit.fidelity.values import VALUES, Value, states_of, values_of
 from verl_credit.fidelity.workers import Workers
 from verl_credit.packed.forward import PackedRows
 from verl_credit.packed.policy import PackedPolicy

@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 
 from verl_credit.fidelity.bootstrap import RESAMPLES, Measure, prompt_weights, with_interval
-from verl_credit.fidelity.values import ScoredTurn
+from verl_credit.fidelity.scored import ScoredTurn
 
 SURE = 4.0
 _CONSTANT = 1e-12

@@ -13,8 +13,9 @@ from verl_credit.fidelity.gradient.sums import Groups, credited, tokens_of, true
 from verl_credit.fidelity.gradient.turns import turn_gradients
 from verl_credit.fidelity.measures import Measure
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
+from verl_credit.fidelity.scored import ScoredTurn, score_turns
 from verl_credit.fidelity.subject import Subject
-from verl_credit.fidelity.values import ScoredTurn, Value, score_turns
+from verl_credit.fidelity.values import Value
 
 GRPO = "none, grpo"
 """What differences are taken to."""

@@ -10,7 +10,7 @@ import numpy as np
 from verl_credit.fidelity.credit import Advantages, per_turn
 from verl_credit.fidelity.gradient.turns import TurnGradients
 from verl_credit.fidelity.rollout import Trajectory
-from verl_credit.fidelity.values import ScoredTurn
+from verl_credit.fidelity.scored import ScoredTurn
 
 Groups = Sequence[Sequence[Trajectory]]
 

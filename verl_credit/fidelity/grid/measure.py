@@ -24,7 +24,8 @@ from verl_credit.fidelity.measures import Agreement, Agreements, Measure
 from verl_credit.fidelity.protocol import State
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.sampler import TurnSampler, digest
-from verl_credit.fidelity.values import ScoredTurn, part_of, values_of
+from verl_credit.fidelity.scored import ScoredTurn
+from verl_credit.fidelity.values import part_of, values_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from verl_credit.fidelity.measures import SURE
 from verl_credit.fidelity.protocol import State, Step
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.values import ScoredTurn, Value, part_of
+from verl_credit.fidelity.scored import ScoredTurn
+from verl_credit.fidelity.values import Value, part_of
 
 WORTH_AN_ORDER = 0.05
 """Of two turns whose A* are known exactly: less of a difference is not asked for."""

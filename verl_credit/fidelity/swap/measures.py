@@ -29,9 +29,10 @@ import numpy as np
 
 from verl_credit.fidelity.bootstrap import RESAMPLES, Measure, prompt_weights, with_interval
 from verl_credit.fidelity.measures import Agreements
+from verl_credit.fidelity.scored import ScoredTurn
 from verl_credit.fidelity.swap.decisions import Decision
 from verl_credit.fidelity.swap.worth import as_turns, worth
-from verl_credit.fidelity.values import ScoredTurn, Value, part_of
+from verl_credit.fidelity.values import Value, part_of
 
 CreditOfDecisions = Sequence[np.ndarray]
 """Of each decision [alternatives, completions]."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from verl_credit.fidelity.sampler import digest
+from verl_credit.fidelity.scored import ScoredTurn
 from verl_credit.fidelity.swap.decisions import Alternative, Decision
-from verl_credit.fidelity.values import ScoredTurn, Value
+from verl_credit.fidelity.values import Value
 
 
 def worth(alternative: Alternative, values: Mapping[str, Value]) -> float:
