@@ -159,7 +159,7 @@ def main() -> None:
         own, r = (score.get(name, float("nan")) for score in scores.values())
         print(
             f"{name:22s} n {len(row['each']):2d}  area {fmean(areas[name].values()):.3f}  minus GRPO's {row['mean']:+.3f} "
-            f"± {row.get('half', float('nan')):.3f}  p {row.get('p', float('nan')):.3f}  own {own:+.3f}  r {r:.2f}"
+            f"± {row.get('half', float('nan')):.3f}  p {row.get('p', float('nan')):.4f}  own {own:+.3f}  r {r:.2f}"
         )
     for name, found in correlations.items():
         print(f"{name}: {found}")

@@ -98,7 +98,7 @@ DECLARED = [  # (key, value, what is accepted: all names, or a part of the sente
     ("algorithm.info_gain_template", "x", "must contain {answer}"),
     ("algorithm.info_gain_prefix", "{answer}", WORDS),
     ("algorithm.info_gain_prefix", None, WORDS),
-    ("algorithm.advantage_mode", None, "grpo, rloo, maxrl, reinforce_pp, or a dotted"),
+    ("algorithm.advantage_mode", None, "grpo, rloo, low_baseline, half_negative, maxrl, reinforce_pp, or a dotted"),
     *(("algorithm.canonical.entropy_clip", clip, "0 <= low < high")
       for clip in ([2, 1], [-1, 1], [1], [0, 1, 2], 5, "abc")),
     (f"{LOSS}.dynamic_clip", "perhaps", "expected true or false"),

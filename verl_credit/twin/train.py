@@ -57,14 +57,14 @@ class Twin:
     def run(self) -> None:
         """Every step's metrics and every evaluation go into the files of the run, as verl's trainer writes them."""
         every, last = self.config.trainer.test_freq, self.config.trainer.total_training_steps
-        self._evaluate(0)
+        self.evaluate(0)
         for step, metrics in self.steps():
             append_json(self.run_dir / METRICS, {"step": step, **metrics})
             if step in self.config.keep_checkpoints:
                 folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
                 self.save(folder / "actor" / "huggingface")
             if (every > 0 and step % every == 0) or step == last:
-                self._evaluate(step)
+                self.evaluate(step)
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(number, metrics) of every planned step, as it ends."""
@@ -106,7 +106,7 @@ class Twin:
             **{f"timing_s/{name}": seconds for name, seconds in times.items()},
         }
 
-    def _evaluate(self, step: int) -> None:
+    def evaluate(self, step: int) -> None:
         chosen = held_out(len(self.test_set.prompts), self.config.data.val_max_samples, self.config.data.seed)
         count = len(chosen)
         found = {
