@@ -107,6 +107,7 @@ class Twin:
         }
 
     def evaluate(self, step: int) -> None:
+        """Exact match on held-out questions, greedy and sampled, into the run's files."""
         chosen = held_out(len(self.test_set.prompts), self.config.data.val_max_samples, self.config.data.seed)
         count = len(chosen)
         found = {
