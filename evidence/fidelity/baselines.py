@@ -44,9 +44,7 @@ CREDITS = {
 def measured(subject: Subject) -> dict:
     groups = sample_groups(subject, rollouts=ROLLOUTS, seed=0)
     again = replicate_groups(subject, rollouts=ROLLOUTS, seed=0)
-    values = values_of(
-        states_of([*groups, *again]), subject.sampler(), subject.protocol, continuations=CONTINUATIONS, seed=0
-    )
+    values = values_of(states_of([*groups, *again]), subject.roll, continuations=CONTINUATIONS, seed=0)
     gradients = turn_gradients(subject.model, [path for group in (*groups, *again) for path in group])
     sums = {
         name: credited(groups, gradients, of_outcomes(groups, function)) for name, function in CREDITS.items()

@@ -14,6 +14,7 @@ import platform
 import re
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -27,6 +28,7 @@ from verl_credit.fidelity.grid.dynamic import state_values
 from verl_credit.fidelity.grid.integrity import Agreement, compare
 from verl_credit.fidelity.grid.measure import Result, measure
 from verl_credit.fidelity.grid.policy import GridConfig, GridSubject, grid_subject
+from verl_credit.fidelity.rollout import roll
 from verl_credit.fidelity.values import values_of
 
 HERE = Path(__file__).parent
@@ -109,7 +111,9 @@ def other_draws(subject: GridSubject) -> list[dict]:
     ]
     found = []
     for seed in SEEDS:
-        values = values_of(states, subject.sampler(), world, continuations=64, seed=seed, prompts_at_once=1)
+        values = values_of(
+            states, partial(roll, subject.sampler(), world), continuations=64, seed=seed, prompts_at_once=1
+        )
         found.append(rounded({"seed": seed, **agreement(compare(values, exact))}))
     return found
 

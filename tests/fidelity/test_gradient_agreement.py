@@ -1,5 +1,6 @@
 """From sampled groups to the table: a policy of random weights on the choice world, and the rows that come out."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -28,10 +29,12 @@ PROMPTS, ROLLOUTS = 8, 4
 def sampled():
     """(subject, groups, their turns, the replicate, its turns)."""
     sampler, protocol, prompts = world(PROMPTS)
-    subject = SimpleNamespace(sampler=lambda: sampler, protocol=protocol, prompts=prompts)
+    subject = SimpleNamespace(roll=partial(roll, sampler, protocol), prompts=prompts)
     groups = roll(sampler, protocol, [Start(state, ROLLOUTS, 0, "rollout") for state in prompts])
     replicate = replicate_groups(subject, rollouts=ROLLOUTS, seed=0)
-    values = values_of(states_of([*groups, *replicate]), sampler, protocol, continuations=8, seed=0)
+    values = values_of(
+        states_of([*groups, *replicate]), partial(roll, sampler, protocol), continuations=8, seed=0
+    )
     return (
         subject,
         groups,

@@ -1,5 +1,7 @@
 """A trained policy on the lakes: it walks, its folder is used again, and its exact values are those of continuations."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from verl_credit.fidelity.grid.lakes import make_lakes
 from verl_credit.fidelity.grid.policy import GridConfig, grid_subject
 from verl_credit.fidelity.grid.text import STOP, call, grid_tokenizer
 from verl_credit.fidelity.grid.world import GridWorld
+from verl_credit.fidelity.rollout import roll
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.values import values_of
 
@@ -23,7 +26,9 @@ def test_a_trained_policy(tmp_path):
     right = np.mean([exact[digest(start.ids)].value for start in world.starts()])
     assert 0.2 < right < 0.8
     states = [world.start(0, cell, turn) for cell in world.lakes[0].ice for turn in range(world.horizon)]
-    found = compare(values_of(states, subject.sampler(), world, continuations=64, seed=0), exact)
+    found = compare(
+        values_of(states, partial(roll, subject.sampler(), world), continuations=64, seed=0), exact
+    )
     assert found.contexts > 30 and abs(found.z_of_mean) < 4 and abs(found.fit.z) < 4
     said = []
     again = grid_subject(tmp_path / "policy", QUICK, progress=lambda share, text: said.append(text))

@@ -1,5 +1,7 @@
 """Lakes: values by dynamic programming against continuations through the sampler, in both contexts."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def measured(context, slippery, memory=0.0, seed=0):
         cells = [0, 4, 9] if slippery else world.lakes[0].ice
         starts = [Start(world.start(0, cell), 3, seed, "rollout") for cell in cells]
         states = states_to_value(world, roll(sampler, world, starts))
-    values = values_of(states, sampler, world, continuations=M, seed=seed)
+    values = values_of(states, partial(roll, sampler, world), continuations=M, seed=seed)
     return compare(values, of_states(world, states, state_values(world, decoder)))
 
 

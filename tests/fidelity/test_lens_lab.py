@@ -59,7 +59,7 @@ def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(ti
     code, said = command()
     assert code == 0 and "keep_checkpoints=[3]" in said[0] and "5 rollouts of step 1" in said[-2]
     groups = [[path] for path in paths[:5]]
-    values = values_of(states_of(groups), subject.sampler(), subject.protocol, continuations=4, seed=0)
+    values = values_of(states_of(groups), subject.roll, continuations=4, seed=0)
     wanted = score_without_gains(groups, values)
     lines = [json.loads(line) for line in stars_path(tmp_path, 1).read_text().splitlines()]
     assert [(line["row"], line["turn"], line["before"], line["a_star"], line["se"]) for line in lines] == [

@@ -36,7 +36,7 @@ def states():
 
 def values(**options):
     sampler, protocol, _ = world(QUESTIONS)
-    return values_of(states(), sampler, protocol, continuations=16, seed=3, **options)
+    return values_of(states(), partial(roll, sampler, protocol), continuations=16, seed=3, **options)
 
 
 def test_values_do_not_depend_on_the_number_of_processes(tmp_path):

@@ -1,6 +1,7 @@
 """Values, true advantages and their integrity in a world whose values are known in closed form."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ def groups(seed=0):
 def measured(groups, continuations=M, seed=0, **options):
     sampler, protocol, _ = world(QUESTIONS)
     states = states_of(groups)
-    return states, values_of(states, sampler, protocol, continuations=continuations, seed=seed, **options)
+    return states, values_of(
+        states, partial(roll, sampler, protocol), continuations=continuations, seed=seed, **options
+    )
 
 
 def scored(groups, values):
@@ -136,7 +139,7 @@ def test_a_context_is_valued_once_and_alike_in_any_company(sample):
     one = measured(made[:1])[1]
     assert one.items() <= values.items()
     sampler, protocol, _ = world(QUESTIONS)
-    alone = values_of(states[7:8], sampler, protocol, continuations=M, seed=0)
+    alone = values_of(states[7:8], partial(roll, sampler, protocol), continuations=M, seed=0)
     assert alone.items() <= values.items()
     assert measured(made, seed=1)[1] != values
 
@@ -148,13 +151,13 @@ def test_values_go_on_where_they_were_cut_off(sample, tmp_path):
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:20]) + "\n" + lines[20][:15])  # killed while it wrote
     sampler, protocol, _ = world(QUESTIONS)
-    again = values_of(states, sampler, protocol, continuations=M, seed=0, path=path)
+    again = values_of(states, partial(roll, sampler, protocol), continuations=M, seed=0, path=path)
     assert again == values and sampler.contexts > 0
     assert sorted(map(json.dumps, map(json.loads, path.read_text().splitlines()))) == sorted(
         map(json.dumps, map(json.loads, lines))
     )
     idle, protocol, _ = world(QUESTIONS)
-    assert values_of(states, idle, protocol, continuations=M, seed=0, path=path) == values
+    assert values_of(states, partial(roll, idle, protocol), continuations=M, seed=0, path=path) == values
     assert idle.contexts == 0
 
 
@@ -162,12 +165,12 @@ def test_values_go_on_where_they_were_cut_off(sample, tmp_path):
 def test_continuations_have_two_halves(continuations):
     sampler, protocol, states = world(1)
     with pytest.raises(PreflightError, match=f"--continuations {continuations}: expected an even number"):
-        values_of(states, sampler, protocol, continuations=continuations, seed=0)
+        values_of(states, partial(roll, sampler, protocol), continuations=continuations, seed=0)
 
 
 def test_another_number_of_continuations_is_refused(tmp_path):
     sampler, protocol, states = world(1)
     path = tmp_path / "values.jsonl"
-    values_of(states, sampler, protocol, continuations=4, seed=0, path=path)
+    values_of(states, partial(roll, sampler, protocol), continuations=4, seed=0, path=path)
     with pytest.raises(PreflightError, match="by 4 continuations; expected --continuations 8"):
-        values_of(states, sampler, protocol, continuations=8, seed=0, path=path)
+        values_of(states, partial(roll, sampler, protocol), continuations=8, seed=0, path=path)

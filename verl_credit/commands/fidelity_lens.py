@@ -104,8 +104,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     say = Throttled(say_at_once, f"fidelity lens, step {step}")
     values = values_of(
         states_of(groups),
-        subject.sampler(),
-        subject.protocol,
+        subject.roll,
         continuations=continuations,
         seed=seed,
         path=out / VALUES,

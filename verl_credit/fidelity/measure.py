@@ -18,7 +18,7 @@ from verl_credit.fidelity.gradient.agreement import gradient_agreement, replicat
 from verl_credit.fidelity.gradient.alignment import GradientAgreement
 from verl_credit.fidelity.integrity import ZScore, martingale
 from verl_credit.fidelity.measures import Agreement, Agreements, Measure
-from verl_credit.fidelity.rollout import Start, Trajectory, roll
+from verl_credit.fidelity.rollout import Start, Trajectory
 from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.sampler import digest
@@ -87,8 +87,7 @@ def measure(
     again = replicate_groups(subject, rollouts=rollouts, seed=seed) if gradient else [[] for _ in sampled]
     values = values_of(
         states_of([*sampled, *again]),
-        subject.sampler(),
-        subject.protocol,
+        subject.roll,
         continuations=continuations,
         seed=seed,
         path=out / VALUES,
@@ -205,7 +204,7 @@ def sample_groups(
     """``rollouts`` trajectories of every prompt at temperature 1."""
     say(0.0, f"{rollouts} rollouts of {len(subject.prompts)} prompts")
     starts = [Start(state, rollouts, seed, "rollout") for state in subject.prompts]
-    return roll(subject.sampler(), subject.protocol, starts)
+    return subject.roll(starts)
 
 
 def _write_turns(path: Path, turns: list[ScoredTurn]) -> None:

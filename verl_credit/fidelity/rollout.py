@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,10 @@ class Trajectory:
     @property
     def reward(self) -> float:
         return self.steps[-1].reward
+
+
+Roll = Callable[[Sequence[Start]], list[list[Trajectory]]]
+"""The trajectories of every start."""
 
 
 def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> list[list[Trajectory]]:

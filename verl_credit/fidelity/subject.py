@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from verl_credit.errors import PreflightError, one_line
 from verl_credit.fidelity.decoder import ModelDecoder
 from verl_credit.fidelity.protocol import Limits, Protocol, State
+from verl_credit.fidelity.rollout import Start, Trajectory, roll
 from verl_credit.fidelity.sampler import TurnSampler
 from verl_credit.lab.retrieval import LocalRetriever
 from verl_credit.probe.checkpoint import build_model, read_checkpoint
@@ -35,6 +36,9 @@ class Subject:
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None = None
+
+    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
+        return roll(self.sampler(), self.protocol, starts)
 
     def sampler(self, **options) -> TurnSampler:
         """Of the policy's turns, as the rollout server stops them."""

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
-from verl_credit.fidelity.protocol import Protocol, State
-from verl_credit.fidelity.rollout import Start, Trajectory, roll
-from verl_credit.fidelity.sampler import TurnSampler, digest
+from verl_credit.fidelity.protocol import State
+from verl_credit.fidelity.rollout import Roll, Start, Trajectory
+from verl_credit.fidelity.sampler import digest
 from verl_credit.run.files import append_json, read_json_lines
 
 VALUES = "values.jsonl"
@@ -63,8 +63,7 @@ class Elsewhere(typing.Protocol):
 
 def values_of(
     states: Iterable[State],
-    sampler: TurnSampler,
-    protocol: Protocol,
+    roll: Roll,
     *,
     continuations: int,
     seed: int,
@@ -104,7 +103,7 @@ def values_of(
 
     options = {"continuations": continuations, "seed": seed}
     if elsewhere is None or len(parts) < 2:
-        made = (value_part(part, sampler, protocol, **options) for part in wanted())
+        made = (value_part(part, roll, **options) for part in wanted())
     else:
         made = elsewhere(wanted(), **options)
     for done, values in enumerate(made, start=1):
@@ -115,11 +114,9 @@ def values_of(
     return found
 
 
-def value_part(
-    part: Part, sampler: TurnSampler, protocol: Protocol, *, continuations: int, seed: int
-) -> list[Value]:
+def value_part(part: Part, roll: Roll, *, continuations: int, seed: int) -> list[Value]:
     starts = [Start(state, continuations, seed, "value") for state in part]
-    rolled = roll(sampler, protocol, starts)
+    rolled = roll(starts)
     return [
         Value(digest(state.ids), "".join("1" if t.reward else "0" for t in trajectories))
         for state, trajectories in zip(part, rolled, strict=True)

@@ -107,4 +107,4 @@ def _nothing() -> None:
 
 
 def _values(part: Sequence[State], continuations: int, seed: int) -> list[Value]:
-    return value_part(part, _subject.sampler(), _subject.protocol, continuations=continuations, seed=seed)
+    return value_part(part, _subject.roll, continuations=continuations, seed=seed)

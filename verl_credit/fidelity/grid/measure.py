@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from verl_credit.fidelity.controls import controls
@@ -60,10 +61,11 @@ def measure(
     """``rollouts`` of every ``every``-th start make a prompt, ``repeats`` times."""
     places = world.starts()[::every]
     starts = [Start(at, rollouts, seed, f"rollout {n}") for n in range(repeats) for at in places]
-    groups = roll(sampler, world, starts)
+    roll_on = partial(roll, sampler, world)
+    groups = roll_on(starts)
     states = states_to_value(world, groups)
     by_continuations = values_of(
-        states, sampler, world, continuations=continuations, seed=seed, path=path, prompts_at_once=1, say=say
+        states, roll_on, continuations=continuations, seed=seed, path=path, prompts_at_once=1, say=say
     )
     exact = of_states(world, states, state_values(world, decoder))
     known = world.context == "state"

@@ -68,8 +68,7 @@ def measure_swaps(
     decisions = find_decisions(groups, sampler, protocol, wanted=wanted, seed=seed)
     values = values_of(
         [state for decision in decisions for state in _states(decision)],
-        sampler,
-        protocol,
+        subject.roll,
         continuations=continuations,
         seed=seed,
         path=out / VALUES,
