@@ -28,6 +28,9 @@ AGENTS = (AGENT_NAME, TURN_AGENT)
 ADV_ESTIMATOR = "info_gain"
 LOSS_MODE = "turn_ppo"
 TRAINER_MODE = "credit"
+MEASURE_MODE = "credit_fidelity"
+TRAINER_MODES = (TRAINER_MODE, MEASURE_MODE)
+"""Trainers of ours: the one that trains, and the one that `verl-credit fidelity` starts, which makes no step."""
 ROLLOUT_NAME = "hf"
 
 PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"

@@ -16,6 +16,7 @@ def test_each_comes_in_lab_size_and_in_full_size_but_that_of_trained_weights():
     assert {f"{name}_{size}" for name in names for size in ("lab", "full")} | {
         "real_math_cpu",
         "credit_learning_twin",
+        "sepa_factorial_twin",
     } == set(SHIPPED)
 
 
@@ -41,7 +42,7 @@ def test_only_the_mode_differs_between_turn_modes(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sepa_factorial_lab", "sepa_factorial_full"])
+@pytest.mark.parametrize("name", ["sepa_factorial_lab", "sepa_factorial_full", "sepa_factorial_twin"])
 def test_the_factorial_is_the_papers(name, tmp_path):
     campaign, _ = read_campaign(name)
     levels = campaign.levels()
@@ -61,6 +62,12 @@ def test_the_factorial_is_the_papers(name, tmp_path):
 def test_what_the_files_say_about_pairs():
     campaign, _ = read_campaign("sepa_factorial_lab")
     assert len(campaign.blocks()) == 3 and fewest_pairs(len(campaign.pairs())) == 8
-    for name in ("turn_modes_lab", "sepa_schedule_lab", "sepa_schedule_full", "sepa_factorial_full"):
+    for name in (
+        "turn_modes_lab",
+        "sepa_schedule_lab",
+        "sepa_schedule_full",
+        "sepa_factorial_full",
+        "sepa_factorial_twin",
+    ):
         campaign, _ = read_campaign(name)
         assert len(campaign.blocks()) >= fewest_pairs(len(campaign.pairs()))

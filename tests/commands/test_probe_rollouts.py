@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from kit.recipes import load_config
 from kit.stored_rollouts import stored
-from verl_credit.commands import probe_rollouts
+from verl_credit.commands import another_run, probe_rollouts
 from verl_credit.commands.diff import flat_values
 from verl_credit.commands.probe_rollouts import RECIPE, collect, saved_step
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
@@ -51,7 +51,7 @@ def started(monkeypatch):
         configs.append(load_config(RECIPE, overrides, str(folder)))
         stored(folder)
 
-    monkeypatch.setattr(probe_rollouts, "_run", run)
+    monkeypatch.setattr(probe_rollouts, "run_alone", lambda folder, overrides, _: run(folder, overrides))
     return configs
 
 
@@ -172,7 +172,7 @@ def test_a_folder_in_which_an_earlier_try_failed_may_be_taken_again(run_dir, sta
     folder = tmp_path / "fresh"
     again = partial(collect, run_dir / f"global_step_{STEP}", folder, prompts=2)
     with monkeypatch.context() as patch:
-        patch.setattr(probe_rollouts, "_run", lambda folder, _: run_lock(folder).__enter__())
+        patch.setattr(probe_rollouts, "run_alone", lambda folder, *_: run_lock(folder).__enter__())
         with pytest.raises(RuntimeError, match="step 12 left no rollout that counts"):
             again()
     with pytest.raises(PreflightError, match="is not empty"):
@@ -202,10 +202,10 @@ def test_a_password_that_no_run_stores_is_asked_for(tmp_path):
 )
 def test_how_the_step_ended_is_told(monkeypatch, tmp_path, code, error, said):
     script = f"print('said first\\n\\nholds 3 rows'); exit({int(code)})"
-    monkeypatch.setattr(probe_rollouts, "train_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(another_run, "train_command", lambda *_: [sys.executable, "-c", script])
     if error is None:
-        return probe_rollouts._run(tmp_path, [])
+        return another_run.run_alone(tmp_path, [], "no rollouts")
     with pytest.raises(error) as raised:
-        probe_rollouts._run(tmp_path, [])
+        another_run.run_alone(tmp_path, [], "no rollouts")
     shown = f"^{raised.value}$".replace(str(tmp_path / "train.log"), "LOG")
     assert said in shown

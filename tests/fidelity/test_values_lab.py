@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import PreflightError
 from verl_credit.fidelity.measure import sample_groups
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.rows import turn_batch
@@ -35,6 +36,12 @@ def subject(tiny_lab):
     return make_subject(
         "lab", config, *load_policy(tiny_lab.policy), questions=tiny_lab.test, lab=tiny_lab.root, prompts=24
     )
+
+
+def test_another_index_than_the_runs_is_refused(tiny_lab):
+    config = load_config("lab", [f"lab.dir={tiny_lab.root}", "search.index_fingerprint=abc"])
+    with pytest.raises(PreflightError, match="index has the fingerprint [0-9a-f]+, and the run searched abc"):
+        make_subject("", config, None, None, questions=tiny_lab.test, lab=tiny_lab.root, prompts=1)
 
 
 @pytest.fixture(scope="module")

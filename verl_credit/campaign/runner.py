@@ -139,10 +139,11 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
 
 
 def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
-    """One after the other, before runs that would build the same one side by side."""
+    """One after the other, before runs that would build the same one side by side. Seeds share a world."""
+    one_seed = {(run.condition, run.world): run for run in queue}.values()
     configs = (
         load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
-        for run in queue
+        for run in one_seed
     )
     for config in {same_world(config): config for config in configs}.values():
         with tempfile.TemporaryDirectory() as scratch:

@@ -228,6 +228,12 @@ def fidelity(
     lab: Path | None = Option(None, help="the lab's folder, where it was moved or is not beside the policy"),
     split: Literal["train", "dev", "test"] = "train",
     seed: int = Option(0, parser=int, help="of rollouts and continuations"),
+    engine: Literal["auto", "sampler", "run"] = Option(
+        "auto",
+        help="sampler: in this process, the lab alone; run: the run's own engine, agent loops, tools and reward; "
+        "auto: the sampler where it can",
+    ),
+    overrides: list[str] = Argument(None, help="of the run's configuration, with --engine run"),
 ):
     from verl_credit.commands.fidelity import fidelity
 
@@ -246,6 +252,8 @@ def fidelity(
         lab=lab,
         split=split,
         seed=seed,
+        engine=engine,
+        overrides=overrides or [],
     )
 
 

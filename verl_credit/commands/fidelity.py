@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -11,13 +10,15 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.commands.fidelity_policies import policies_of, step_numbers
+from verl_credit.commands.fidelity_policies import Policy, policies_of, step_numbers
+from verl_credit.commands.fidelity_run import measure_by_run, why_by_run
 from verl_credit.commands.train import terminate_as_interrupt
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.fidelity.credit import find_modes
 from verl_credit.fidelity.measure import measure
-from verl_credit.fidelity.report import as_dict, table
+from verl_credit.fidelity.report import as_dict, table, write_result
+from verl_credit.fidelity.request import RESULT, Request
 from verl_credit.fidelity.scored import TURNS
 from verl_credit.fidelity.swap.decisions import PER_PROMPT
 from verl_credit.fidelity.swap.report import as_dict as swaps_as_dict
@@ -28,7 +29,7 @@ from verl_credit.report.fidelity_page import fidelity_page
 from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_text
 from verl_credit.run.progress import Throttled, say_at_once
 
-RESULT, PAGE = "fidelity.json", "fidelity.html"
+PAGE = "fidelity.html"
 FEWEST_PROMPTS = 3
 """Of which the jackknife leaves two."""
 
@@ -49,6 +50,8 @@ def fidelity(
     lab: Path | None,
     split: str,
     seed: int,
+    engine: str,
+    overrides: Sequence[str],
 ) -> int:
     """Exit code 4 for what is refused, in one line; 130 after Ctrl-C or SIGTERM."""
     settings = {
@@ -74,9 +77,33 @@ def fidelity(
         if gradient:
             _refuse_gradient(chosen, prompts)
         policies = policies_of(folder, step_numbers(steps), lab)
+        why = why_by_run(policies[0].config)
+        by_run = engine == "run" or (engine == "auto" and why is not None)
+        _check_engine(
+            by_run, why, policies[0], split=split, gradient=gradient, swaps=swaps, overrides=overrides
+        )
         end = None if minutes is None else time.monotonic() + 60 * minutes
         found = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
+            if by_run:
+                (out / policy.name).mkdir(parents=True, exist_ok=True)
+                request = Request(
+                    out=str((out / policy.name).resolve()),
+                    name=policy.name,
+                    policy=str(policy.folder),
+                    step=policy.step,
+                    modes=None if modes is None else _names(modes),
+                    minutes=None if end is None else (end - time.monotonic()) / 60 / left,
+                    overrides=list(overrides),
+                    folder=str(Path.cwd()),
+                    **settings,
+                )
+                of_policy, lines = measure_by_run(
+                    policy.config, policy.folder if policy.step else None, request
+                )
+                found.append(of_policy)
+                print("\n".join(lines))
+                continue
             load = partial(policy.load, lab=lab, split=split, prompts=prompts)
             subject = load()
             say, enough = Throttled(say_at_once, f"fidelity {policy.name}"), _Until(end, left)
@@ -109,13 +136,16 @@ def fidelity(
                     )
                     found[-1]["swaps"] = swaps_as_dict(swapped)
                     print("\n".join(swap_table(swapped)))
-            _write(out / policy.name / RESULT, settings, found[-1:])
-        _write(out / RESULT, settings, found)
+            write_result(out / policy.name / RESULT, settings, found[-1:])
+        write_result(out / RESULT, settings, found)
         turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
         write_text(out / PAGE, fidelity_page(plain({"settings": settings, "policies": found}), turns))
     except (ConfigError, PreflightError, DamagedFile, OSError) as error:
         print(f"verl-credit fidelity {folder}: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
+    except RuntimeError as error:  # the run that measures
+        print(f"verl-credit fidelity {folder}: {error}")
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         print("interrupted; the same command goes on")
         return ExitCode.INTERRUPTED
@@ -124,6 +154,34 @@ def fidelity(
         sys.path.remove("")
     print(out / RESULT, out / PAGE, sep="\n")
     return ExitCode.DONE
+
+
+def _check_engine(
+    by_run: bool,
+    why: str | None,
+    policy: Policy,
+    *,
+    split: str,
+    gradient: bool,
+    swaps: int,
+    overrides: Sequence[str],
+) -> None:
+    """``why``: it has to be the run."""
+    if not by_run:
+        if why is not None:
+            raise PreflightError(f"--engine sampler: {why}; expected run")
+        if overrides:
+            raise PreflightError(f"{' '.join(overrides)}: overrides are taken with --engine run alone")
+        return
+    because = f"--engine run ({why})" if why else "--engine run"
+    if policy.step is None:
+        raise PreflightError("--engine run: expected a run's folder or one of its checkpoints")
+    if split == "dev":
+        raise PreflightError(f"--split dev: {because} has train (data.train_files) and test (data.val_files)")
+    if gradient or swaps:
+        raise PreflightError(
+            f"{'--gradient' if gradient else '--swaps'}: not with {because}, which gives values alone"
+        )
 
 
 def _refuse_gradient(modes: Sequence[TurnMode], prompts: int) -> None:
@@ -142,10 +200,6 @@ class _Until:
 
     def __call__(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
-
-
-def _write(path: Path, settings: dict, policies: list[dict]) -> None:
-    write_text(path, json.dumps(plain({"settings": settings, "policies": policies}), indent=1) + "\n")
 
 
 def _names(text: str) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 
 from verl_credit.commands.diff import run_config
 from verl_credit.commands.fidelity_policies import policies_of, step_numbers
+from verl_credit.commands.fidelity_run import why_by_run
 from verl_credit.commands.probe_rollouts import checkpoints_of, saved_steps
 from verl_credit.commands.train import terminate_as_interrupt
 from verl_credit.commands.trial_row import CONFIG
@@ -39,6 +40,8 @@ def fidelity_lens(folder: Path, *, steps: str | None, continuations: int, lab: P
         with terminate_as_interrupt():
             for step in _measurable(folder, step_numbers(steps)):
                 (policy,) = policies_of(folder, [step - 1], lab)
+                if why := why_by_run(policy.config):
+                    raise PreflightError(f"{why}: the lens has true advantages of the lab's own search alone")
                 subject = policy.load(lab=lab, split="train", prompts=None)
                 turns, rows = _measure(folder, step, subject, continuations, seed)
                 say_at_once(

@@ -75,12 +75,7 @@ def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list
     if (folder / "config.json").is_file():
         home = (lab or folder.parent).expanduser().resolve()
         return [Policy(folder, load_config("lab", [f"lab.dir={quoted(str(home))}"]), None)]
-    found = _of_run(folder, steps, lab) if is_run else [_checkpoint(folder)]
-    if "lab" not in found[0].config:
-        raise PreflightError(
-            "a run without the lab: only the lab's search can be asked again in this process"
-        )
-    return found
+    return _of_run(folder, steps, lab) if is_run else [_checkpoint(folder)]
 
 
 def _checkpoint(folder: Path) -> Policy:
@@ -114,6 +109,8 @@ def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Pol
 def _start(config: DictConfig, lab: Path | None) -> Path:
     """The policy that the run starts from, also in a lab that was moved."""
     path = Path(config.actor_rollout_ref.model.path)
+    if "lab" not in config:  # a name on the hub, perhaps: the run itself loads it
+        return path
     if lab is not None and "lab" in config and path.is_relative_to(config.lab.dir):
         path = lab.expanduser().resolve() / path.relative_to(config.lab.dir)
     if not path.is_dir():

@@ -12,23 +12,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from verl_credit.campaign.child import Children, train_command
+from verl_credit.commands.another_run import (
+    LOG,
+    RECIPE,
+    check_passwords,
+    link_checkpoint,
+    own_folder,
+    resumed,
+    run_alone,
+    write_recipe,
+)
 from verl_credit.commands.diff import run_config
 from verl_credit.commands.trial_row import CONFIG
 from verl_credit.config.settings import CreditSettings
-from verl_credit.errors import ConfigError, ExitCode, PreflightError
+from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.world import serves_search
 from verl_credit.run.finished import last_checkpoint
 from verl_credit.run.lock import holder_is_gone
 from verl_credit.run.state import planned_steps
 from verl_credit.run.tables import ROLLOUTS, table_path, tables_of
 
-RECIPE, LOG = "one_more_step", "train.log"
-DATA_ORDER = "data.pt"
 _STEP = re.compile(r"global_step_(\d+)")
 
 
@@ -60,8 +66,8 @@ def collect(
     _check_prompts(prompts, saved.config)
     fixed = _fixed(folder, saved, prompts, save)
     _check_overrides(overrides, fixed, saved.config)
-    _link_checkpoint(saved, Path(fixed["trainer.resume_from_path"]))
-    _write_recipe(folder, saved.config, fixed)
+    link_checkpoint(saved.folder, folder)
+    write_recipe(folder, saved.config, fixed)
     try:
         config = load_config(RECIPE, overrides, str(folder))
         validate(config)
@@ -69,7 +75,7 @@ def collect(
     except (ConfigError, PreflightError):
         shutil.rmtree(folder)  # it was empty: the next try may have it again
         raise
-    _run(folder, [*overrides, *frozen])
+    run_alone(folder, [*overrides, *frozen], "no rollouts")
     path = table_path(folder, ROLLOUTS, saved.step + 1)
     if not path.exists():
         raise RuntimeError(f"step {saved.step + 1} left no rollout that counts; {folder / LOG} says more")
@@ -140,35 +146,17 @@ def _check_prompts(prompts: int, config: DictConfig) -> None:
 def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
     """Keys that make it one step in a folder of its own; none of them can be overridden."""
     return {
-        "run_dir": str(folder),
+        **own_folder(folder),
+        **resumed(folder, saved.folder),
         "keep_rollouts": 1,
-        "keep_checkpoints": [],
-        "max_hours": None,
-        "credit_preset": None,
-        "lineage.dir": str(folder / "lineage"),
-        "lineage.exp_id": None,
-        "lineage.parent": None,
         "data.train_batch_size": prompts,
         "data.gen_batch_size": None,
         "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,
         "actor_rollout_ref.actor.ppo_epochs": 1,
         "critic.ppo_mini_batch_size": prompts,
-        "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.default_hdfs_dir": None,
-        "trainer.rollout_data_dir": None,
-        "trainer.validation_data_dir": None,
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": str(folder / "from" / saved.folder.name),
-        "trainer.del_local_ckpt_after_load": False,
         "trainer.total_training_steps": saved.step + 1,
         "trainer.total_epochs": saved.step + 2,  # an epoch may be one step now
         "trainer.save_freq": 1 if save else -1,
-        "trainer.max_actor_ckpt_to_keep": None,
-        "trainer.test_freq": -1,
-        "trainer.val_before_train": False,
-        "trainer.val_only": False,
-        "trainer.logger": ["console"],
-        "global_profiler.steps": None,
     }
 
 
@@ -177,32 +165,7 @@ def _check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfi
     for key, text in keys.items():
         if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
             raise ConfigError(f"{text}: {taken[0]} is set by the probe and cannot be overridden")
-    urls = config.search.url if OmegaConf.is_list(config.search.url) else [config.search.url]
-    if "search.url" not in keys and not serves_search(config) and any("***" in (url or "") for url in urls):
-        raise ConfigError(
-            key="search.url",
-            value=", ".join(map(str, urls)),
-            accepted="a run stores no passwords; give the address with an override",
-        )
-
-
-def _link_checkpoint(saved: SavedStep, there: Path) -> None:
-    """The saved step without the order of its data, whose state fits no other batch size; nothing is copied."""
-    there.mkdir(parents=True)
-    for path in saved.folder.iterdir():
-        if path.name != DATA_ORDER:
-            (there / path.name).symlink_to(path)
-
-
-def _write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
-    """The run's configuration as a recipe: keys that it did not know yet have their defaults."""
-    recipe = OmegaConf.create({"defaults": ["ppo_trainer", "credit_defaults", "_self_"]})
-    recipe = OmegaConf.merge(recipe, config)
-    for key, value in fixed.items():
-        OmegaConf.update(recipe, key, value, force_add=True)
-    if serves_search(config):  # its server ended with the run; the next one starts its own
-        recipe.search.url = None
-    OmegaConf.save(recipe, folder / f"{RECIPE}.yaml")
+    check_passwords(config, keys)
 
 
 def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
@@ -220,18 +183,3 @@ def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
         f"algorithm.info_gain_curriculum.{name}=[{weight},{weight}]"
         for name, weight in zip(("gain", "outcome"), weights, strict=True)
     ]
-
-
-def _run(folder: Path, overrides: Sequence[str]) -> None:
-    """A process of its own, for Ray and verl to start afresh; what it says goes to a file."""
-    log = folder / LOG
-    with Children() as children:
-        children.start("", train_command(RECIPE, overrides, str(folder)), log)
-        _, code = children.wait()
-    if children.stopped or code == ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    if code != ExitCode.DONE:
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        error = PreflightError if code == ExitCode.PREFLIGHT else RuntimeError
-        last = said[-1:] if code == ExitCode.PREFLIGHT else said[-8:]
-        raise error("\n".join([f"no rollouts: the step ended with exit code {code} ({log}):", *last]))

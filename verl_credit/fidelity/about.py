@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
-from verl_credit.fidelity.subject import Subject
+from verl_credit.fidelity.measured import Measured
 from verl_credit.run.files import write_text
 
 ABOUT, VERSION = "about.json", 2
@@ -16,7 +14,7 @@ ABOUT, VERSION = "about.json", 2
 
 def check_about(
     folder: Path,
-    subject: Subject,
+    subject: Measured,
     *,
     continuations: int,
     seed: int,
@@ -26,9 +24,7 @@ def check_about(
     path = folder / ABOUT
     about = {
         "version": VERSION,
-        "policy": _fingerprint(subject),
-        "limits": asdict(subject.protocol.limits),
-        "topk": int(subject.config.search.topk),
+        **subject.about(),
         "continuations": continuations,
         "seed": seed,
     }
@@ -43,11 +39,3 @@ def check_about(
         if not isinstance(found, dict) or found.get(name) != value:
             there = found.get(name) if isinstance(found, dict) else found
             raise PreflightError(f"{path}: {name} is {there!r}, wanted {value!r}; {otherwise}")
-
-
-def _fingerprint(subject: Subject) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for name, weight in sorted(subject.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.contiguous().numpy().tobytes())
-    return digest.hexdigest()

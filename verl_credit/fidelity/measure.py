@@ -17,21 +17,17 @@ from verl_credit.fidelity.credit import Credit, find_modes, mode_credits
 from verl_credit.fidelity.gradient.agreement import gradient_agreement, replicate_groups, score_without_gains
 from verl_credit.fidelity.gradient.alignment import GradientAgreement
 from verl_credit.fidelity.integrity import ZScore, martingale
+from verl_credit.fidelity.measured import Measured
 from verl_credit.fidelity.measures import Agreement, Agreements, Measure
 from verl_credit.fidelity.rollout import Start, Trajectory
-from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.scored import TURNS, ScoredTurn, by_second_half, score_turns
-from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.tables import tables_of
 from verl_credit.fidelity.values import VALUES, Value, states_of, values_of
 from verl_credit.fidelity.workers import Workers
-from verl_credit.packed.forward import PackedRows
-from verl_credit.packed.policy import PackedPolicy
 from verl_credit.report.again import TurnTables
 from verl_credit.run.files import append_json
-from verl_credit.turns.batch import TurnBatch
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,8 @@ class Result:
     """Of tool turns, and with the ending turn."""
     integrity: list[ZScore]
     contexts: int
+    otherwise: float
+    """Share of continuations on whose way a tool answered otherwise than in the rollout."""
 
     @property
     def prompts(self) -> int:
@@ -60,7 +58,7 @@ class Result:
 
 
 def measure(
-    subject: Subject,
+    subject: Measured,
     out: Path,
     *,
     rollouts: int,
@@ -131,6 +129,7 @@ def measure(
         agreements.sure,
         martingale(turns),
         len(contexts),
+        sum(v.otherwise for v in values.values()) / sum(v.continuations for v in values.values()),
     )
 
 
@@ -147,12 +146,11 @@ def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
 
 
 def _credits(
-    subject: Subject, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
+    subject: Measured, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
 ) -> tuple[TurnTables, torch.Tensor, list[Credit]]:
-    policy = PackedPolicy(subject.model)
-    forward, settings = PackedRows(policy), CreditSettings.from_config(subject.config)
-    with policy.packing():
-        tables, gold_B_K1 = tables_of(_batch(subject, groups), groups, settings, forward, subject.tokenizer)
+    settings = CreditSettings.from_config(subject.config)
+    with subject.forward() as forward:
+        tables, gold_B_K1 = tables_of(subject.batch(groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
     sizes = [len(group) for group in groups]
     return (
@@ -168,7 +166,7 @@ def _by_group(groups: list[list[Trajectory]], rows: list) -> list[list]:
     return [[next(of_row) for _ in group] for group in groups]
 
 
-def _of_run(subject: Subject, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:
+def _of_run(subject: Measured, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:
     """Batch by batch, as in training."""
     step, size = subject.step + 1, subject.config.data.train_batch_size
     made = []
@@ -176,7 +174,7 @@ def _of_run(subject: Subject, groups: list[list[Trajectory]], settings: CreditSe
         part = groups[begin : begin + size]
         made.append(
             run_credit(
-                _batch(subject, part),
+                subject.batch(part),
                 part,
                 settings,
                 forward,
@@ -190,12 +188,8 @@ def _of_run(subject: Subject, groups: list[list[Trajectory]], settings: CreditSe
     return replace(made[0], advantages=[of_prompt for credit in made for of_prompt in credit.advantages])
 
 
-def _batch(subject: Subject, groups: list[list[Trajectory]]) -> TurnBatch:
-    return turn_batch([row for group in groups for row in group], subject.truths, subject.data)
-
-
 def sample_groups(
-    subject: Subject,
+    subject: Measured,
     *,
     rollouts: int,
     seed: int,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 
 from verl_credit.fidelity.gradient.agreement import RLOO, integrity
 from verl_credit.fidelity.gradient.jackknife import prompts_for
 from verl_credit.fidelity.measure import Result
+from verl_credit.fidelity.measured import Measured
 from verl_credit.fidelity.measures import Measure
-from verl_credit.fidelity.subject import Subject
+from verl_credit.run.files import plain, write_text
 
 
 def table(name: str, result: Result) -> list[str]:
@@ -34,6 +37,10 @@ def table(name: str, result: Result) -> list[str]:
     scores = ", ".join(
         f"{s.name} {s.mean:+.3f} (z {'-' if s.z is None else f'{s.z:+.1f}'})" for s in result.integrity
     )
+    if result.otherwise:
+        missing.append(
+            f"a tool answered otherwise in {result.otherwise:.0%} of continuations: their values are means over its answers"
+        )
     halves = "Monte Carlo: credit by the first half of the continuations, compared with A* by the second"
     return [*lines, *missing, halves, f"0 on average: mean A* at {scores}", *gradient_table(result)]
 
@@ -66,7 +73,11 @@ def shown(measure: Measure) -> str:
     return f"{measure.value:.2f} [{measure.low:.2f}, {measure.high:.2f}]"
 
 
-def as_dict(subject: Subject, result: Result) -> dict:
+def write_result(path: Path, settings: dict, policies: list[dict]) -> None:
+    write_text(path, json.dumps(plain({"settings": settings, "policies": policies}), indent=1) + "\n")
+
+
+def as_dict(subject: Measured, result: Result) -> dict:
     """Of one policy."""
     credits = {
         credit.name: {"kind": credit.kind, "held_out": credit.held_out}
@@ -80,6 +91,7 @@ def as_dict(subject: Subject, result: Result) -> dict:
         "of_prompts": result.of_prompts,
         "turns": len(result.turns),
         "contexts": result.contexts,
+        "otherwise": result.otherwise,
         "sure_pairs": result.sure_pairs,
         "reliability": asdict(result.reliability),
         "credits": credits,

@@ -31,6 +31,8 @@ class Trajectory:
     """The last step has the reward."""
 
     steps: list[Step]
+    otherwise: bool = False
+    """It was to begin in a context, and a tool answered otherwise on the way there."""
 
     @property
     def reward(self) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow.parquet
@@ -16,9 +18,14 @@ from verl_credit.errors import PreflightError, one_line
 from verl_credit.fidelity.decoder import ModelDecoder
 from verl_credit.fidelity.protocol import Limits, Protocol, State
 from verl_credit.fidelity.rollout import Start, Trajectory, roll
+from verl_credit.fidelity.rows import turn_batch
 from verl_credit.fidelity.sampler import TurnSampler
 from verl_credit.lab.retrieval import LocalRetriever
+from verl_credit.packed.forward import PackedRows
+from verl_credit.packed.policy import PackedPolicy
 from verl_credit.probe.checkpoint import build_model, read_checkpoint
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.scorers import Forward
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,22 @@ class Subject:
 
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         return roll(self.sampler(), self.protocol, starts)
+
+    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
+        return turn_batch([row for group in groups for row in group], self.truths, self.data)
+
+    @contextmanager
+    def forward(self) -> Iterator[Forward]:
+        policy = PackedPolicy(self.model)
+        with policy.packing():
+            yield PackedRows(policy)
+
+    def about(self) -> dict:
+        return {
+            "policy": fingerprint(self.model),
+            "limits": asdict(self.protocol.limits),
+            "topk": int(self.config.search.topk),
+        }
 
     def sampler(self, **options) -> TurnSampler:
         """Of the policy's turns, as the rollout server stops them."""
@@ -75,7 +98,15 @@ def make_subject(
     if config.search.shuffle_seed is not None:
         raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
     index = Path(config.lab.index) if config.lab.index else lab / "index"
-    retriever = LocalRetriever(lab / "encoder", index, k=config.search.topk)
+    retriever, asked = (
+        LocalRetriever(lab / "encoder", index, k=config.search.topk),
+        config.search.index_fingerprint,
+    )
+    if asked is not None and asked != retriever.fingerprint:
+        raise PreflightError(
+            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {asked} "
+            "(search.index_fingerprint): expected its index (--lab, if it was moved)"
+        )
     limits = Limits(
         max_searches=config.search.max_searches,
         max_parallel_calls=config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls,
@@ -89,6 +120,15 @@ def make_subject(
         name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
         [row["prompt"][-1]["content"] for row in rows], rows, step,
     )  # fmt: skip
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Of its weights."""
+    digest = hashlib.blake2b(digest_size=12)
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:

@@ -24,10 +24,12 @@ Part = list[State]
 
 @dataclass(frozen=True)
 class Value:
-    """``outcomes``: 1 for a continuation that ended right, 0 for another, in the order in which they were drawn."""
+    """``outcomes``: 1 for a continuation that ended right, 0 for another, in the order in which they were drawn.
+    ``otherwise``: of how many a tool answered otherwise on the way to the context."""
 
     context: str
     outcomes: str
+    otherwise: int = 0
 
     @property
     def continuations(self) -> int:
@@ -118,7 +120,11 @@ def value_part(part: Part, roll: Roll, *, continuations: int, seed: int) -> list
     starts = [Start(state, continuations, seed, "value") for state in part]
     rolled = roll(starts)
     return [
-        Value(digest(state.ids), "".join("1" if t.reward else "0" for t in trajectories))
+        Value(
+            digest(state.ids),
+            "".join("1" if t.reward else "0" for t in trajectories),
+            sum(t.otherwise for t in trajectories),
+        )
         for state, trajectories in zip(part, rolled, strict=True)
     ]
 

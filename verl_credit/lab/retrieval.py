@@ -27,6 +27,11 @@ class LocalRetriever:
         self._index.check_encoder(self._encoder)
         self._known: dict[str, list[dict]] = {}
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the index, as its server reports it."""
+        return self._index.fingerprint
+
     def search(self, queries: Iterable[str]) -> list[list[dict]]:
         """Per query the k best documents ({"id", "contents"}), best first."""
         queries = list(queries)

@@ -9,7 +9,7 @@ from pydantic import Field
 from verl_credit.config.keys.loss import LOSS
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section
-from verl_credit.names import TRAINER_MODE
+from verl_credit.names import TRAINER_MODES
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -125,7 +125,7 @@ class Trainer(VerlSection):
 
 class TrainerV1(VerlSection):
     prefix = "trainer.v1"
-    trainer_mode: Literal[TRAINER_MODE]
+    trainer_mode: Literal[TRAINER_MODES]
 
 
 class RayInit(VerlSection):

@@ -11,10 +11,10 @@ from verl_credit.fidelity.gradient.alignment import BATCH_PROMPTS, Alignment, Gr
 from verl_credit.fidelity.gradient.sketch import BUCKETS
 from verl_credit.fidelity.gradient.sums import Groups, credited, tokens_of, true_credit
 from verl_credit.fidelity.gradient.turns import turn_gradients
+from verl_credit.fidelity.measured import Measured
 from verl_credit.fidelity.measures import Measure
 from verl_credit.fidelity.rollout import Start, Trajectory
 from verl_credit.fidelity.scored import ScoredTurn, score_turns
-from verl_credit.fidelity.subject import Subject
 from verl_credit.fidelity.values import Value
 
 GRPO = "none, grpo"
@@ -23,7 +23,7 @@ RLOO = "none, rloo"
 REFERENCE = "Monte Carlo, all continuations"
 
 
-def replicate_groups(subject: Subject, *, rollouts: int, seed: int) -> list[list[Trajectory]]:
+def replicate_groups(subject: Measured, *, rollouts: int, seed: int) -> list[list[Trajectory]]:
     """Rollouts of the same prompts, independent of those of `sample_groups` with this seed."""
     starts = [Start(state, rollouts, seed, "replicate") for state in subject.prompts]
     return subject.roll(starts)

@@ -13,5 +13,6 @@ def register_all() -> None:
     """Idempotent. Raises ImportError where verl or a dependency is missing."""
     register_parts()
     from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
+    from verl_credit.host.measure import trainer as measuring  # noqa: F401
     from verl_credit.host.rollout import search_agent  # noqa: F401
     from verl_credit.host.step import estimator, trainer  # noqa: F401

@@ -20,6 +20,7 @@ from verl.tools.schemas import ToolResponse
 
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
+from verl_credit.host.rollout.replay import DRAW, REPLAY, ReplayingClient
 from verl_credit.host.rollout.tool_rewards import offered_tool, reward_of
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.rules.other_tools import FAILED
@@ -79,6 +80,10 @@ class TurnAgentLoop(ToolAgentLoop):
         row = (
             ("train", kwargs["global_steps"], kwargs["uid"]) if mode is None else (mode, kwargs["raw_prompt"])
         )
+        if DRAW in kwargs:
+            row = (kwargs[DRAW],)
+        if REPLAY in kwargs:
+            self.server_manager = ReplayingClient(self.server_manager, kwargs[REPLAY])
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")

@@ -39,9 +39,12 @@ class TrainerForward:
         return list(store.read(self.batch, OLD_LOG_PROBS)[OLD_LOG_PROBS].unbind())
 
     def score_rows(self, rows: Sequence[ScoreRow]) -> torch.Tensor:
+        known = self._workers._dispatch_info
+        if "actor" not in known:  # verl asks at the first step
+            known["actor"] = self._workers._query_dispatch_info("actor")
         return score_rows(
             self._workers.compute_log_prob,
             rows,
-            dp_size=max(self._workers._dispatch_info["actor"]) + 1,
+            dp_size=max(known["actor"]) + 1,
             micro_batch=rows_per_micro_batch(self._config),
         )

@@ -41,7 +41,7 @@ from verl_credit.host.step.stops import (
 from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.host.step.unrewarded import UnrewardedSteps
-from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
+from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TRAINER_MODES, TURN_IDS
 from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
@@ -80,7 +80,7 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None:
-        if value not in (TRAINER_MODE, "sync"):
+        if value not in (*TRAINER_MODES, "sync"):
             raise ValueError(f"trainer.v1.trainer_mode is {value!r}: expected {TRAINER_MODE!r}")
 
     # --- start -----------------------------------------------------------------------------------
@@ -114,6 +114,11 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
                 )
 
     def fit(self, agent_loop_manager):
+        self._check_workers(agent_loop_manager)
+        self._note_idle()
+        super().fit(agent_loop_manager)
+
+    def _check_workers(self, agent_loop_manager) -> None:
         if not isinstance(agent_loop_manager, CreditAgentLoopManager):
             raise TypeError(
                 "actor_rollout_ref.rollout.agent.agent_loop_manager_class must be "
@@ -129,8 +134,6 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         for kind, text in self._said.items():
             if text:
                 events.note(self.run_dir, kind, text)
-        self._note_idle()
-        super().fit(agent_loop_manager)
 
     def _note_idle(self) -> None:
         """Where the length of the run follows from its data, it is known only here."""

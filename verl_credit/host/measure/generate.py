@@ -1,0 +1,136 @@
+"""Rollouts of given prompts through the trainer's agent loops, engine and reward, without a step."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import transfer_queue as tq
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from verl_credit.errors import IntegrityError
+from verl_credit.fidelity.sampler import Ids
+from verl_credit.host.measure.rows import Row
+from verl_credit.host.rollout.replay import DRAW, REPLAY, replay_column
+from verl_credit.host.step import store
+
+PARTITION = "val"  # rows of an evaluation: no gain is scored while they are made
+RIGHT = "em"
+"""Of the reward function's values; the reward itself where it names no such one."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """``count`` rollouts of a question behind ``turns``. ``name``: what their random numbers follow from."""
+
+    question: int
+    count: int
+    name: str
+    turns: Sequence[Ids]
+
+
+class Generator:
+    """``data[question]``: the row of the data set, as verl's loader has it."""
+
+    def __init__(self, trainer, data: Sequence[dict]):
+        self._trainer, self._data = trainer, data
+
+    def __call__(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
+        """All of each, in the order of their numbers; as many at a time as a step of training has, which engine and search
+        server bear. Raises IntegrityError where one is missing, or is neither right nor wrong."""
+        made, config = [], self._trainer.config
+        most = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+        for part in parts_of(wanted, most):
+            made += self._made(part)
+        return made
+
+    def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
+        trainer, uids = self._trainer, [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
+        trainer.watch.begin(sum(one.count for one in wanted))
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": trainer.global_steps}] * len(wanted)
+        tq.kv_batch_put(keys=uids, partition_id=PARTITION, tags=tags)
+        trainer.agent_loop_manager.generate_sequences(self._batch(wanted, uids))
+        batch, _ = trainer.replay_buffer.sample(
+            global_steps=trainer.global_steps, partition_id=PARTITION, batch_size=len(wanted)
+        )
+        trainer.watch.settle(len(batch.keys))
+        rows = self._rows(batch)
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        for one, uid in zip(wanted, uids, strict=True):
+            if len(rows.get(uid, ())) != one.count:
+                raise IntegrityError(
+                    f"{len(rows.get(uid, ()))} rollouts of {one.count} arrived for question {one.question}; the same call "
+                    "goes on"
+                )
+        questions = dict(zip(uids, wanted, strict=True))
+        return [
+            [Row(question=questions[uid].question, **rows[uid][number]) for number in sorted(rows[uid])]
+            for uid in uids
+        ]
+
+    def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
+        columns = collate_fn([self._data[one.question] for one in wanted]) | {
+            "uid": _objects(uids),
+            "sampling": _objects(["sampled"] * len(wanted)),
+            "__rollout_n__": _objects([one.count for one in wanted]),
+            DRAW: _objects([one.name for one in wanted]),
+            REPLAY: _objects([replay_column(one.turns) for one in wanted]),
+        }
+        batch = tu.get_tensordict(columns)
+        tu.assign_non_tensor_data(batch, "global_steps", self._trainer.global_steps)
+        tu.assign_non_tensor_data(batch, "validate", True)
+        return batch
+
+    def _rows(self, batch) -> dict[str, dict[int, dict]]:
+        """By prompt and number."""
+        turns = store.fetch_turn_batch(batch)
+        rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
+        found: dict[str, dict[int, dict]] = {}
+        for place, key in enumerate(batch.keys):
+            uid, number, part = key.rsplit("_", 2)
+            if part != "0":
+                raise IntegrityError(
+                    f"rollout {key}: an agent loop that returns several rows is not measured"
+                )
+            response = turns.response_ids[place]
+            found.setdefault(uid, {})[int(number)] = {
+                "prompt_ids": turns.prompt_ids[place],
+                "response_ids": response,
+                "turn_ids": turns.turn_ids_B_T[place, : len(response)].tolist(),
+                "record": turns.records[place],
+                "scores": turns.scores[place],
+                "turn_rewards": turns.turn_rewards[place],
+                "outcome": outcome_of(turns.scores[place], float(rewards[place].double().sum())),
+            }
+        return found
+
+
+def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
+    """In order, with ``most`` rollouts together; one that wants more is a part of its own."""
+    part: list[Wanted] = []
+    for one in wanted:
+        if part and sum(other.count for other in part) + one.count > most:
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
+
+
+def outcome_of(scores: dict, reward: float) -> float:
+    value = float(scores.get(RIGHT, reward))
+    if value not in (0.0, 1.0):
+        raise IntegrityError(
+            f"a rollout's reward is {reward:g}: a value is the chance of a right answer, and that takes 0 or 1; let the "
+            f"reward function return {RIGHT!r} with that, beside its score"
+        )
+    return value
+
+
+def _objects(values: Sequence) -> np.ndarray:
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
