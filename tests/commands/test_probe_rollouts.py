@@ -186,8 +186,8 @@ def test_a_folder_in_which_an_earlier_try_failed_may_be_taken_again(run_dir, sta
 def test_a_password_that_no_run_stores_is_asked_for(tmp_path):
     config = OmegaConf.create({"search": {"url": "http://***@host"}})
     with pytest.raises(ConfigError, match=r"search.url=http://\*\*\*@host: a run stores no passwords"):
-        probe_rollouts._check_overrides([], {}, config)
-    probe_rollouts._check_overrides(["search.url=http://me:secret@host"], {}, config)
+        another_run.check_overrides([], {}, config, "the probe")
+    another_run.check_overrides(["search.url=http://me:secret@host"], {}, config, "the probe")
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,15 +24,12 @@ from omegaconf import OmegaConf
 from torchdata.stateful_dataloader.sampler import RandomSampler
 from transformers import AutoTokenizer
 
+from kit.run_values import assert_agree, measured_by_run
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
 from verl_credit.attention import AUTO, install
-from verl_credit.commands.fidelity_policies import policies_of
 from verl_credit.commands.probe_rollouts import collect
 from verl_credit.config.settings import CreditSettings
-from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.values import Value, values_of
-from verl_credit.host.measure.rows import Row, trajectory_of
 from verl_credit.packed.policy import PackedPolicy
 from verl_credit.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.probe.distribution import Sampling
@@ -254,67 +250,12 @@ def test_the_twin_makes_the_trainers_step(one_rank, fresh):
     assert 0 < norm(off) < 1e-4 * norm(moved)
 
 
-REWARD = """
-def long_or_short(data_source, solution_str, ground_truth, extra_info=None, **_):
-    right = float(len(extra_info["credit"]["final_text"]) % 2)
-    return {"score": 3 * right, "em": right}
-"""
-
-
-def test_values_by_the_runs_own_rollouts_are_those_of_the_sampler(one_rank, tmp_path, monkeypatch):
-    """So small a policy hardly ever answers rightly: here an answer is right by its number of characters."""
-    (tmp_path / "my_reward.py").write_text(REWARD)
-    reward = "reward.custom_reward_function"
-    overrides = [
-        f"{reward}.path={tmp_path / 'my_reward.py'}",
-        f"{reward}.name=long_or_short",
-        f"~{reward}.reward_kwargs",
-    ]
-    before, out = contents(one_rank.run_dir), tmp_path / "out"
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "verl_credit.cli",
-        "fidelity",
-        str(one_rank.run_dir),
-        *overrides,
-    ]
-    options = "--engine run --steps 3 --prompts 4 --rollouts 4 --continuations 32 --modes none,joint"
-    made = subprocess.run(
-        [*command, *options.split(), "--dir", str(out)], capture_output=True, text=True, timeout=420
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
+def test_values_by_the_runs_own_rollouts_are_those_of_the_sampler(one_rank, tmp_path):
+    before = contents(one_rank.run_dir)
+    found = measured_by_run(one_rank.run_dir, tmp_path, step=3)
     assert contents(one_rank.run_dir) == before
-    assert "this run: turn-group-v1d" in made.stdout and "answered otherwise" not in made.stdout
-    (policy,) = policies_of(one_rank.run_dir, [3], None)
-    subject = policy.load(lab=None, split="train", prompts=4)
-
-    def right(state, ids):
-        return float(len(subject.tokenizer.decode(ids, skip_special_tokens=True)) % 2)
-
-    monkeypatch.setattr(subject.protocol, "_reward", right)
-    lines = read_json_lines(out / "step_3/rollouts.jsonl")
-    assert [(line["name"], line["question"], len(line["rows"])) for line in lines] == [
-        ("rollout", question, 4) for question in range(4)
-    ]
-    paths = [trajectory_of(Row(**row)) for line in lines for row in line["rows"]]
-    states = {digest(step.state.ids): step.state for path in paths for step in path.steps}
-    found = {line["context"]: Value(**line) for line in read_json_lines(out / "step_3/values.jsonl")}
-    assert found.keys() == states.keys() and all(value.otherwise == 0 for value in found.values())
-    assert all(right(None, path.steps[-1].turn_ids) == path.reward for path in paths)
-    ours = values_of(states.values(), subject.roll, continuations=256, seed=1)
-    z = [z_of(v, ours[c]) for c, v in found.items()]
-    assert len(z) > 8 and 0.1 < statistics.fmean(v.value for v in ours.values()) < 0.9
-    assert abs(statistics.fmean(z)) < 4 / len(z) ** 0.5 and 0.5 < statistics.pstdev(z) < 1.7
-
-
-def z_of(one, other):
-    """Of two estimates of one chance, by their common one: its error does not follow theirs."""
-    n = one.continuations + other.continuations
-    p = (one.successes + other.successes + 0.5) / (n + 1)
-    return (one.value - other.value) / (p * (1 - p) * n / one.continuations / other.continuations) ** 0.5
+    assert "this run: turn-group-v1d" in found.output
+    assert_agree(found)
 
 
 def contents(folder):

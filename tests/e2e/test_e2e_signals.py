@@ -4,6 +4,9 @@ data and recipe stand beside the run, as a user has them.
 """
 
 import json
+import re
+import subprocess
+import sys
 
 import pyarrow.parquet as parquet
 import pytest
@@ -112,3 +115,21 @@ def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
     ]
     assert said.startswith("turn signal 'mine.short' lost 1 of ")
     assert any(row["credit/signal/mine.wordy/std"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
+    _true_advantages_with_a_tool_of_ones_own(tmp_path)
+
+
+def _true_advantages_with_a_tool_of_ones_own(tmp_path):
+    """The sampler knows no such tool, so that the run's own rollouts value the contexts."""
+    command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "fidelity", str(tmp_path / "run")]
+    options = "--steps 0 --prompts 2 --rollouts 4 --continuations 4 --modes none --dir out"
+    made = subprocess.run(
+        [*command, *options.split()], capture_output=True, text=True, timeout=420, cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert re.search("this run: mine.plus_reward +not measured: the turn signal infopo", made.stdout)
+    assert "answered otherwise" not in made.stdout
+    turns = read_json_lines(tmp_path / "out/step_0/turns.jsonl")
+    values = read_json_lines(tmp_path / "out/step_0/values.jsonl")
+    assert {turn["kind"] for turn in turns} == {"tool", "ending"}
+    assert {turn["before"] for turn in turns} == {value["context"] for value in values}
+    assert len(values) > 2 and all(len(value["outcomes"]) == 4 for value in values)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from kit import train_run
+from kit.run_values import assert_agree, measured_by_run
 from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.turns.answer import pseudo_answer
 
@@ -37,6 +38,9 @@ SETTINGS = [
     # verl then reports the largest and the smallest ratio of trainer to engine over all sampled tokens.
     "algorithm.rollout_correction.rollout_is=token",
 ]
+
+
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,9 +85,8 @@ def two_steps(folder):
 def train(folder, name, *overrides):
     """The run's folder."""
     places = f"lab.dir={folder / 'lab'}", f"run_dir={folder / name}"
-    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     code, output = train_run.train(
-        folder / f"{name}.log", "--config-name", "lab", *places, *SETTINGS, *overrides, environment=environment, seconds=900
+        folder / f"{name}.log", "--config-name", "lab", *places, *SETTINGS, *overrides, environment=ENVIRONMENT, seconds=900
     )  # fmt: skip
     assert code == 0, output
     return folder / name
@@ -106,6 +109,13 @@ def test_engine_and_trainer_agree_and_gains_are_measured(two_steps):
     # Step 2 was sampled from weights that step 1 had moved, somewhere past the clip range.
     assert rows[0]["actor/pg_clipfrac"] > 0
     assert [row["step"] for row in read_json_lines(two_steps / VALIDATION)] == [0, 2]
+
+
+def test_values_by_vllm_are_those_of_the_sampler(two_steps, tmp_path, monkeypatch):
+    """Of the policy that the run starts from: the engine has no seed for a request, so that other draws are compared."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert_agree(measured_by_run(two_steps, tmp_path, step=0, seconds=900))
 
 
 def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):

@@ -1,9 +1,12 @@
 """Rollouts of a run as trajectories: contexts, ends, searches; and outcomes that are no answer to "right or wrong?"."""
 
+from types import SimpleNamespace
+
 import pytest
+from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure.generate import Wanted, outcome_of, parts_of
+from verl_credit.host.measure.generate import Generator, Wanted, outcome_of, parts_of, pieces_of
 from verl_credit.host.measure.rows import Row, reaches, replayed, trajectory_of
 from verl_credit.turns.book import RowRecord
 
@@ -47,21 +50,45 @@ def test_searches_stand_at_their_turn():
     [
         ({}, ""),
         ({"record": RowRecord(tool_fault="timeout").as_dict()}, "timeout"),
-        ({"turn_ids": [-1] * 6}, "no turn"),
+        ({"turn_ids": [-1] * 6}, "no token of the policy's"),
     ],
 )
 def test_a_row_that_does_not_count_says_why(changes, fault):
     assert row(**changes).fault == fault
 
 
+def behind(turns, **changes):
+    """A row whose agent loop says that so many turns stood already."""
+    searches = [{"turn": 0, "query": "a", "pages": [7]}]
+    return row(record=RowRecord(searches=searches, replayed=turns).as_dict(), **changes)
+
+
 def test_a_replay_is_the_turns_and_a_context_their_observations_too():
     state = row().states()[1]
-    assert replayed(row(), [(10, 11)]) and reaches(row(), state)
-    other = row(response_ids=[10, 11, 30, 32, 20, 40])
+    assert replayed(behind(1), [(10, 11)]) and reaches(behind(1), state)
+    other = behind(1, response_ids=[10, 11, 30, 32, 20, 40])
     assert replayed(other, [(10, 11)]) and not reaches(other, state)
-    assert not replayed(row(response_ids=[10, 12, 30, 31, 20, 40]), [(10, 11)])
-    ended = row(response_ids=[10, 11], turn_ids=[0, 0])
-    assert replayed(ended, [(10, 11), (20,)]) and not reaches(ended, state)
+    assert not replayed(behind(1, response_ids=[10, 12, 30, 31, 20, 40]), [(10, 11)])
+    assert replayed(behind(0), []) and replayed(behind(2), [(10, 11), (20,)])
+
+
+@pytest.mark.parametrize(
+    "ids, turn_ids, begins",
+    [
+        ([10, 11], [0, 0], True),  # it ended after the first of the turns
+        ([10, 11, 30, 31, 20], [0, 0, -1, -1, 1], True),  # full in the middle of the second
+        ([10, 11, 30, 31, 22], [0, 0, -1, -1, 1], False),
+        ([12], [0], False),
+    ],
+)
+def test_a_row_may_end_on_the_way(ids, turn_ids, begins):
+    assert replayed(behind(2, response_ids=ids, turn_ids=turn_ids), [(10, 11), (20, 21)]) is begins
+
+
+@pytest.mark.parametrize("says", [-1, 0, 2])
+def test_an_agent_loop_has_to_say_that_it_began_there(says):
+    """One that knows nothing of it may have written the same turns by itself."""
+    assert not replayed(behind(says), [(10, 11)])
 
 
 @pytest.mark.parametrize("scores, reward, outcome", [({"em": 1.0, "f1": 0.4}, 0.7, 1.0), ({}, 0.0, 0.0)])
@@ -77,10 +104,53 @@ def test_an_outcome_that_is_neither_right_nor_wrong_is_refused(scores, reward):
 
 @pytest.mark.parametrize(
     "counts, parts",
-    [([], []), ([4, 4, 4], [[4, 4], [4]]), ([9], [[9]]), ([2, 9, 2, 6], [[2], [9], [2, 6]])],
+    [([], []), ([4, 4, 4], [[4, 4], [4]]), ([9], [[8], [1]]), ([2, 9, 2, 6], [[2], [8], [1, 2], [6]])],
 )
 def test_no_more_rollouts_at_a_time_than_a_step_has(counts, parts):
-    wanted = [Wanted(question, count, "", ()) for question, count in enumerate(counts)]
-    found = list(parts_of(wanted, 8))
+    wanted = [Wanted(question, count, f"q{question}", ()) for question, count in enumerate(counts)]
+    pieces = [piece for one in wanted for piece in pieces_of(one, 8)]
+    found = list(parts_of(pieces, 8))
     assert [[one.count for one in part] for part in found] == parts
-    assert [one for part in found for one in part] == wanted
+    assert len({one.name for one in pieces}) == len(pieces) and {one.name for one in wanted} <= {
+        one.name for one in pieces
+    }
+
+
+class Made(Generator):
+    """``faults``: of the next rollouts, in order; then there are none."""
+
+    def __init__(self, faults=()):
+        super().__init__(SimpleNamespace(config=SMALL), [])
+        self.asked, self.faults = [], list(faults)
+
+    def _made(self, wanted):
+        self.asked.append([(one.question, one.count, one.name) for one in wanted])
+        return [[self._row(one) for _ in range(one.count)] for one in wanted]
+
+    def _row(self, one):
+        fault = self.faults.pop(0) if self.faults else ""
+        return row(question=one.question, record=RowRecord(tool_fault=fault).as_dict())
+
+
+SMALL = OmegaConf.create({"data": {"train_batch_size": 2}, "actor_rollout_ref": {"rollout": {"n": 4}}})
+
+
+def test_rollouts_come_as_they_are_made():
+    made = Made()
+    wanted = [Wanted(0, 4, "a", ()), Wanted(1, 9, "b", ()), Wanted(2, 3, "c", ())]
+    groups = made(wanted)
+    assert [row.question for row in next(groups)] == [0] * 4 and len(made.asked) == 1
+    assert [[row.question for row in group] for group in groups] == [[1] * 9, [2] * 3]
+    assert made.asked == [[(0, 4, "a")], [(1, 8, "b")], [(1, 1, "b, part 1"), (2, 3, "c")]]
+
+
+def test_a_rollout_that_a_fault_ended_is_drawn_again():
+    made = Made(["", "deadline", "", "down", "down"])
+    (first, second) = made([Wanted(0, 2, "a", ()), Wanted(1, 2, "b", ())])
+    assert not any(row.fault for row in [*first, *second]) and len(first) == len(second) == 2
+    assert made.asked[1:] == [[(0, 1, "a, again 1"), (1, 1, "b, again 1")], [(0, 1, "a, again 2")]]
+
+
+def test_a_fault_every_time_ends_it():
+    with pytest.raises(IntegrityError, match="1 rollouts failed 4 times \\(deadline\\)"):
+        list(Made(["deadline"] * 4)([Wanted(0, 1, "a", ())]))

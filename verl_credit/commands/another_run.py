@@ -5,7 +5,7 @@ The other run is only read, and may still be going.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,6 +16,14 @@ from verl_credit.recipe.world import serves_search
 
 RECIPE, LOG = "another_run", "train.log"
 DATA_ORDER = "data.pt"
+
+
+class ChildFailed(RuntimeError):
+    """The other run ended with ``code``."""
+
+    def __init__(self, text: str, code: ExitCode):
+        super().__init__(text)
+        self.code = code
 
 
 def own_folder(folder: Path) -> dict:
@@ -74,14 +82,15 @@ def write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
     OmegaConf.save(recipe, folder / f"{RECIPE}.yaml")
 
 
-def check_passwords(config: DictConfig, overridden: Collection[str] = ()) -> None:
-    """Raises ConfigError where the search server's password, which no run stores, is missing."""
+def check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig, who: str) -> None:
+    """Raises ConfigError for one of a key in ``fixed``, which ``who`` sets, and where the search server's password, which no
+    run stores, is missing."""
+    keys = {text.lstrip("+~").partition("=")[0]: text for text in overrides}
+    for key, text in keys.items():
+        if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
+            raise ConfigError(f"{text}: {taken[0]} is set by {who} and cannot be overridden")
     urls = config.search.url if OmegaConf.is_list(config.search.url) else [config.search.url]
-    if (
-        "search.url" not in overridden
-        and not serves_search(config)
-        and any("***" in (url or "") for url in urls)
-    ):
+    if "search.url" not in keys and not serves_search(config) and any("***" in (url or "") for url in urls):
         raise ConfigError(
             key="search.url",
             value=", ".join(map(str, urls)),
@@ -92,7 +101,7 @@ def check_passwords(config: DictConfig, overridden: Collection[str] = ()) -> Non
 def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
     """A process of its own, for Ray and verl to start afresh; what it says goes to ``folder``/train.log.
 
-    Raises PreflightError where it is refused, RuntimeError where it fails, both with ``otherwise`` and the end of that file,
+    Raises PreflightError where it is refused, ChildFailed where it fails, both with ``otherwise`` and the end of that file,
     and KeyboardInterrupt where it was told to stop.
     """
     log = folder / LOG
@@ -103,6 +112,8 @@ def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
         raise KeyboardInterrupt
     if code != ExitCode.DONE:
         said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        error = PreflightError if code == ExitCode.PREFLIGHT else RuntimeError
         last = said[-1:] if code == ExitCode.PREFLIGHT else said[-8:]
-        raise error("\n".join([f"{otherwise}: it ended with exit code {code} ({log}):", *last]))
+        text = "\n".join([f"{otherwise}: it ended with exit code {code} ({log}):", *last])
+        if code == ExitCode.PREFLIGHT:
+            raise PreflightError(text)
+        raise ChildFailed(text, ExitCode.INTEGRITY if code == ExitCode.INTEGRITY else ExitCode.FAILED)

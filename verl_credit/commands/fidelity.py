@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from verl_credit.commands.another_run import ChildFailed
 from verl_credit.commands.fidelity_policies import Policy, policies_of, step_numbers
 from verl_credit.commands.fidelity_run import measure_by_run, why_by_run
 from verl_credit.commands.train import terminate_as_interrupt
@@ -24,6 +25,7 @@ from verl_credit.fidelity.swap.decisions import PER_PROMPT
 from verl_credit.fidelity.swap.report import as_dict as swaps_as_dict
 from verl_credit.fidelity.swap.report import swap_table
 from verl_credit.fidelity.swap.swaps import measure_swaps
+from verl_credit.fidelity.values import check_continuations
 from verl_credit.fidelity.workers import workers_of
 from verl_credit.report.fidelity_page import fidelity_page
 from verl_credit.run.files import DamagedFile, plain, read_json_lines, write_text
@@ -67,6 +69,7 @@ def fidelity(
     try:
         if rollouts < 2:
             raise PreflightError(f"--rollouts {rollouts}: expected at least 2, which a group compares")
+        check_continuations(continuations)
         if swaps > PER_PROMPT * prompts:
             raise PreflightError(
                 f"--swaps {swaps}: {prompts} prompts have at most {PER_PROMPT} each; expected at most {PER_PROMPT * prompts}"
@@ -79,63 +82,37 @@ def fidelity(
         policies = policies_of(folder, step_numbers(steps), lab)
         why = why_by_run(policies[0].config)
         by_run = engine == "run" or (engine == "auto" and why is not None)
-        _check_engine(
-            by_run, why, policies[0], split=split, gradient=gradient, swaps=swaps, overrides=overrides
-        )
+        if by_run:
+            _check_by_run(
+                why,
+                policies[0],
+                split,
+                {"--gradient": gradient, "--swaps": swaps, "--parallel": parallel, "--lab": lab},
+            )
+        elif why is not None:
+            raise PreflightError(f"--engine sampler: {why}; expected run")
+        elif overrides:
+            raise PreflightError(f"{' '.join(overrides)}: overrides are taken with --engine run alone")
         end = None if minutes is None else time.monotonic() + 60 * minutes
         found = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
             if by_run:
-                (out / policy.name).mkdir(parents=True, exist_ok=True)
-                request = Request(
-                    out=str((out / policy.name).resolve()),
-                    name=policy.name,
-                    policy=str(policy.folder),
-                    step=policy.step,
-                    modes=None if modes is None else _names(modes),
-                    minutes=None if end is None else (end - time.monotonic()) / 60 / left,
-                    overrides=list(overrides),
-                    folder=str(Path.cwd()),
-                    **settings,
-                )
-                of_policy, lines = measure_by_run(
-                    policy.config, policy.folder if policy.step else None, request
-                )
-                found.append(of_policy)
-                print("\n".join(lines))
+                minutes_left = None if end is None else (end - time.monotonic()) / 60 / left
+                found.append(_by_run(policy, out, settings, modes, minutes_left, overrides))
                 continue
-            load = partial(policy.load, lab=lab, split=split, prompts=prompts)
-            subject = load()
-            say, enough = Throttled(say_at_once, f"fidelity {policy.name}"), _Until(end, left)
-            with terminate_as_interrupt(), workers_of(load, prompts, parallel) as workers:
-                result = measure(
-                    subject,
+            found.append(
+                _here(
+                    policy,
                     out / policy.name,
-                    rollouts=rollouts,
-                    continuations=continuations,
-                    seed=seed,
-                    modes=chosen,
+                    settings,
+                    chosen,
+                    lab=lab,
                     gradient=gradient,
-                    say=say,
-                    enough=enough,
-                    workers=workers,
+                    swaps=swaps,
+                    parallel=parallel,
+                    enough=_Until(end, left),
                 )
-                found.append(as_dict(subject, result) | {"swaps": {}})
-                print("\n".join(table(subject.name, result)))
-                if swaps:
-                    swapped = measure_swaps(
-                        subject,
-                        result.groups,
-                        out / policy.name,
-                        wanted=swaps,
-                        continuations=continuations,
-                        seed=seed,
-                        modes=chosen,
-                        say=say,
-                        enough=enough,
-                    )
-                    found[-1]["swaps"] = swaps_as_dict(swapped)
-                    print("\n".join(swap_table(swapped)))
+            )
             write_result(out / policy.name / RESULT, settings, found[-1:])
         write_result(out / RESULT, settings, found)
         turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
@@ -143,9 +120,9 @@ def fidelity(
     except (ConfigError, PreflightError, DamagedFile, OSError) as error:
         print(f"verl-credit fidelity {folder}: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
-    except RuntimeError as error:  # the run that measures
+    except ChildFailed as error:
         print(f"verl-credit fidelity {folder}: {error}")
-        return ExitCode.FAILED
+        return error.code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on")
         return ExitCode.INTERRUPTED
@@ -156,31 +133,95 @@ def fidelity(
     return ExitCode.DONE
 
 
-def _check_engine(
-    by_run: bool,
-    why: str | None,
+def _here(
     policy: Policy,
+    out: Path,
+    settings: Mapping,
+    modes: Sequence[TurnMode],
     *,
-    split: str,
+    lab: Path | None,
     gradient: bool,
     swaps: int,
+    parallel: int | None,
+    enough: Callable[[], bool],
+) -> dict:
+    """By the sampler, in this process. What ``fidelity.json`` has of the policy; its tables are printed."""
+    prompts, continuations, seed = (settings[name] for name in ("prompts", "continuations", "seed"))
+    load = partial(policy.load, lab=lab, split=settings["split"], prompts=prompts)
+    subject, say = load(), Throttled(say_at_once, f"fidelity {policy.name}")
+    with terminate_as_interrupt(), workers_of(load, prompts, parallel) as workers:
+        result = measure(
+            subject,
+            out,
+            rollouts=settings["rollouts"],
+            continuations=continuations,
+            seed=seed,
+            modes=modes,
+            gradient=gradient,
+            say=say,
+            enough=enough,
+            workers=workers,
+        )
+        print("\n".join(table(subject.name, result)))
+        swapped = {}
+        if swaps:
+            made = measure_swaps(
+                subject,
+                result.groups,
+                out,
+                wanted=swaps,
+                continuations=continuations,
+                seed=seed,
+                modes=modes,
+                say=say,
+                enough=enough,
+            )
+            print("\n".join(swap_table(made)))
+            swapped = swaps_as_dict(made)
+    return as_dict(subject, result) | {"swaps": swapped}
+
+
+def _by_run(
+    policy: Policy,
+    out: Path,
+    settings: Mapping,
+    modes: str | None,
+    minutes: float | None,
     overrides: Sequence[str],
-) -> None:
-    """``why``: it has to be the run."""
-    if not by_run:
-        if why is not None:
-            raise PreflightError(f"--engine sampler: {why}; expected run")
-        if overrides:
-            raise PreflightError(f"{' '.join(overrides)}: overrides are taken with --engine run alone")
-        return
+) -> dict:
+    """As `_here`, through the run's own rollouts."""
+    folder = (out / policy.name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    request = Request(
+        out=str(folder),
+        name=policy.name,
+        policy=str(policy.folder),
+        step=policy.step,
+        modes=None if modes is None else _names(modes),
+        minutes=minutes,
+        about={},
+        folder=str(Path.cwd()),
+        **settings,
+    )
+    found, lines = measure_by_run(policy.config, policy.folder if policy.step else None, request, overrides)
+    print("\n".join(lines))
+    return found
+
+
+def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mapping) -> None:
+    """``why``: it has to be the run; ``of_sampler``: options that the sampler alone takes."""
     because = f"--engine run ({why})" if why else "--engine run"
     if policy.step is None:
         raise PreflightError("--engine run: expected a run's folder or one of its checkpoints")
     if split == "dev":
         raise PreflightError(f"--split dev: {because} has train (data.train_files) and test (data.val_files)")
-    if gradient or swaps:
+    if given := [name for name, value in of_sampler.items() if value]:
+        instead = {
+            "--lab": "which reads the folders that the run had",
+            "--parallel": "where as many rollouts run at a time as a step of training has",
+        }
         raise PreflightError(
-            f"{'--gradient' if gradient else '--swaps'}: not with {because}, which gives values alone"
+            f"{given[0]}: not with {because}, {instead.get(given[0], 'only with the sampler')}"
         )
 
 

@@ -93,7 +93,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     """(turns, rollouts) that have A* now."""
     out = stars_folder(folder, step)
     out.mkdir(parents=True, exist_ok=True)
-    check_about(out, subject, continuations=continuations, seed=seed, otherwise="delete that folder")
+    check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")
     tokens = read_table(table_path(folder, TOKENS, step), ("row", "text", "turn")).columns
     rollouts = read_table(table_path(folder, ROLLOUTS, step)).columns
     written = dict(zip(rollouts["row"], rollouts["turn"], strict=True))

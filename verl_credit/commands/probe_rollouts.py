@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from verl_credit.commands.another_run import (
     LOG,
     RECIPE,
-    check_passwords,
+    check_overrides,
     link_checkpoint,
     own_folder,
     resumed,
@@ -65,7 +65,7 @@ def collect(
     _check_folder(folder, saved)
     _check_prompts(prompts, saved.config)
     fixed = _fixed(folder, saved, prompts, save)
-    _check_overrides(overrides, fixed, saved.config)
+    check_overrides(overrides, fixed, saved.config, "the probe")
     link_checkpoint(saved.folder, folder)
     write_recipe(folder, saved.config, fixed)
     try:
@@ -158,14 +158,6 @@ def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
         "trainer.total_epochs": saved.step + 2,  # an epoch may be one step now
         "trainer.save_freq": 1 if save else -1,
     }
-
-
-def _check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig) -> None:
-    keys = {text.lstrip("+~").partition("=")[0]: text for text in overrides}
-    for key, text in keys.items():
-        if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
-            raise ConfigError(f"{text}: {taken[0]} is set by the probe and cannot be overridden")
-    check_passwords(config, keys)
 
 
 def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
-from verl_credit.fidelity.measured import Measured
 from verl_credit.run.files import write_text
 
 ABOUT, VERSION = "about.json", 2
@@ -14,17 +14,20 @@ ABOUT, VERSION = "about.json", 2
 
 def check_about(
     folder: Path,
-    subject: Measured,
+    of_policy: Mapping,
     *,
     continuations: int,
     seed: int,
     otherwise: str = "give a new --dir, or the settings of this one",
 ) -> None:
-    """Says in the file what the folder's values are of. Raises PreflightError where it says something else already."""
+    """Says in the file what the folder's values are of; ``of_policy``: `Measured.about`.
+
+    Raises PreflightError where it says something else already.
+    """
     path = folder / ABOUT
     about = {
         "version": VERSION,
-        **subject.about(),
+        **of_policy,
         "continuations": continuations,
         "seed": seed,
     }

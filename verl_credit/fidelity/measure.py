@@ -24,7 +24,7 @@ from verl_credit.fidelity.run_credit import run_credit
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.scored import TURNS, ScoredTurn, by_second_half, score_turns
 from verl_credit.fidelity.tables import tables_of
-from verl_credit.fidelity.values import VALUES, Value, states_of, values_of
+from verl_credit.fidelity.values import PROMPTS_AT_ONCE, VALUES, Value, states_of, values_of
 from verl_credit.fidelity.workers import Workers
 from verl_credit.report.again import TurnTables
 from verl_credit.run.files import append_json
@@ -69,6 +69,7 @@ def measure(
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
     workers: Workers | None = None,
+    prompts_at_once: int = PROMPTS_AT_ONCE,
 ) -> Result:
     """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. Repeated with the same settings it goes on.
 
@@ -78,7 +79,7 @@ def measure(
     Raises PreflightError where ``out`` has the values of another policy or of other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
-    check_about(out, subject, continuations=continuations, seed=seed)
+    check_about(out, subject.about(), continuations=continuations, seed=seed)
     if workers is not None and not (out / VALUES).exists():
         workers.start()
     sampled = sample_groups(subject, rollouts=rollouts, seed=seed, say=say)
@@ -91,6 +92,7 @@ def measure(
         path=out / VALUES,
         say=lambda done, of: say(0.1 + 0.5 * done / of, f"values of the contexts of {done} of {of} prompts"),
         enough=enough,
+        prompts_at_once=prompts_at_once,
         elsewhere=None if workers is None else workers.values,
     )
     say(0.6, "gains and credit")

@@ -25,6 +25,8 @@ class Measured(Protocol):
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None
+    engine: str
+    """What rolls it out."""
 
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         """The trajectories of every start."""

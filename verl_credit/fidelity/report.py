@@ -39,7 +39,8 @@ def table(name: str, result: Result) -> list[str]:
     )
     if result.otherwise:
         missing.append(
-            f"a tool answered otherwise in {result.otherwise:.0%} of continuations: their values are means over its answers"
+            f"in {result.otherwise:.0%} of continuations a tool gave another answer than in the rollout: A* of the turns "
+            "behind it is not exact, and need not be 0 on average"
         )
     halves = "Monte Carlo: credit by the first half of the continuations, compared with A* by the second"
     return [*lines, *missing, halves, f"0 on average: mean A* at {scores}", *gradient_table(result)]
@@ -87,6 +88,7 @@ def as_dict(subject: Measured, result: Result) -> dict:
     return {
         "policy": subject.name,
         "step": subject.step,
+        "engine": subject.engine,
         "prompts": result.prompts,
         "of_prompts": result.of_prompts,
         "turns": len(result.turns),

@@ -9,6 +9,7 @@ from pathlib import Path
 from verl_credit.run.files import write_text
 
 REQUEST, RESULT, TABLE = "request.json", "fidelity.json", "table.txt"
+ROLLOUTS = "rollouts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Request:
     seed: int
     modes: list[str] | None
     minutes: float | None
-    overrides: list[str]
-    """Of the run's configuration."""
+    about: dict
+    """What its values are of (`check_about`)."""
     folder: str
     """Where the user stands: modes and signals of their own are found there."""
 

@@ -43,6 +43,7 @@ class Subject:
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None = None
+    engine = "sampler"
 
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         return roll(self.sampler(), self.protocol, starts)

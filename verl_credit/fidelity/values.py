@@ -83,8 +83,7 @@ def values_of(
 
     Raises PreflightError where ``path`` has values by another number of continuations.
     """
-    if continuations < 2 or continuations % 2:
-        raise PreflightError(f"--continuations {continuations}: expected an even number of at least 2")
+    check_continuations(continuations)
     found = {} if path is None else _read(path, continuations)
     by_prompt: dict[int, dict[str, State]] = {}
     for state in states:
@@ -114,6 +113,11 @@ def values_of(
             append_json(path, asdict(value))
         say(min(done * prompts_at_once, len(waiting)), len(waiting))
     return found
+
+
+def check_continuations(continuations: int) -> None:
+    if continuations < 2 or continuations % 2:
+        raise PreflightError(f"--continuations {continuations}: expected an even number of at least 2")
 
 
 def value_part(part: Part, roll: Roll, *, continuations: int, seed: int) -> list[Value]:

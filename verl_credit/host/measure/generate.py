@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import transfer_queue as tq
@@ -20,6 +20,8 @@ from verl_credit.host.step import store
 PARTITION = "val"  # rows of an evaluation: no gain is scored while they are made
 RIGHT = "em"
 """Of the reward function's values; the reward itself where it names no such one."""
+TRIES = 4
+"""Of a rollout that a tool's fault ends."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,38 @@ class Generator:
     def __init__(self, trainer, data: Sequence[dict]):
         self._trainer, self._data = trainer, data
 
-    def __call__(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
-        """All of each, in the order of their numbers; as many at a time as a step of training has, which engine and search
-        server bear. Raises IntegrityError where one is missing, or is neither right nor wrong."""
-        made, config = [], self._trainer.config
+    def __call__(self, wanted: Sequence[Wanted]) -> Iterator[list[Row]]:
+        """The rollouts of each, as they come: as many at a time as a step of training has, which engine and search server
+        bear. One that a tool's fault ended is drawn again.
+
+        Raises IntegrityError where one is missing, fails every time, or is neither right nor wrong.
+        """
+        config = self._trainer.config
         most = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        for part in parts_of(wanted, most):
-            made += self._made(part)
-        return made
+        pieces = [piece for one in wanted for piece in pieces_of(one, most)]
+        groups = (group for part in parts_of(pieces, most) for group in self._without_faults(part))
+        for one in wanted:
+            made: list[Row] = []
+            while len(made) < one.count:
+                made += next(groups)
+            yield made
+
+    def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
+        groups = self._made(wanted)
+        for again in range(1, TRIES):
+            lost = {n: sum(bool(row.fault) for row in group) for n, group in enumerate(groups)}
+            lost = {n: count for n, count in lost.items() if count}
+            if not lost:
+                return groups
+            names = [(n, f"{wanted[n].name}, again {again}") for n in lost]
+            made = self._made([replace(wanted[n], count=lost[n], name=name) for n, name in names])
+            for n, new in zip(lost, made, strict=True):
+                groups[n] = [row for row in groups[n] if not row.fault] + new
+        if faults := [row.fault for group in groups for row in group if row.fault]:
+            raise IntegrityError(
+                f"{len(faults)} rollouts failed {TRIES} times ({faults[0]}); what was made stays, and the same call goes on"
+            )
+        return groups
 
     def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         trainer, uids = self._trainer, [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
@@ -59,17 +85,15 @@ class Generator:
         trainer.watch.settle(len(batch.keys))
         rows = self._rows(batch)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        groups = []
         for one, uid in zip(wanted, uids, strict=True):
-            if len(rows.get(uid, ())) != one.count:
+            found = rows.get(uid, {})
+            if len(found) != one.count:
                 raise IntegrityError(
-                    f"{len(rows.get(uid, ()))} rollouts of {one.count} arrived for question {one.question}; the same call "
-                    "goes on"
+                    f"{len(found)} rollouts of {one.count} arrived for question {one.question}"
                 )
-        questions = dict(zip(uids, wanted, strict=True))
-        return [
-            [Row(question=questions[uid].question, **rows[uid][number]) for number in sorted(rows[uid])]
-            for uid in uids
-        ]
+            groups.append([Row(question=one.question, **found[number]) for number in sorted(found)])
+        return groups
 
     def _batch(self, wanted: Sequence[Wanted], uids: Sequence[str]):
         columns = collate_fn([self._data[one.question] for one in wanted]) | {
@@ -108,8 +132,17 @@ class Generator:
         return found
 
 
+def pieces_of(one: Wanted, most: int) -> list[Wanted]:
+    """With at most ``most`` rollouts each; the first has the name."""
+    counts = [min(most, one.count - begin) for begin in range(0, one.count, most)]
+    return [
+        replace(one, count=count, name=one.name if not number else f"{one.name}, part {number}")
+        for number, count in enumerate(counts)
+    ]
+
+
 def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
-    """In order, with ``most`` rollouts together; one that wants more is a part of its own."""
+    """In order, with at most ``most`` rollouts together."""
     part: list[Wanted] = []
     for one in wanted:
         if part and sum(other.count for other in part) + one.count > most:

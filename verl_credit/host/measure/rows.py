@@ -28,7 +28,9 @@ class Row:
     @property
     def fault(self) -> str:
         """Why it does not count; empty where it does."""
-        return self.record["tool_fault"] or ("" if max(self.turn_ids, default=-1) >= 0 else "no turn")
+        return self.record["tool_fault"] or (
+            "" if max(self.turn_ids, default=-1) >= 0 else "no token of the policy's"
+        )
 
     @property
     def texts(self) -> list[Ids]:
@@ -71,8 +73,14 @@ def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ..
 
 
 def replayed(row: Row, turns: Sequence[Ids]) -> bool:
-    """Did the agent loop begin with ``turns``, as far as it came?"""
-    return all(one == other for one, other in zip(row.texts, turns, strict=False))
+    """Did the agent loop begin with ``turns``? A row that was full before their end has them as far as it goes."""
+    texts, turns = row.texts, list(turns)
+    if row.record["replayed"] != len(turns):
+        return False
+    if len(texts) > len(turns):
+        return texts[: len(turns)] == turns
+    *before, last = texts
+    return before == turns[: len(before)] and turns[len(before)][: len(last)] == last
 
 
 def reaches(row: Row, state: State) -> bool:

@@ -41,7 +41,8 @@ class MeasuringTrainer(CreditTrainer):
             self._shutdown_dump_executor()
 
     def _measure(self, request: Request) -> None:
-        subject, out = RunSubject(self, request), Path(request.out)
+        say = Throttled(partial(events.note, self.run_dir, "fidelity"), f"fidelity {request.name}")
+        subject, out = RunSubject(self, request, say), Path(request.out)
         end = None if request.minutes is None else time.monotonic() + 60 * request.minutes
         result = measure(
             subject,
@@ -50,8 +51,9 @@ class MeasuringTrainer(CreditTrainer):
             continuations=request.continuations,
             seed=request.seed,
             modes=find_modes(request.modes),
-            say=Throttled(partial(events.note, self.run_dir, "fidelity"), f"fidelity {request.name}"),
+            say=say,
             enough=lambda: end is not None and time.monotonic() >= end,
+            prompts_at_once=1,
         )
         write_text(out / TABLE, "\n".join(table(subject.name, result)) + "\n")
         write_result(out / RESULT, request.settings, [as_dict(subject, result) | {"swaps": {}}])

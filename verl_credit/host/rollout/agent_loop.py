@@ -84,6 +84,7 @@ class TurnAgentLoop(ToolAgentLoop):
             row = (kwargs[DRAW],)
         if REPLAY in kwargs:
             self.server_manager = ReplayingClient(self.server_manager, kwargs[REPLAY])
+            self.record.replayed = self.server_manager.left
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")

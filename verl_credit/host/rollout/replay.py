@@ -29,8 +29,9 @@ class ReplayingClient:
         self._client, self._turns = client, deque(json.loads(column))
 
     @property
-    def replaying(self) -> bool:
-        return bool(self._turns)
+    def left(self) -> int:
+        """Turns that it has not said yet."""
+        return len(self._turns)
 
     async def generate(self, *, sampling_params: dict[str, Any], **request: Any) -> TokenOutput:
         if not self._turns:

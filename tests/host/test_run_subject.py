@@ -1,0 +1,127 @@
+"""A measurement's subject behind a run: what is kept, what is refused; its rollouts are made up."""
+
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_credit.errors import IntegrityError
+from verl_credit.fidelity.request import ROLLOUTS, Request
+from verl_credit.fidelity.rollout import Start
+from verl_credit.fidelity.values import states_of, values_of
+from verl_credit.host.measure.rows import Row
+from verl_credit.host.measure.subject import RunSubject
+from verl_credit.turns.book import RowRecord
+
+CONFIG = OmegaConf.create(
+    {
+        "data": {"train_files": "train.parquet", "val_files": "test.parquet"},
+        "actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "mine"}}},
+    }
+)
+
+
+class Rollouts:
+    """Two turns, token 10 + question, then 20; the tool says 30. Every other one is right."""
+
+    def __init__(self):
+        self.asked, self.replayed, self.tool, self.prompt = [], None, 30, lambda question: [1, question]
+
+    def __call__(self, wanted):
+        for one in wanted:
+            self.asked.append((one.question, one.count, one.name, [list(turn) for turn in one.turns]))
+            yield [self._row(one, number) for number in range(one.count)]
+
+    def _row(self, one, number):
+        replayed = len(one.turns) if self.replayed is None else self.replayed
+        return Row(
+            question=one.question,
+            prompt_ids=self.prompt(one.question),
+            response_ids=[10 + one.question, self.tool, 20],
+            turn_ids=[0, -1, 1],
+            record=RowRecord(replayed=replayed).as_dict(),
+            scores={},
+            turn_rewards=[None],
+            outcome=float(number % 2),
+        )
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Of a new subject in the same folder: (it, its rollouts)."""
+
+    def make(prompts=3, split="train"):
+        data = [{"reward_model": {"ground_truth": str(n)}, "extra_info": {}} for n in range(4)]
+        trainer = SimpleNamespace(config=CONFIG, tokenizer=None, train_dataset=data, val_dataset=data[:2])
+        request = Request(
+            str(tmp_path), "step_5", "p", 5, prompts, 4, 4, split, 0, None, None, {"engine": "run"}, "."
+        )
+        subject = RunSubject(trainer, request)
+        subject._generate = Rollouts()
+        return subject, subject._generate
+
+    return make
+
+
+def starts(subject, name="rollout"):
+    return [Start(state, 4, 0, name) for state in subject.prompts]
+
+
+def test_rollouts_are_kept_and_more_prompts_can_be_added(made, tmp_path):
+    subject, rollouts = made()
+    groups = subject.roll(starts(subject))
+    assert [question for question, *_ in rollouts.asked] == [0, 1, 2]
+    again, nothing = made(prompts=4)
+    assert again.roll(starts(again))[:3] == groups
+    assert [question for question, *_ in nothing.asked] == [3]
+    assert len((tmp_path / ROLLOUTS).read_text().splitlines()) == 4
+    other, new = made()
+    other.roll(starts(other, "replicate"))
+    assert len(new.asked) == 3
+
+
+def test_contexts_are_rolled_out_behind_their_turns_by_numbers_of_their_own(made):
+    subject, rollouts = made(prompts=2)
+    groups = subject.roll(starts(subject))
+    names = {name for _, _, name, _ in rollouts.asked}
+    rollouts.asked.clear()
+    found = values_of(states_of(groups), subject.roll, continuations=4, seed=0)
+    assert [(question, turns) for question, _, _, turns in rollouts.asked] == [
+        (0, []), (0, [[10]]), (1, []), (1, [[11]]),
+    ]  # fmt: skip
+    asked = {name for _, _, name, _ in rollouts.asked}
+    assert len(asked) == 4 and not asked & names
+    assert all(value.outcomes == "0101" and value.otherwise == 0 for value in found.values())
+
+
+def test_other_answers_of_the_tool_are_counted(made):
+    subject, rollouts = made(prompts=1)
+    groups = subject.roll(starts(subject))
+    rollouts.tool = 31
+    found = values_of(states_of(groups), subject.roll, continuations=4, seed=0)
+    assert sorted(value.otherwise for value in found.values()) == [
+        0,
+        4,
+    ]  # the prompt's own context has no answer in it
+
+
+@pytest.mark.parametrize("says", [-1, 1])
+def test_an_agent_loop_that_knows_nothing_of_turns_that_stand_is_named(made, says):
+    subject, rollouts = made()
+    rollouts.replayed = says
+    with pytest.raises(IntegrityError, match="an agent loop \\(mine, or a row's agent_name\\) did not begin"):
+        subject.roll(starts(subject))
+
+
+def test_one_prompt_with_two_answers_is_refused(made):
+    subject, rollouts = made()
+    rollouts.prompt = lambda question: [1, 0]
+    with pytest.raises(
+        IntegrityError, match="questions 0 and 1 of the data have one prompt and not one answer"
+    ):
+        subject.roll(starts(subject))
+
+
+def test_too_many_prompts_are_refused_with_the_file(made):
+    with pytest.raises(IntegrityError, match="--prompts 3: test.parquet \\(data.val_files\\) has 2"):
+        made(split="test")
