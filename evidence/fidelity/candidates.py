@@ -7,6 +7,7 @@ import torch
 
 from verl_credit.credit.groups import minus_others
 from verl_credit.credit.turn.mode import ModeOutput
+from verl_credit.credit.turn.modes.gigpo import gigpo
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -69,6 +70,23 @@ def fitted_gae(tables: Tables, *, lam: float = 0.5, ridge: float = 1.0) -> ModeO
 fitted_gae.scope = "batch"
 fitted_gae.properties = ()
 fitted_gae.exempt = dict.fromkeys(("ties", "no_gains"), "its baseline is fitted to other prompts")
+
+
+def gigpo_half_negative(tables: Tables) -> ModeOutput:
+    """A_k = a_k where a_k > 0, else a_k / 2          a_k: `gigpo` with its defaults
+
+    Turns that look worse than others from their state count half, as outcomes below the mean do in ``half_negative``.
+    """
+    advantage_B_K, outcome_B, scale_B_K = gigpo(tables)
+    halved = [torch.where(a > 0, a, a / 2) for a in (advantage_B_K, outcome_B)]
+    return *halved, scale_B_K
+
+
+gigpo_half_negative.reads = ("rewards", "groups", "gains", "anchors")
+gigpo_half_negative.needs = ("anchor_B_K1",)
+gigpo_half_negative.default_signal = "none"
+gigpo_half_negative.whole_returns = True
+gigpo_half_negative.exempt = dict.fromkeys(("ties", "better_tools", "no_gains"), "as gigpo")
 
 
 def _features(tables: Tables, others_B: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from scipy import stats
 
 from verl_credit.campaign.record import read_record
 from verl_credit.campaign.state import states
+from verl_credit.run.files import VALIDATION, read_json_lines
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -51,6 +52,18 @@ def areas_of(runs: Path) -> Areas:
     for state in states(read_record(runs).campaign, runs):
         if state.value is not None:
             found.setdefault(state.run.condition, {})[state.run.seed, state.run.world] = state.value
+    return found
+
+
+def held_out_of(runs: Path) -> dict[str, Areas]:
+    """Sampling mode -> the same with exact match on held-out questions after the last step."""
+    found: dict[str, Areas] = {mode: {} for mode in ("greedy", "sampled")}
+    for state in states(read_record(runs).campaign, runs):
+        rows = read_json_lines(runs / state.run.folder / VALIDATION)
+        for mode, of in found.items():
+            if state.value is not None:
+                value = rows[-1][f"val-aux/lab-{mode}/em/mean@1"]
+                of.setdefault(state.run.condition, {})[state.run.seed, state.run.world] = value
     return found
 
 
@@ -114,19 +127,16 @@ def rank_correlation(learned: dict[str, dict], score: dict[str, float]) -> dict:
 def picture(learned: dict[str, dict], scores: dict[str, dict[str, float]]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
     for axis, (name, score) in zip(axes, scores.items(), strict=True):
-        for condition, row in learned.items():
-            if condition in score:
-                axis.errorbar(
-                    score[condition],
-                    row["mean"],
-                    yerr=row.get("half", 0),
-                    fmt="o",
-                    color="#0072b2",
-                    capsize=2,
-                )
-                axis.annotate(
-                    condition, (score[condition], row["mean"]), (4, 4), textcoords="offset points", size=7
-                )
+        shown = sorted((row["mean"], name) for name, row in learned.items() if name in score)
+        for place, (_, condition) in enumerate(shown):
+            row, left = (
+                learned[condition],
+                place % 2,
+            )  # neighbours in height have their names on different sides
+            at = score[condition], row["mean"]
+            axis.errorbar(*at, yerr=row.get("half", 0), fmt="o", color="#0072b2", capsize=2)
+            side = "right" if left else "left"
+            axis.annotate(condition, at, (-4 if left else 4, 3), ha=side, textcoords="offset points", size=7)
         axis.axhline(0, color="#999", linewidth=0.8)
         axis.set_xlabel(f"{name}, mean over policies")
     axes[0].set_ylabel("area under the curve minus GRPO's")
@@ -152,6 +162,7 @@ def main() -> None:
         "learned": learned,
         "measured": measured,
         "correlations": correlations,
+        "held_out": {mode: differences(of) for mode, of in held_out_of(args.runs).items()},
     }
     OUT.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     picture(learned, scores)
@@ -163,6 +174,9 @@ def main() -> None:
         )
     for name, found in correlations.items():
         print(f"{name}: {found}")
+    for mode, rows in result["held_out"].items():
+        for name, row in sorted(rows.items(), key=lambda item: -item[1]["mean"]):
+            print(f"held out, {mode}: {name:22s} {row['mean']:+.3f} ± {row.get('half', float('nan')):.3f}")
 
 
 if __name__ == "__main__":

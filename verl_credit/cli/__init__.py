@@ -198,7 +198,7 @@ def probe(
     return probe(checkpoint, config, out, overrides)
 
 
-@app.command(help="does each mode's credit agree with the true advantages of turns? of a policy of the lab")
+@app.command(help="does each mode's credit agree with the true advantages of a policy's turns?")
 def fidelity(
     folder: Path = Argument(help="a run, RUN/checkpoints/global_step_N, or a policy (LAB/policy)"),
     out: Path = Option(..., "--dir", help="for the values; an interrupted measurement goes on there"),

@@ -32,7 +32,7 @@ def run_credit(
 ) -> Credit:
     """As step ``step`` of ``planned_steps`` would give it to these rollouts, in a step that measures gains.
 
-    Of turns: a token transform that only spreads a turn's advantage is left out. Outcomes are exact match.
+    Of turns: a token transform that only spreads a turn's advantage is left out. Outcomes are the trajectories'.
     """
     name = f"this run: {settings.algorithm.info_gain_norm_mode}"
     settings = rows_settings(settings)
