@@ -22,7 +22,7 @@ QUESTIONS = 10
 
 def subject(questions):
     sampler, protocol, _ = world(questions)
-    return SimpleNamespace(sampler=lambda: sampler, protocol=protocol)
+    return SimpleNamespace(roll=partial(roll, sampler, protocol))
 
 
 def killed():
