@@ -124,6 +124,42 @@ def rank_correlation(learned: dict[str, dict], score: dict[str, float]) -> dict:
     }  # fmt: skip
 
 
+def parts(areas: Areas, measured: dict, learned: dict, held_out: dict) -> dict[str, float]:
+    """Rank correlations of own cosine with areas for parts of the credits, worlds and policies; and those with what is left
+    on held-out questions. The measured folders are of the worlds 0, 1, ... in order, with equally many policies each."""
+    names = [name for name in learned if name != GRPO]
+    own = {name: measured[name]["own cosine"] for name in names}
+    area = {name: learned[name]["mean"] for name in names}
+
+    def rank(chosen: list[str], x: dict, y: dict) -> float:
+        return float(stats.spearmanr([x[n] for n in chosen], [y[n] for n in chosen]).statistic)
+
+    mean = {name: fmean(values) for name, values in own.items()}
+    agreement = {name: fmean(measured[name]["pearson"]) for name in names}
+    ours = ("low_baseline", "half_negative")
+    found = {
+        "without the two operators": rank([n for n in names if n not in ours], mean, area),
+        "turn modes": rank([n for n in names if n not in (*ours, "maxrl", "rloo")], mean, area),
+    }
+    policies = len(own[names[0]])
+    worlds = sorted({world for _, world in areas[GRPO]})
+    for place, world in enumerate(worlds):
+        size = policies // len(worlds)
+        x = {n: fmean(own[n][place * size : (place + 1) * size]) for n in names}
+        y = {n: fmean(v - areas[GRPO][at] for at, v in areas[n].items() if at[1] == world) for n in names}
+        found[f"world {world}"] = rank(names, x, y)
+    for number in range(policies):
+        found[f"policy {number}"] = rank(names, {n: own[n][number] for n in names}, area)
+    for mode, rows in held_out.items():
+        end = {n: rows[n]["mean"] for n in names}
+        found |= {
+            f"own cosine, held out, {mode}": rank(names, mean, end),
+            f"correlation with A*, held out, {mode}": rank(names, agreement, end),
+            f"area, held out, {mode}": rank(names, area, end),
+        }
+    return found
+
+
 def picture(learned: dict[str, dict], scores: dict[str, dict[str, float]]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
     for axis, (name, score) in zip(axes, scores.items(), strict=True):
@@ -164,6 +200,8 @@ def main() -> None:
         "correlations": correlations,
         "held_out": {mode: differences(of) for mode, of in held_out_of(args.runs).items()},
     }
+    result["parts"] = parts(areas, measured, learned, result["held_out"])
+    print(result["parts"])
     OUT.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     picture(learned, scores)
     for name, row in sorted(learned.items(), key=lambda item: -item[1]["mean"]):

@@ -127,7 +127,7 @@ def _true_advantages_with_a_tool_of_ones_own(tmp_path):
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert re.search("this run: mine.plus_reward +not measured: the turn signal infopo", made.stdout)
-    assert "answered otherwise" not in made.stdout
+    assert "gave another answer" not in made.stdout
     turns = read_json_lines(tmp_path / "out/step_0/turns.jsonl")
     values = read_json_lines(tmp_path / "out/step_0/values.jsonl")
     assert {turn["kind"] for turn in turns} == {"tool", "ending"}

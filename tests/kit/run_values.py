@@ -60,7 +60,7 @@ def measured_by_run(run_dir: Path, tmp_path: Path, *, step: int, seconds: float 
 
 
 def assert_agree(found: SimpleNamespace) -> None:
-    assert "answered otherwise" not in found.output
+    assert "gave another answer" not in found.output
     assert all(value.otherwise == 0 for value in found.values.values())
     assert all(found.right(None, path.steps[-1].turn_ids) == path.reward for path in found.paths)
     z = [z_of(value, found.ours[context]) for context, value in found.values.items()]
