@@ -43,15 +43,15 @@ def test_the_lane_adds_packages_and_changes_none():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("expression", "collected"), [("not e2e", 0), ("e2e", 0), ("", 0), ("vllm", 2)])
-def test_only_a_run_that_names_them_collects_the_slow_tests(expression, collected):
+@pytest.mark.parametrize(("expression", "named"), [("not e2e", False), ("e2e", False), ("", False), ("vllm", True)])
+def test_only_a_run_that_names_them_collects_the_slow_tests(expression, named):
     class Collected:
         def pytest_collection_finish(self, session):
             self.names = [item.name for item in session.items]
 
     found, file = Collected(), str(Path(__file__).with_name("test_e2e_vllm.py"))
     pytest.main(["--collect-only", "-p", "no:cacheprovider", "-m", expression, file], plugins=[found])
-    assert len(found.names) == collected, found.names
+    assert bool(found.names) == named, found.names
 
 
 @pytest.fixture
