@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -67,13 +68,18 @@ def held_out_of(runs: Path) -> dict[str, Areas]:
     return found
 
 
-def fidelity_of(folders: list[Path]) -> dict[str, dict[str, list[float]]]:
+def policies_of(folders: list[Path]) -> dict[str, dict]:
+    """By run and step. A warm start does not name its run: the others of its folder do."""
+    found = {}
+    for folder in folders:
+        measured = json.loads((folder / "fidelity.json").read_text())["policies"]
+        (run,) = set(re.findall(r"seed-\d+-world-\d+", " ".join(policy["policy"] for policy in measured)))
+        found |= {f"{run}-step-{policy['step']}": policy for policy in measured}
+    return found
+
+
+def fidelity_of(policies: list[dict]) -> dict[str, dict[str, list[float]]]:
     """Condition -> measure -> a number per policy."""
-    policies = [
-        policy
-        for folder in folders
-        for policy in json.loads((folder / "fidelity.json").read_text())["policies"]
-    ]
     found = {}
     for condition in (*NAMES, "joint", "separate", "turn-group", "gigpo", "mt_grpo"):
         name = NAMES.get(condition, condition)
@@ -124,9 +130,9 @@ def rank_correlation(learned: dict[str, dict], score: dict[str, float]) -> dict:
     }  # fmt: skip
 
 
-def parts(areas: Areas, measured: dict, learned: dict, held_out: dict) -> dict[str, float]:
+def parts(areas: Areas, measured: dict, learned: dict, held_out: dict, worlds: list[int]) -> dict[str, float]:
     """Rank correlations of own cosine with areas for parts of the credits, worlds and policies; and those with what is left
-    on held-out questions. The measured folders are of the worlds 0, 1, ... in order, with equally many policies each."""
+    on held-out questions. ``worlds``: of the measured policies."""
     names = [name for name in learned if name != GRPO]
     own = {name: measured[name]["own cosine"] for name in names}
     area = {name: learned[name]["mean"] for name in names}
@@ -141,14 +147,12 @@ def parts(areas: Areas, measured: dict, learned: dict, held_out: dict) -> dict[s
         "without the two operators": rank([n for n in names if n not in ours], mean, area),
         "turn modes": rank([n for n in names if n not in (*ours, "maxrl", "rloo")], mean, area),
     }
-    policies = len(own[names[0]])
-    worlds = sorted({world for _, world in areas[GRPO]})
-    for place, world in enumerate(worlds):
-        size = policies // len(worlds)
-        x = {n: fmean(own[n][place * size : (place + 1) * size]) for n in names}
+    for world in sorted({world for _, world in areas[GRPO]}):
+        here = [number for number, of in enumerate(worlds) if of == world]
+        x = {n: fmean(own[n][number] for number in here) for n in names}
         y = {n: fmean(v - areas[GRPO][at] for at, v in areas[n].items() if at[1] == world) for n in names}
         found[f"world {world}"] = rank(names, x, y)
-    for number in range(policies):
+    for number in range(len(worlds)):
         found[f"policy {number}"] = rank(names, {n: own[n][number] for n in names}, area)
     for mode, rows in held_out.items():
         end = {n: rows[n]["mean"] for n in names}
@@ -184,7 +188,9 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("measured", type=Path, nargs="+")
     args = parser.parse_args()
-    areas, measured = areas_of(args.runs), fidelity_of(args.measured)
+    policies = policies_of(args.measured)
+    worlds = [int(name.split("-")[3]) for name in policies]
+    areas, measured = areas_of(args.runs), fidelity_of(list(policies.values()))
     learned = differences(areas)
     scores = {
         "own cosine minus GRPO's": {name: fmean(of["own cosine"]) for name, of in measured.items()},
@@ -200,7 +206,8 @@ def main() -> None:
         "correlations": correlations,
         "held_out": {mode: differences(of) for mode, of in held_out_of(args.runs).items()},
     }
-    result["parts"] = parts(areas, measured, learned, result["held_out"])
+    result["policies"] = list(policies)
+    result["parts"] = parts(areas, measured, learned, result["held_out"], worlds)
     print(result["parts"])
     OUT.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     picture(learned, scores)
