@@ -1,5 +1,6 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 120.
+# make reliability: what the project was put through, hours of two cores, resumable (evidence/reliability/).
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
@@ -20,7 +21,7 @@ LONG ?= 3
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz docs gpu-evidence lint install clean
+.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz reliability docs gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -60,6 +61,10 @@ test-e2e: install
 
 fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
+
+# Each part keeps what it has done and leaves it out the next time.
+reliability: install weights
+	for part in kills long_run inputs load mutants supply; do $(BIN)/python evidence/reliability/$$part.py || exit 1; done
 
 test-browser: install
 	mkdir -p build/browser

@@ -1,0 +1,222 @@
+"""A run of the tiny lab that is killed at a chosen point, the same command again, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as parquet
+from omegaconf import OmegaConf
+
+from kit.train_run import TrainRun
+from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
+
+PLANTED = Path(__file__).with_name("planted")
+STEPS, SAVED = 4, 2  # every SAVED steps: a checkpoint and an evaluation
+SETTINGS = (
+    "--config-name",
+    "lab",
+    "lab.size=tiny",
+    f"trainer.total_training_steps={STEPS}",
+    f"trainer.save_freq={SAVED}",
+    f"trainer.test_freq={SAVED}",
+    "data.val_max_samples=8",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "algorithm.info_gain_warmup_steps=1",
+    "algorithm.transform_mode=gtpo",
+)
+# They say how fast and how full the machine was, or compare with a step of the same process (sync), or are the rounding of
+# the engine's log-probs, which depends on what is answered together.
+NOT_COMPARED = re.compile(
+    r"timing|perf/|/mfu|credit/sync/|seconds|rollout_corr/|rollout_probs_diff|rollout_actor_probs"
+)
+MARK = "VERL_CREDIT_RUN_MARK"  # in the environment of every process of a run, however it is orphaned
+
+
+@dataclass(frozen=True)
+class KillPoint:
+    """``do``: SIGKILL, SIGTERM, full_disk or cut_file; ``who`` gets the signal: command, self, or a process's title."""
+
+    phase: str
+    at: str
+    do: str = "SIGKILL"
+    who: str = "command"
+    call: int = 1
+
+    @property
+    def name(self) -> str:
+        who = "" if self.do in ("full_disk", "cut_file") else f" {self.who.removeprefix('ray::')}"
+        return f"{self.phase}: {self.do}{who}, call {self.call} of {self.at.rpartition(':')[2]}"
+
+
+TRAINER = "verl_credit.host.step.trainer:CreditTrainer"
+RECORDED = "verl_credit.host.step.recorded"
+AGENT = "verl_credit.host.rollout.agent_loop:TurnAgentLoop.run"
+# fmt: off
+KILL_POINTS = (
+    KillPoint("start", "verl_credit.host.process.launch:_tell_all_nodes"),
+    KillPoint("start", f"{TRAINER}._setup", "SIGTERM"),
+    KillPoint("start", f"{TRAINER}._check_workers", who="ray::WorkerDict"),
+    KillPoint("rollout", AGENT, call=3),
+    KillPoint("rollout", AGENT, "SIGTERM", call=5),
+    KillPoint("rollout", AGENT, who="self", call=7),
+    KillPoint("rollout", AGENT, who="ray::HFServer", call=9),
+    KillPoint("rollout", AGENT, who="verl_credit_retriever", call=11),
+    KillPoint("rollout", AGENT, who="raylet", call=13),
+    KillPoint("scoring", f"{TRAINER}._compute_old_log_prob", call=3),
+    KillPoint("scoring", f"{TRAINER}._compute_old_log_prob", who="ray::WorkerDict", call=2),
+    KillPoint("scoring", f"{TRAINER}._compute_advantage", who="ray::CreditTaskRunner", call=3),
+    KillPoint("update", "verl_credit.host.actor.loss:ppo_loss", who="self", call=3),
+    KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", "SIGTERM", call=4),
+    KillPoint("update", f"{RECORDED}:append_json", "full_disk", call=3),
+    KillPoint("saving", f"{RECORDED}:save_state", call=2),
+    KillPoint("saving", "torch:save", "cut_file", "self", call=5),
+    KillPoint("saving", "torch:save", "full_disk", call=4),
+    KillPoint("evaluation", f"{TRAINER}._validate", call=2),
+    KillPoint("evaluation", f"{TRAINER}._validate", "SIGTERM", call=3),
+    KillPoint("report", "verl_credit.report:write_report"),
+)
+# fmt: on
+
+
+@dataclass
+class Outcome:
+    """Of a killed run and of the same command again. ``lost`` is empty when all is well."""
+
+    first: int
+    second: int
+    said: str
+    resumed_from: int
+    seconds_to_the_last_process: float
+    largest_difference: float
+    lost: list[str] = field(default_factory=list)
+
+
+def run_straight(folder: Path, lab: Path) -> Path:
+    """The run that nothing disturbs; returns its folder."""
+    run = started(folder, lab)
+    assert run.wait() == 0, run.output
+    return folder / "run"
+
+
+def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path) -> Outcome:
+    folder.mkdir(parents=True)
+    fired, mark = folder / "fired", secrets.token_hex(8)
+    planted = {**vars(point), "fired": str(fired)}
+    run = started(folder, lab, PYTHONPATH=f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+                  VERL_CREDIT_PLANTED=json.dumps(planted), **{MARK: mark})  # fmt: skip
+    first, lost = run.wait(), []
+    if not fired.exists():
+        lost.append("the fault did not happen")
+    waited, left = wait_for_all(mark)
+    lost += [f"a process is left: {name}" for name in left]
+    again = started(folder, lab, log="second.log")
+    second = again.wait()
+    if second not in (0, 3):
+        lost.append(f"the same command again ended with {second}: {again.output[-2000:]}")
+    lost += damaged(folder / "run") + rows_of(folder / "lineage")
+    worst, apart = differences(straight, folder / "run")
+    return Outcome(
+        first, second, said_of_the_end(run.output), resumed_from(again.output), waited, worst, lost + apart
+    )
+
+
+def started(folder: Path, lab: Path, log: str = "first.log", **environment: str) -> TrainRun:
+    folder.mkdir(parents=True, exist_ok=True)
+    own = (f"lab.dir={lab}", f"run_dir={folder / 'run'}", f"lineage.dir={folder / 'lineage'}")
+    return TrainRun(folder / log, *SETTINGS, *own, environment=environment, seconds=1200)
+
+
+def wait_for_all(mark: str, seconds: float = 60.0) -> tuple[float, list[str]]:
+    """How long processes of the run lived on, and those that still do."""
+    begun = time.monotonic()
+    _, alive = psutil.wait_procs(list(marked(mark)), timeout=seconds)
+    return time.monotonic() - begun, [name_of(process) for process in alive]
+
+
+def marked(mark: str):
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def name_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline()[:4])
+    return str(process.pid)
+
+
+def said_of_the_end(output: str) -> str:
+    """The last line that is not Ray's."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    ours = [line for line in lines if not line.startswith(("(", "[20", "\x1b")) and "verl_credit" not in line]
+    return (ours or lines or [""])[-1][:300]
+
+
+def resumed_from(output: str) -> int:
+    """The step; 0: from the start."""
+    return next((step for step in range(STEPS, 0, -1) if f"resume: exact, from step {step}" in output), 0)
+
+
+def damaged(run_dir: Path) -> list[str]:
+    """Files that cannot be read, or are remains of writing."""
+    found = [f"a remainder: {path.name}" for end in ("partial", "tmp") for path in run_dir.rglob(f"*.{end}")]
+    readers = {
+        ".jsonl": read_json_lines,
+        ".json": lambda path: json.loads(path.read_text()),
+        ".parquet": parquet.read_table,
+        ".yaml": OmegaConf.load,
+        ".html": lambda path: path.read_text().rstrip().endswith("</html>") or 1 / 0,
+    }
+    for path in sorted(run_dir.rglob("*")):
+        if path.is_file() and (read := readers.get(path.suffix)):
+            try:
+                read(path)
+            except Exception as error:
+                found.append(f"{path.relative_to(run_dir)}: {error}")
+    return found
+
+
+def rows_of(lineage: Path) -> list[str]:
+    """The table of trials has one row that is finished, and no trial is open."""
+    from verl_credit.lineage import LineageStore
+
+    store = LineageStore(lineage, lower_is_better=False)
+    states = [str(trial.status) for trial in store.all_trials()]
+    wrong = [] if states[-1:] in (["baseline"], ["keep"], ["discard"]) else [f"trials: {states}"]
+    return wrong + [f"trial {name} is left open" for name in store.unfinished()]
+
+
+def differences(straight: Path, run_dir: Path, tolerance: float = 1e-5) -> tuple[float, list[str]]:
+    """(The largest difference of a metric, what is missing or differs by more than ``tolerance``).
+
+    Relative to the value where that is above .1.
+    """
+    found, worst = [], 0.0
+    for file in (METRICS, VALIDATION):
+        expected, made = (
+            {row["step"]: row for row in read_json_lines(at / file)} for at in (straight, run_dir)
+        )
+        if sorted(expected) != [row["step"] for row in read_json_lines(run_dir / file)]:
+            found.append(f"{file}: steps {sorted(made)}, expected {sorted(expected)}")
+        for step in expected.keys() & made.keys():
+            for name, value in expected[step].items():
+                if NOT_COMPARED.search(name) or not isinstance(value, int | float):
+                    continue
+                if not isinstance(made[step].get(name), int | float):
+                    found.append(f"{file} step {step}: {name} is {made[step].get(name)}, expected {value}")
+                    continue
+                apart = abs(made[step][name] - value) / max(abs(value), 0.1)
+                worst = max(worst, apart)
+                if apart > tolerance:
+                    found.append(f"{file} step {step}: {name} is {made[step][name]}, expected {value}")
+    return worst, found
