@@ -228,9 +228,24 @@ def test_what_is_no_campaign_is_refused(command, tmp_path, capsys):
     (tmp_path / "campaign.json").write_text("{")
     assert main(["campaign", command, str(tmp_path)]) == 4
     assert "campaign.json is damaged" in capsys.readouterr().out
+    (tmp_path / "campaign.json").write_text('{"version": 1, "campaign": {}, "added": 5}')
+    assert main(["campaign", command, str(tmp_path)]) == 4
+    assert "campaign.json is damaged" in capsys.readouterr().out
     (tmp_path / "campaign.json").write_text('{"version": 9, "campaign": {}, "added": []}')
     assert main(["campaign", command, str(tmp_path)]) == 4
     assert "version=9; this verl_credit reads version 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "reason, shown", [("mine\n\x1b[31m", r"mine \x1b[31m, 30"), (["done"], "['done'], 30")]
+)
+def test_whatever_a_run_says_of_its_end_is_one_line_of_the_status(reason, shown, campaign, capsys):
+    folder = campaign(seeds=[1])
+    finished(folder, "grpo", 1, reason=reason)
+    assert main(["campaign", "status", str(folder)]) == 0
+    assert re.fullmatch(
+        rf"grpo/seed-1 +unfinished .*{re.escape(shown)}.*", capsys.readouterr().out.splitlines()[1]
+    )
 
 
 def test_run_refuses_with_one_line(tmp_path, capsys):

@@ -161,6 +161,61 @@ def test_records_of_a_data_set_that_cannot_be_used(name, raw, reason, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x_train.jsonl"]
 
 
+DEEP = "[" * 100_000
+ASKED = {"question": "Q?", "answer": "a"}
+
+
+@pytest.mark.parametrize(
+    "name, odd",
+    [
+        ("2wiki", {"answer_id": ["Q142"]}),
+        ("musique", {"paragraphs": 5}),
+        ("hotpotqa", {"supporting_facts": {"title": 5}}),
+        ("hotpotqa", {"supporting_facts": {"title": ["\ud800"]}}),
+        ("hotpotqa", {"context": {"title": 5, "sentences": 5}}),
+        ("hotpotqa", {"context": DEEP}),
+        ("hotpotqa", {"golden_answers": ["a"], "metadata": {"context": {"title": ["T"], "sentences": 5}}}),
+        ("hotpotqa", {"_id": "\ud800"}),
+    ],
+)
+def test_a_field_of_another_form_is_left_out_and_its_row_stays(name, odd, tmp_path):
+    (tmp_path / "id_aliases.json").write_text(json.dumps({"Q_id": "Q142", "aliases": ["FR"]}))
+    source = lines(tmp_path / "x_train.jsonl", {**ASKED, **odd})
+    assert prepare(name, source, tmp_path / "out").splits["train"].kept == 1
+    assert_law(tmp_path / "out")
+    (row,) = rows_of(tmp_path / "out" / "train.parquet")
+    assert row["reward_model"]["ground_truth"]["target"] == ["a"] and not row["extra_info"]["supporting"]
+
+
+def test_half_a_character_is_told_and_printed(tmp_path, capsys):
+    other = {"data_source": "\ud800", "question": "Q?", "ground_truth": "a"}
+    source = lines(tmp_path / "x_train.jsonl", other, ASKED)
+    assert main(["prepare", "nq", "--source", source, "--out", str(tmp_path / "out")]) == 0
+    assert "first x_train.jsonl line 1: \\ud800" in capsys.readouterr().out
+
+
+def test_answers_that_are_nested_without_end_drop_their_row(tmp_path):
+    raw = {"question": "Q?", "possible_answers": DEEP}
+    with pytest.raises(PrepareError, match="possible_answers is not a JSON list"):
+        prepare("popqa", lines(tmp_path / "x_train.jsonl", raw), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [["Q142"], 5, None])
+def test_an_entity_without_a_name_is_refused_with_its_line(name, tmp_path):
+    lines(tmp_path / "id_aliases.json", {"Q_id": name, "aliases": ["FR"]})
+    with pytest.raises(PrepareError, match="id_aliases.json record 0: expected {Q_id, aliases, demonyms}"):
+        prepare("2wiki", lines(tmp_path / "x_train.jsonl", ASKED), tmp_path / "out")
+
+
+@pytest.mark.parametrize("aliases, golds", [("French Republic", ["a", "French Republic"]), (5, ["a", "5"])])
+def test_an_alias_alone_is_one_answer_not_its_letters(aliases, golds, tmp_path):
+    lines(tmp_path / "id_aliases.json", {"Q_id": "Q142", "aliases": aliases})
+    source = lines(tmp_path / "x_train.jsonl", {**ASKED, "answer_id": "Q142"})
+    prepare("2wiki", source, tmp_path / "out")
+    (row,) = rows_of(tmp_path / "out" / "train.parquet")
+    assert row["reward_model"]["ground_truth"]["target"] == golds
+
+
 # --- splits ---
 
 

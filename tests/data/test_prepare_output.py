@@ -221,6 +221,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
         ("nq", "notes.txt", "notes.txt: expected a file .json, .jsonl"),
         ("nq", "broken_train.json", "broken_train.json is not JSON"),
         ("nq", "broken_train.parquet", "broken_train.parquet is not a parquet file"),
+        ("nq", "cut_train.parquet", "cut_train.parquet cannot be read: Couldn't deserialize thrift"),
         ("nq", "nothing_train.jsonl", "no row is left of 0 records: it is empty"),
     ],
 )
@@ -230,6 +231,7 @@ def test_bad_input_is_one_line_and_exit_code_4(name, source, said, tmp_path, mon
     for file in ("notes.txt", "broken_train.parquet", "nothing_train.jsonl"):
         (tmp_path / file).write_text("" if "nothing" in file else "notes")
     (tmp_path / "broken_train.json").write_text('[{"question": ')
+    (tmp_path / "cut_train.parquet").write_bytes(b"PAR1" + bytes(100) + (100).to_bytes(4, "little") + b"PAR1")
     assert main(["prepare", name, "--source", source, "--out", "out"]) == 4
     printed = capsys.readouterr().out
     assert said in printed and printed.count("\n") == 1

@@ -149,8 +149,30 @@ def test_a_value_where_a_section_belongs_is_refused(key, tmp_path):
     assert (error.key, error.value) == (key, 3) and "section with keys" in error.accepted
 
 
-@pytest.mark.parametrize("text, said", [("run_dir: ${x", "${x"), ("1: 2", "unknown key 1"), ("\xff", "mine")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("run_dir: ${x", "${x"),
+        ("1: 2", "unknown key 1"),
+        ("\xff", "mine"),
+    ],
+)
 def test_what_else_is_wrong_in_a_file_is_told_in_one_line(text, said, tmp_path):
     own = write(tmp_path, mine="")
     (tmp_path / "mine.yaml").write_bytes(f"defaults: [lab, _self_]\n{text}\n".encode("latin-1"))
     assert said in str(refused("mine", [], own))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("defaults: [{override nothing: two}]", "In 'mine': Could not override 'nothing'"),
+        (
+            f"defaults: [{'x' * 300}]",
+            "mine: a file that is named there cannot be read (File name too long)",
+        ),
+    ],
+    ids=lambda x: "",
+)
+def test_defaults_that_name_no_file_are_told_in_one_line(text, said, tmp_path):
+    assert said in str(refused("mine", [], write(tmp_path, mine=text)))

@@ -49,14 +49,15 @@ def read_record(folder: Path) -> Record:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        version, tree, added = content["version"], content["campaign"], content["added"]
+        version, tree = content["version"], content["campaign"]
+        added = [row for row in content["added"] if isinstance(row, dict)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is damaged ({type(error).__name__}: {error}); restore it or take another --dir"
         ) from error
     if version != VERSION:
         raise ConfigError(f"{path}: version={version}; this verl_credit reads version {VERSION}")
-    return Record(parse(tree, str(path)), [row for row in added if isinstance(row, dict)])
+    return Record(parse(tree, str(path)), added)
 
 
 def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:

@@ -76,7 +76,7 @@ def state_of(run: PlannedRun, folder: Path, metric: Metric) -> RunState:
 
 def _state(events: list[dict], folder: Path) -> tuple[State, str]:
     ends = [row for row in events if row.get("kind") == END]
-    done = [row for row in ends if _STATES.get(row.get("reason")) is State.DONE]
+    done = [row for row in ends if _ended(row) is State.DONE]
     if done:  # for good: what a later start found changes nothing
         return State.DONE, str(done[0].get("text", ""))
     marks = [row for row in events if row.get("kind") in (START, END)]
@@ -85,7 +85,13 @@ def _state(events: list[dict], folder: Path) -> tuple[State, str]:
     if marks[-1]["kind"] == START:
         return (State.RUNNING, "") if running(folder) else (State.UNFINISHED, "killed")
     last = marks[-1]
-    return _STATES.get(last.get("reason"), State.UNFINISHED), str(last.get("text", ""))
+    return _ended(last), str(last.get("text", ""))
+
+
+def _ended(row: dict) -> State:
+    """What an ``end`` event says."""
+    reason = row.get("reason")
+    return _STATES.get(reason, State.UNFINISHED) if isinstance(reason, str) else State.UNFINISHED
 
 
 def running(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from verl_credit.campaign.record import RECORD, read_record
 from verl_credit.campaign.runner import DEFAULT, run_campaign
 from verl_credit.campaign.state import State, states
 from verl_credit.doctor.hardware.disk import sweep_warnings
-from verl_credit.errors import ConfigError, ExitCode, PreflightError
+from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 
 MISSING = "the report needs scipy, statsmodels and pandas: pip install 'verl-credit[campaign]'"
 
@@ -38,7 +38,7 @@ def status(name: str, folder: Path | None) -> ExitCode:
         area = "     -" if one.value is None else f"{one.value:6.3f}"
         step = one.curve.steps[-1] if one.curve else 0
         print(
-            f"{one.run.folder:<{wide}}  {one.state:<11}  {one.hours:5.2f}  {step:5d}  {area}  {one.why}".rstrip()
+            f"{one.run.folder:<{wide}}  {one.state:<11}  {one.hours:5.2f}  {step:5d}  {area}  {one_line(one.why)}".rstrip()
         )
     done = sum(one.state is State.DONE for one in found)
     hours, budget = sum(one.hours for one in found), campaign.budget

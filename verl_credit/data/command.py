@@ -6,7 +6,7 @@ from pathlib import Path
 
 from verl_credit.data.prepare import prepare
 from verl_credit.data.records import PrepareError
-from verl_credit.errors import ExitCode
+from verl_credit.errors import ExitCode, one_line
 
 
 def run(data_set: str, source: str, out: Path, **options) -> int:
@@ -14,7 +14,7 @@ def run(data_set: str, source: str, out: Path, **options) -> int:
     try:
         tally = prepare(data_set, source, out, **options)
     except (PrepareError, OSError) as error:
-        print(f"verl-credit prepare: {error}")
+        print(f"verl-credit prepare: {one_line(str(error))}")
         return ExitCode.PREFLIGHT
     print(tally.table())
     print(f"{data_set} ready: {out}")

@@ -14,6 +14,7 @@ from verl_credit.data.records import (
     UNKNOWN_FORM,
     Record,
     Rejected,
+    is_text,
 )
 
 ANSWER_SPLIT = "<|answer_split|>"
@@ -43,8 +44,10 @@ def question_of(raw: Mapping, *names: str) -> str:
 
 
 def id_of(raw: Mapping, *names: str) -> str:
+    """The id as text; "" where there is none, or none that a file can hold."""
     value = first(raw, *names)
-    return "" if value is None else str(value)
+    text = "" if value is None else str(value)
+    return text if is_text(text) else ""
 
 
 def read_fields(raw: Mapping) -> Record:
@@ -91,8 +94,8 @@ def read_hotpotqa(raw: Mapping, between: str = "") -> Record:
 def read_2wiki(raw: Mapping, aliases: Mapping[str, list[str]] | None = None) -> Record:
     """As HotpotQA; ``aliases`` are the other names of the entity ``answer_id``, from ``id_aliases.json``."""
     record = read_hotpotqa(raw, between=" ")
-    if record.answers and aliases:
-        record.answers += aliases.get(raw.get("answer_id"), [])
+    if record.answers and aliases and isinstance(entity := raw.get("answer_id"), str):
+        record.answers += aliases.get(entity, [])
     return record
 
 
@@ -102,7 +105,7 @@ def read_musique(raw: Mapping) -> Record:
         raise Rejected(UNANSWERABLE)
     paragraphs = [
         (p.get("title"), p.get("paragraph_text"))
-        for p in raw.get("paragraphs") or []
+        for p in as_list(raw.get("paragraphs"))
         if isinstance(p, Mapping)
     ]
     record = read_fields(raw)
@@ -138,7 +141,7 @@ def read_popqa(raw: Mapping) -> Record:
     if isinstance(answers, str):
         try:
             answers = json.loads(answers)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Rejected(UNKNOWN_FORM, f"possible_answers is not a JSON list: {error}") from None
     return replace(record, answers=as_list(answers))
 
@@ -146,10 +149,10 @@ def read_popqa(raw: Mapping) -> Record:
 def titles_of(facts) -> list[str]:
     """Titles from ``[[title, sentence], ..]`` or columns ``{"title", "sent_id"}``, each once; any other form has none."""
     if isinstance(facts, Mapping):
-        titles = facts.get("title") or []
+        titles = as_list(facts.get("title"))
     else:
         titles = [fact[0] for fact in as_list(facts) if isinstance(fact, (list, tuple)) and fact]
-    return list(dict.fromkeys(title for title in titles if isinstance(title, str)))
+    return list(dict.fromkeys(title for title in titles if isinstance(title, str) and is_text(title)))
 
 
 def final_number(answer):
@@ -166,11 +169,11 @@ def titled_sentences(context, between: str = "") -> list[tuple[str, str]]:
     if isinstance(context, str):
         try:
             context = json.loads(context)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
     if isinstance(context, Mapping):
         sentences = first(context, "sentences", "content")
-        pairs: Iterable = zip(context.get("title") or [], sentences or [], strict=False)
+        pairs: Iterable = zip(as_list(context.get("title")), as_list(sentences), strict=False)
     else:
         pairs = (p for p in as_list(context) if isinstance(p, (list, tuple)) and len(p) == 2)
     return [(title, between.join(map(str, as_list(text)))) for title, text in pairs]

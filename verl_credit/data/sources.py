@@ -12,6 +12,7 @@ from typing import Protocol
 
 from verl_credit.data.catalogue import DataSet
 from verl_credit.data.files import SUFFIXES, Item, items_of
+from verl_credit.data.readers import as_list
 from verl_credit.data.records import PrepareError
 from verl_credit.machine.built_folder import sha256_of
 
@@ -119,9 +120,9 @@ def _read_aliases(path: Path | None) -> dict[str, list[str]]:
     aliases = {}
     for item in items_of(path):
         row = item.raw
-        if not isinstance(row, Mapping) or "Q_id" not in row:
+        if not isinstance(row, Mapping) or not isinstance(row.get("Q_id"), str):
             raise PrepareError(f"{item.where}: expected {{Q_id, aliases, demonyms}}, found {row!r:.80}")
-        aliases[row["Q_id"]] = [*(row.get("aliases") or []), *(row.get("demonyms") or [])]
+        aliases[row["Q_id"]] = [*as_list(row.get("aliases")), *as_list(row.get("demonyms"))]
     return aliases
 
 

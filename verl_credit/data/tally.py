@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from verl_credit.errors import printable
+
 EXAMPLES = 5  # per reason, in report.json
 
 
@@ -21,7 +23,7 @@ class SplitTally:
         self.dropped[reason] += 1
         shown = self.examples.setdefault(reason, [])
         if len(shown) < EXAMPLES:
-            shown.append(f"{where}: {detail}" if detail else where)
+            shown.append(printable(f"{where}: {detail}" if detail else where))
 
 
 @dataclass

@@ -104,7 +104,7 @@ def _cells(line: bytes) -> list[str] | str | None:
     try:
         return next(csv.reader([text], delimiter="\t", strict=True), [])
     except csv.Error as error:
-        said = str(error)
+        said = printable(str(error))  # it quotes a tab as it is
     return None if "unexpected end" in said else said
 
 

@@ -56,6 +56,9 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
         raise not_yaml(error) from error
     except RecursionError as error:
         raise circle(name, folders(config_dir)) from error
+    except OSError as error:  # a choice that can be no file's name
+        said = f"a file that is named there cannot be read ({error.strerror})"
+        raise ConfigError(f"{' '.join([name, *overrides])}: {said}"[:500], key="defaults") from error
     except ValueError as error:  # Hydra's: a group that is given a number, no list of defaults
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
 
@@ -215,7 +218,10 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     if match is None:
         return ConfigError(": ".join(part for part in (message, cause) if part))
     key = match.group(1)
-    base = compose_recipe(name, _groups(overrides), config_dir)
+    try:
+        base = compose_recipe(name, _groups(overrides), config_dir)
+    except HydraException:  # a file's defaults override it, not the command line
+        return ConfigError(message, key=key)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
     if isinstance(OmegaConf.select(base, key), DictConfig):
         return ConfigError(

@@ -24,7 +24,7 @@ def bad_query_reason(arguments: str) -> tuple[str | None, str]:
     """(an error message for the policy, or None; the query) from the arguments of a tool call."""
     try:
         parsed = json.loads(arguments)
-    except (json.JSONDecodeError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return f"Error: the arguments of search are not valid JSON ({error}).", ""
     query = parsed.get("query") if isinstance(parsed, dict) else None
     if not isinstance(query, str) or not query.strip():
