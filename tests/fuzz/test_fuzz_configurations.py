@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from kit.fuzz import FUZZ_CASES
+from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
 from kit.recipes import OWN, load_config
 from verl_credit.commands.explain import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
@@ -126,7 +127,7 @@ def named(key: str, said: str) -> bool:
     )
 
 
-def law(case: Case, explained: bool = True) -> None:
+def law(case: Case, explained: bool = True) -> str:
     try:
         config = case.config()
         validate(config)
@@ -136,24 +137,27 @@ def law(case: Case, explained: bool = True) -> None:
         assert any(named(printable(key), said) for key in case.mutated()), (
             f"names none of {case.mutated()}: {said}"
         )
-        return
+        return REFUSED
     Path(config.run_dir).expanduser().resolve()
     nothing_left(config)
     assert (missing_line(config) or "").isprintable()
     if explained:
         said = explanation(case.recipe, config, values=True)
         assert said.replace("\n", "").isprintable(), f"not printable: {said!r}"
+    return ACCEPTED
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [range(CUT), pytest.param(range(CUT, CUT + FUZZ_CASES), marks=pytest.mark.slow)],
-    ids=["a cut", "more"],
-)
-def test_a_mutated_recipe_is_explained_or_refused_in_one_line(seeds):
-    for seed in seeds:
+@contextmanager
+def checker(work: Path) -> Iterator[Check]:
+    def check(seed: int) -> str:
         case = make(seed)
-        try:
-            law(case, explained=seed % 10 == 0)  # half of the time of a case
-        except Exception as error:
-            pytest.fail(f"seed {seed}: law({case!r})\n{type(error).__name__}: {error}")
+        with told(case):
+            return law(case, explained=seed % 10 == 0)  # half of the time of a case
+
+    yield check
+
+
+@cuts(CUT)
+def test_a_mutated_recipe_is_explained_or_refused_in_one_line(seeds, tmp_path):
+    with checker(tmp_path) as check:
+        try_all(check, seeds)

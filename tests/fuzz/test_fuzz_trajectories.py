@@ -5,18 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from pathlib import Path
 
-import pytest
-
-from kit import trajectories
-from kit.byte_world import make_tokenizer
-from kit.fuzz import FUZZ_CASES
-from kit.trajectories import record, run
+from kit.fuzz import Check, cuts, told, try_all
+from kit.played import each_recipe_once, play
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
-from verl_credit.names import TURN_IDS
-from verl_credit.search.client import SearchFault
-from verl_credit.turns.book import STOP_REASONS
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 # fmt: off
@@ -47,8 +40,6 @@ OVERRIDES = (
     ("search.max_searches=4", "search.max_new_tokens=100"),
 )
 TRUTHS = ({}, {"reward_model": {"ground_truth": {"target": ["4"], "form": "boxed"}}}, {"sampling": "greedy"})
-tokenizer = cache(make_tokenizer)
-composed = cache(trajectories.load_config)
 
 
 def make(seed: int) -> dict:
@@ -72,50 +63,18 @@ def make(seed: int) -> dict:
     return {"script": script, "found": found, "overrides": draw.choice(OVERRIDES), "row": draw.choice(TRUTHS)}
 
 
-def play(script: list[str], found: list[str | None], overrides: tuple[str, ...], row: dict) -> None:
-    """The trajectory, and its laws. ``found``: what each search gives, None a fault of the server."""
-    answers = iter(found)
-
-    async def lookup(query):
-        query.encode()  # it has to be sent
-        text = next(answers)
-        if text is None:
-            raise SearchFault("connect", "refused", 2)
-        return text, ["7"], 1
-
-    output, policy = run(tokenizer(), script, *overrides, lookup=lookup, **row)
-    said = record(output)
-    assert said["stop_reason"] in STOP_REASONS
-    assert len(output.response_ids) == len(output.response_mask) == len(output.turn_ids)
-    assert output.response_logprobs is None or len(output.response_logprobs) == len(output.response_ids)
-    assert [turn >= 0 for turn in output.turn_ids] == [bool(mask) for mask in output.response_mask]
-    turns = [turn for turn in output.turn_ids if turn >= 0]
-    assert turns == sorted(turns) and set(turns) <= set(range(len(policy.requests)))
-    assert all(0 <= search["turn"] < len(policy.requests) for search in said["searches"])
-    assert len(said["searches"]) == said["n_searches"]
-    assert bool(said["tool_fault"]) == (said["stop_reason"] == "tool_fault")
-    assert not (said["tool_fault"] and turns)
-    assert output.as_dict()[TURN_IDS].tolist() == output.turn_ids
-
-
 @contextmanager
-def each_recipe_once() -> Iterator[None]:
-    """A loop changes nothing in its configuration."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trajectories, "load_config", lambda name, overrides: composed(name, tuple(overrides)))
-        yield
+def checker(work: Path) -> Iterator[Check]:
+    def check(seed: int) -> str:
+        case = make(seed)
+        with told(case):
+            return play(**case)
 
-
-@pytest.mark.parametrize(
-    "seeds",
-    [range(100), pytest.param(range(100, 100 + FUZZ_CASES), marks=pytest.mark.slow)],
-    ids=["a cut", "more"],
-)
-def test_a_row_is_whole_whatever_the_policy_writes_and_the_search_finds(seeds):
     with each_recipe_once():
-        for seed in seeds:
-            case = make(seed)
-            try:
-                play(**case)
-            except Exception as error:
-                pytest.fail(f"seed {seed}: play(**{case!r})\n{type(error).__name__}: {error}")
+        yield check
+
+
+@cuts(100)
+def test_a_row_is_whole_whatever_the_policy_writes_and_the_search_finds(seeds, tmp_path):
+    with checker(tmp_path) as check:
+        try_all(check, seeds)
