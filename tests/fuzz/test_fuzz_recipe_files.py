@@ -24,6 +24,7 @@ BASE = {
     "algorithm": {"info_gain_norm_mode": "none"},
     "data": {},
     "trainer": {},
+    "actor_rollout_ref": {},
     "own": {"a": 1},
 }
 GOOD = {
@@ -67,7 +68,7 @@ def law(folder: Path, tree: dict) -> str:
     except ConfigError as error:
         said = str(error)
         assert said.isprintable() and said, f"not one line: {said!r:.600}"
-        words = ("mine", "base", *map(str, tree), "defaults", "part=")
+        words = ("mine", "base", *map(str, tree), "defaults", "part")
         assert any(word in said for word in words), f"names neither file nor key: {said!r:.600}"
         return REFUSED
     finally:
