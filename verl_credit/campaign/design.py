@@ -13,7 +13,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.rules import validate
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 from verl_credit.twin.check import check_twin
 
 CHECKPOINTS = "trainer.default_local_dir"

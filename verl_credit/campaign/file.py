@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.recipe.compose import recipes_folder
 from verl_credit.recipe.declared import declared, read_tree
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from verl_credit.campaign.design import flat
 from verl_credit.campaign.file import Campaign, parse
 from verl_credit.errors import ConfigError
+from verl_credit.redact import override_without_secrets
 from verl_credit.run.files import plain, write_text
-from verl_credit.search.redact import redact_value
 
 RECORD, CONDITION = "campaign.json", "condition.json"
 VERSION = 1
@@ -148,8 +148,7 @@ def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:
 
 def _without_secrets(campaign: Campaign) -> Campaign:
     def hide(overrides: list[str]) -> list[str]:
-        parts = [text.partition("=") for text in overrides]
-        return [f"{key}{sign}{redact_value(key, value) if sign else ''}" for key, sign, value in parts]
+        return [override_without_secrets(text) for text in overrides]
 
     conditions = {name: hide(overrides) for name, overrides in campaign.conditions.items()}
     return campaign.model_copy(update={"overrides": hide(campaign.overrides), "conditions": conditions})

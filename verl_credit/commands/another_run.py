@@ -5,7 +5,7 @@ The other run is only read, and may still be going.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -83,19 +83,26 @@ def write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
 
 
 def check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig, who: str) -> None:
-    """Raises ConfigError for one of a key in ``fixed``, which ``who`` sets, and where the search server's password, which no
-    run stores, is missing."""
+    """Raises ConfigError for one of a key in ``fixed``, which ``who`` sets, and where a secret, which no run stores, is
+    missing."""
     keys = {text.lstrip("+~").partition("=")[0]: text for text in overrides}
     for key, text in keys.items():
         if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
             raise ConfigError(f"{text}: {taken[0]} is set by {who} and cannot be overridden")
-    urls = config.search.url if OmegaConf.is_list(config.search.url) else [config.search.url]
-    if "search.url" not in keys and not serves_search(config) and any("***" in (url or "") for url in urls):
-        raise ConfigError(
-            key="search.url",
-            value=", ".join(map(str, urls)),
-            accepted="a run stores no passwords; give the address with an override",
-        )
+    for key, value in _hidden("", OmegaConf.to_container(config)):
+        if key not in keys and not (key == "search.url" and serves_search(config)):
+            raise ConfigError(
+                key=key, value=value, accepted="a run stores no passwords; give it with an override"
+            )
+
+
+def _hidden(key: str, value) -> Iterator[tuple[str, str]]:
+    """The keys whose values a run's file does not have, or not wholly."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _hidden(f"{key}.{name}" if key else str(name), one)
+    elif "***" in str(value):
+        yield key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:

@@ -26,7 +26,7 @@ from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import world_of
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import find_signal
 

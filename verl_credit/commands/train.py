@@ -24,6 +24,7 @@ from verl_credit.recipe.required import missing_line
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, world_of
+from verl_credit.redact import override_without_secrets, without_secrets
 from verl_credit.run import events
 from verl_credit.run.files import METRICS, DamagedFile
 from verl_credit.run.finished import nothing_left, planned_in_all
@@ -31,7 +32,6 @@ from verl_credit.run.lock import run_lock
 from verl_credit.run.network import network_lines
 from verl_credit.run.progress import Progress, Throttled, say_at_once
 from verl_credit.run.versions import write_versions
-from verl_credit.search.redact import redact
 
 
 def train(name: str, overrides: list[str], config_dir: str | None = None) -> int:
@@ -51,9 +51,10 @@ def train(name: str, overrides: list[str], config_dir: str | None = None) -> int
 
 
 def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
-    """As a shell takes it, without passwords."""
+    """As a shell takes it, without secrets."""
     of_user = ["--config-dir", config_dir] if config_dir else []
-    return redact(shlex.join(["verl-credit", command, "--config-name", name, *of_user, *overrides]))
+    given = map(override_without_secrets, overrides)
+    return shlex.join(["verl-credit", command, "--config-name", name, *of_user, *given])
 
 
 def _train(config: DictConfig, command: str) -> int:
@@ -185,11 +186,8 @@ def _check(context: Context, progress: Progress, *stages: Stage) -> None:
 
 
 def save_config(config: DictConfig, run_dir: Path) -> None:
-    stored = config.copy()
-    with open_dict(stored):
-        url = config.search.url
-        stored.search.url = [redact(one) for one in url] if OmegaConf.is_list(url) else url and redact(url)
-    OmegaConf.save(stored, run_dir / "config.yaml", resolve=True)
+    stored = without_secrets("", OmegaConf.to_container(config, resolve=True))
+    OmegaConf.save(OmegaConf.create(stored), run_dir / "config.yaml")
     write_versions(run_dir)
 
 

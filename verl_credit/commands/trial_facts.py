@@ -14,10 +14,10 @@ import verl_credit
 from verl_credit.errors import one_line
 from verl_credit.machine.facts import GIB, Facts
 from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.redact import redact
 from verl_credit.run.code import code_version
 from verl_credit.run.state import deciding_keys
 from verl_credit.run.versions import installed_versions
-from verl_credit.search.redact import redact
 
 
 def store_folder(config: DictConfig) -> Path:

@@ -26,7 +26,7 @@ from verl_credit.doctor.ray_checks import Ask, ask_host
 from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.machine.ray_address import run_address
 from verl_credit.recipe.world import serves_search
-from verl_credit.search.redact import redact
+from verl_credit.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.log_probs.path import FLASH
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 
 
 @dataclass(frozen=True)

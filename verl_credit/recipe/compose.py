@@ -30,7 +30,7 @@ from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.precision import decide_precision
 from verl_credit.recipe.unreadable import circle, not_yaml
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 
 RECIPES = "verl_credit_recipes"

@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from verl_credit.errors import ConfigError, did_you_mean, one_line
 from verl_credit.recipe.unreadable import not_yaml
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 
 Declared = TypeVar("Declared")
 

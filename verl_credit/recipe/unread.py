@@ -19,7 +19,7 @@ from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.reward import overlong_unread
 from verl_credit.recipe.warnings import doubts
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 
 # What model=qwen3_* say of their models, no choice of the run's author.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"

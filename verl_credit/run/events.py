@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from verl_credit.errors import ExitCode
+from verl_credit.redact import redact
 from verl_credit.run.files import EVENTS, METRICS, DamagedFile, append_json, read_json_lines
 
 START, END, MAX_HOURS, EVALUATION_OVERRUN = "start", "end", "max_hours", "evaluation_overrun"
@@ -38,12 +39,12 @@ REASONS = {
 
 def note(run_dir: Path, kind: str, text: str) -> None:
     """From a worker process: into its own output too."""
-    print(text, flush=True)
+    print(redact(text), flush=True)
     record(run_dir, kind, text)
 
 
 def record(run_dir: Path, kind: str, text: str, **more) -> None:
-    append_json(Path(run_dir) / EVENTS, {"time": time.time(), "kind": kind, "text": text, **more})
+    append_json(Path(run_dir) / EVENTS, {"time": time.time(), "kind": kind, "text": redact(text), **more})
 
 
 def start(run_dir: Path, planned: int | None, command: str | None = None) -> None:
@@ -71,6 +72,7 @@ def end(run_dir: Path, code: ExitCode, why: str, planned: int | None, **more) ->
 
 
 def _end(run_dir: Path, reason: Reason, why: str, code: ExitCode | None, planned: int | None, **more) -> str:
+    why = redact(why)  # an error may name an address with a password
     done = steps_done(run_dir)
     steps = f"{done} of {planned} steps" if planned else f"{done} steps"
     text = f"{reason}, {steps} done" + (f": {why}" if why else "")

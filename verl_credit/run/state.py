@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from verl_credit.redact import without_secrets
 from verl_credit.run.files import STATE, plain, write_text
 
 VERSION = 1
@@ -125,7 +126,7 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
 
 
 def deciding_keys(config) -> dict[str, str]:
-    """Every resolved key that can change what a step computes, as text."""
+    """Every resolved key that can change what a step computes, as text; secrets are hidden."""
     flat: dict[str, str] = {}
 
     def walk(prefix: str, node) -> None:
@@ -133,7 +134,7 @@ def deciding_keys(config) -> dict[str, str]:
             for key, value in node.items():
                 walk(f"{prefix}.{key}" if prefix else str(key), value)
         elif not prefix.startswith(FREE):
-            flat[prefix] = str(node)
+            flat[prefix] = str(without_secrets(prefix, node))
 
     walk("", OmegaConf.to_container(config, resolve=True))
     curriculum = config.algorithm.get("info_gain_curriculum") or {}
@@ -145,6 +146,10 @@ def deciding_keys(config) -> dict[str, str]:
 
 
 def _differences(before: dict, now: dict) -> list[str]:
-    before = {key: MOVED.get(value, value) for key, value in before.items() if not key.startswith(FREE)}
+    before = {
+        key: str(without_secrets(key, MOVED.get(value, value)))
+        for key, value in before.items()
+        if not key.startswith(FREE)
+    }
     keys = list(dict.fromkeys([*before, *now]))
     return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import httpx
 
+from verl_credit.search.servers import without_password
+
 # uvicorn closes idle connections after 5 s by default; ours are closed before that.
 IDLE_SECONDS = 3.0
 
@@ -32,10 +34,11 @@ class Connections:
     async def post(self, url: str, body: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         """POST a JSON body; waits for a connection when all are busy. The caller sets the deadline."""
         headers = {"Content-Type": "application/json", **(headers or {})}
+        address, auth = without_password(url)
         async with self._free:
             client = self._idle[url].pop() if self._idle[url] else self._open()
             try:
-                answer = await client.post(url, content=body, headers=headers)
+                answer = await client.post(address, content=body, headers=headers, auth=auth)
             except asyncio.CancelledError:
                 # httpx's pool can lose its connection, and the next post waits for ever
                 with suppress(ValueError):  # aclose() came first

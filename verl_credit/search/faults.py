@@ -4,6 +4,8 @@ import random
 import time
 from email.utils import parsedate_to_datetime
 
+from verl_credit.redact import redact
+
 FAULT_CODES = ("connect", "deadline", "overload", "http_4xx", "http_5xx", "bad_answer", "breaker_open")
 FIRST_SECONDS = 0.05
 MOST_SECONDS = 2.0
@@ -19,6 +21,7 @@ class SearchFault(Exception):
     """
 
     def __init__(self, code: str, detail: str, attempts: int = 1):
+        detail = redact(detail)  # it names the server, whose address may hold a password
         super().__init__(code, detail, attempts)
         self.code, self.detail, self.attempts = code, detail, attempts
 
@@ -35,7 +38,7 @@ class FailedAttempt(Exception):
     """
 
     def __init__(self, code: str, detail: str, *, again=False, blames_server=True, retry_after=None):
-        super().__init__(detail)
+        super().__init__(redact(detail))
         self.code, self.again, self.blames_server = code, again, blames_server
         self.retry_after: str | None = retry_after
 

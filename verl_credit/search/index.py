@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from verl_credit.search.redact import redact
-from verl_credit.search.servers import base
+from verl_credit.redact import redact
+from verl_credit.search.servers import base, without_password
 
 MOST_CHARS = 200
 
@@ -31,7 +31,8 @@ async def served_index(url: str, *, token: str | None, timeout_s: float) -> Serv
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
-            answer = await client.get(f"{url}/info", headers=headers)
+            address, auth = without_password(f"{url}/info")
+            answer = await client.get(address, headers=headers, auth=auth)
         if answer.status_code != 200:
             return ServedIndex(url, None, f"names no index (GET /info: status {answer.status_code})")
         info = answer.json()

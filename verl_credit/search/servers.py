@@ -7,8 +7,8 @@ from socket import inet_aton
 
 import httpx
 
+from verl_credit.redact import redact
 from verl_credit.search.circuit_breaker import CircuitBreaker
-from verl_credit.search.redact import redact
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ def endpoint(url: str) -> str:
     ):
         raise ValueError(wrong)
     return url.rstrip("/") if parts.path.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
+
+
+def without_password(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
+    """The address, and what its user and password become: a header. httpx logs the address of every request."""
+    address = httpx.URL(url)
+    if not address.userinfo:
+        return address, None
+    return address.copy_with(userinfo=b""), httpx.BasicAuth(address.username, address.password)
 
 
 def loopback(url: str) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.section import Expected, Section, Shown, When
-from verl_credit.search.redact import redact
+from verl_credit.redact import redact
 from verl_credit.search.servers import endpoint
 
 

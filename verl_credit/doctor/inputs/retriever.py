@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from verl_credit.errors import PreflightError
+from verl_credit.redact import redact
 from verl_credit.search.client import SearchFault
 from verl_credit.search.index import ServedIndex, agreed, served_index
-from verl_credit.search.redact import redact
 from verl_credit.search.settings import client_for, token_of, urls_of
 
 

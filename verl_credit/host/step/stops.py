@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from verl_credit.errors import IntegrityError
-from verl_credit.search.redact import redact
+from verl_credit.redact import redact
 from verl_credit.turns.signals import turns_with
 from verl_credit.turns.step_credit import TurnStep
 

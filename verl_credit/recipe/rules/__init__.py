@@ -24,7 +24,7 @@ from verl_credit.recipe.rules.scorer import validate_scorer
 from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
 from verl_credit.recipe.world import WORLDS
-from verl_credit.search.redact import redact
+from verl_credit.redact import redact
 from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
 

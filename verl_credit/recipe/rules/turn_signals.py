@@ -14,7 +14,7 @@ from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
-from verl_credit.search.redact import redact_value
+from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import (
     COLUMN,
