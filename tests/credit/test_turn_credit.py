@@ -303,3 +303,38 @@ def test_groups_per_prompt_and_turn_are_counted_by_size():
     counts = turn_credit(torch.zeros(5), reward, mask, torch.tensor([0, 0, 0, 1, 1])).counts
     names = "turn_groups", "turn_groups_of_one", "turn_groups_of_two"
     assert [counts[name] for name in names] == [4, 2, 1]
+
+
+def test_what_a_mode_of_ones_own_reads_is_0_in_rows_that_do_not_count():
+    """A padding copy and a row whose outcome is not finite."""
+    seen = []
+
+    def looks(tables):
+        seen.append(tables)
+        return *tables.split(torch.zeros(3, 3, dtype=torch.float64)), tables.ones()
+
+    outcome_B, reward_B_K = torch.tensor([1.0, 1.0, float("inf")]), torch.ones(3, 2)
+    everything, row_valid_B = torch.ones(3, 2, dtype=torch.bool), torch.tensor([True, False, True])
+    turn_credit(
+        outcome_B,
+        reward_B_K,
+        everything,
+        torch.zeros(3).long(),
+        row_valid_B=row_valid_B,
+        info_gain_norm_mode=looks,
+    )
+    (tables,) = seen
+    assert tables.valid_B.tolist() == [True, False, False]
+    assert tables.outcome_B.tolist() == [1.0, 0.0, 0.0]
+    assert tables.reward_B_K.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_the_old_name_of_turn_rewards_is_understood_and_told():
+    outcome, gain, mask, group = batch()
+    with pytest.warns(DeprecationWarning, match="info_gain_B_K is the old name of turn_reward_B_K"):
+        credit = turn_credit(outcome, turn_mask_B_K=mask, group_B=group, info_gain_B_K=gain)
+    assert_same(credit, turn_credit(outcome, gain, mask, group))
+    with pytest.raises(TypeError, match="turn_reward_B_K and its old name info_gain_B_K are both given"):
+        turn_credit(outcome, gain, mask, group, info_gain_B_K=gain)
+    with pytest.raises(TypeError, match="turn_credit needs outcome_B"):
+        turn_credit(outcome, turn_mask_B_K=mask, group_B=group)
