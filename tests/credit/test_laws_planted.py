@@ -88,6 +88,13 @@ def slightly_flipped_tool_turns(tables):
     return 0.1 * tool_B_K, outcome_B, scale_B_K
 
 
+def lost_without_siblings(tables):
+    """Less the mean of the rows that have siblings, which is that of nothing where every row is alone."""
+    size_B = (tables.group_B[:, None] == tables.group_B).sum(dim=1)
+    outcome_B = tables.outcome_B - tables.outcome_B[size_B > 1].mean()
+    return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+
 def shifted_a_little(rewards):
     return [a + 3e-8 for a in centred(rewards)]
 
@@ -228,6 +235,7 @@ PLANTED = [
     (flipped_tool_turns, "better"),
     (slightly_flipped_tool_turns, "better"),
     (flipped_answer, "better"),
+    (lost_without_siblings, "edges"),
     (flipped_tokens, "turns"),
     (roots, "signed"),
     (planning_undeclared, "absent"),
