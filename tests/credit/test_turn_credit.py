@@ -338,3 +338,17 @@ def test_the_old_name_of_turn_rewards_is_understood_and_told():
         turn_credit(outcome, gain, mask, group, info_gain_B_K=gain)
     with pytest.raises(TypeError, match="turn_credit needs outcome_B"):
         turn_credit(outcome, turn_mask_B_K=mask, group_B=group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_resolution_is_that_of_the_coarser_input_but_not_below_float32s(dtype):
+    seen = []
+
+    def looks(tables):
+        seen.append(tables.resolution)
+        return *tables.split(torch.zeros(24, 5, dtype=torch.float64)), tables.ones()
+
+    outcome, gain, mask, group = batch(dtype=torch.float64)
+    turn_credit(outcome, gain.to(dtype), mask, group, info_gain_norm_mode=looks)
+    widest = torch.float64 if dtype == torch.float64 else torch.float32
+    assert seen == [torch.finfo(widest).eps]
