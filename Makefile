@@ -62,9 +62,14 @@ test-e2e: install
 fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
 
-# Each part keeps what it has done and leaves it out the next time.
+# Each part keeps what it has done and leaves it out the next time. The last one needs the network.
 reliability: install weights
-	for part in kills long_run inputs load mutants supply; do $(BIN)/python evidence/reliability/$$part.py || exit 1; done
+	$(BIN)/pip install --quiet coverage
+	test -f build/mutants/lines.json || $(BIN)/python evidence/reliability/mutants.py map
+	for part in kills.py long_run.py inputs.py load.py "mutants.py run"; do \
+	$(BIN)/python evidence/reliability/$$part || exit 1; done
+	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
+	PIP_AUDIT=.venv-audit/bin/pip-audit $(BIN)/python evidence/reliability/supply.py
 
 test-browser: install
 	mkdir -p build/browser
@@ -97,4 +102,4 @@ lint: install
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) .venv-audit runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

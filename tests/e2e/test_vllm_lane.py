@@ -43,7 +43,9 @@ def test_the_lane_adds_packages_and_changes_none():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("expression", "named"), [("not e2e", False), ("e2e", False), ("", False), ("vllm", True)])
+@pytest.mark.parametrize(
+    ("expression", "named"), [("not e2e", False), ("e2e", False), ("", False), ("vllm", True)]
+)
 def test_only_a_run_that_names_them_collects_the_slow_tests(expression, named):
     class Collected:
         def pytest_collection_finish(self, session):
