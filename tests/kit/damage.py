@@ -10,6 +10,9 @@ ODD = (
     "\x00", "<b>", "x" * 100_000, [[[[]]]],
 )  # fmt: skip
 
+# Deeper than Python's limit. Not deeper by much: the C loader that kit.recipes puts in has no limit but the stack.
+DEEP = b"[" * 5_000
+
 BYTES = {
     "cut": lambda content, place, draw: content[:place],
     "flip": lambda content, place, draw: content[:place] + draw.randbytes(1) + content[place + 1 :],
@@ -20,7 +23,7 @@ BYTES = {
     "BOM": lambda content, place, draw: b"\xef\xbb\xbf" + content,
     "UTF-16": lambda content, place, draw: content.decode("utf-8", "replace").encode("utf-16"),
     "CRLF": lambda content, place, draw: content.replace(b"\n", b"\r\n"),
-    "long line": lambda content, place, draw: content[:place] + b"[" * 50_000 + content[place:],
+    "long line": lambda content, place, draw: content[:place] + DEEP + content[place:],
     "nulls": lambda content, place, draw: content[:place] + bytes(100),
 }
 
