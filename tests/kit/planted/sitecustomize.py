@@ -73,7 +73,7 @@ def first(planted: dict) -> bool:
 
 
 def kill(planted: dict) -> None:
-    """The command, this process, or those whose title begins so."""
+    """The command, this process, or the first one whose command line holds ``who``."""
     import psutil
 
     command = psutil.Process(int(os.environ[f"{PLANTED}_COMMAND"]))
