@@ -56,7 +56,7 @@ def train(tmp_path, monkeypatch):
             }
         )
         trainer.actor_rollout_wg, trainer.timing_raw, trainer._saved_step = worker, {}, None
-        trainer.controller, trainer._metrics_so_far = None, {}
+        trainer.controller, trainer._metrics_but_times = None, dict
         trainer.total_training_steps, trainer._shortened_from, trainer._weights = steps, None, None
         monkeypatch.setattr(recorded, "save_state", lambda *_: None)
         monkeypatch.setattr(recorded.RecordedTrainer, "_rollout_checksum", lambda self: None)

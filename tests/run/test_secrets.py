@@ -143,12 +143,14 @@ def test_what_verl_prints_and_hands_to_trackers_has_no_secret(monkeypatch):
     main_ppo = pytest.importorskip("verl.trainer.main_ppo")
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_credit.host.process.hide_secrets import hide_secrets
+    from verl_credit.host.process.task_runner import CreditTaskRunner
 
     printed, tracked = [], []
+    runner = CreditTaskRunner.__ray_actor_class__
+    monkeypatch.setattr(main_ppo.TaskRunnerV1.__ray_actor_class__, "run", lambda self, config: None)
     monkeypatch.setattr(main_ppo, "pprint", printed.append)
     monkeypatch.setattr(trainer_base, "Tracking", lambda **settings: tracked.append(settings))
-    hide_secrets()
+    runner.run(object.__new__(runner), {})
     trainer = {"wandb_proxy": "http://me:pass@proxy", "project_name": "mine"}
     config = {"search": {"url": "http://me:hush@h"}, "judge": {"api_key": "hush"}, "trainer": trainer}
     main_ppo.pprint(config)

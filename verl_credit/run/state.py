@@ -66,8 +66,8 @@ def save_state(
 ) -> None:
     """Write the state, before verl's tracker file, so that every valid checkpoint has it.
 
-    ``metrics``: the step's metrics so far. verl saves before it evaluates and logs; a run killed in between would otherwise
-    resume after a step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps
+    ``metrics``: of the step. verl saves before it evaluates and logs; a run killed in between would otherwise resume after a
+    step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps
     of the whole run, as verl counts them.
     """
     state = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import ray
@@ -31,6 +32,7 @@ class RecordedTrainer(PPOTrainerSync):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
         self._shortened_from: int | None = None
         self._saved_step: int | None = None
+        self._restored: dict[str, float] = {}
         super().__init__(config)
 
     @property
@@ -41,7 +43,7 @@ class RecordedTrainer(PPOTrainerSync):
     def _update_actor(self, batch, metrics):
         keep_rollouts(self, batch)
         batch = super()._update_actor(batch, metrics)
-        self._metrics_so_far = metrics  # for the checkpoint: verl saves before it has all of them
+        self._trained, self._metrics_so_far = batch, metrics  # for the checkpoint
         return batch
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
@@ -67,11 +69,26 @@ class RecordedTrainer(PPOTrainerSync):
     def _save_checkpoint(self):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         sepa = None if self.controller is None else self.controller.state_dict()
-        save_state(folder, self.config, self.global_steps, self._metrics_so_far, sepa, self.planned_steps)
+        metrics = self._metrics_but_times()
+        save_state(folder, self.config, self.global_steps, metrics, sepa, self.planned_steps)
         super()._save_checkpoint()
         self._saved_step = self.global_steps
         if self.global_steps in self.config.keep_checkpoints:
             self.actor_rollout_wg.keep_checkpoint(self.global_steps)
+
+    def _metrics_but_times(self) -> dict[str, float]:
+        """Those of the step that is being saved. verl computes most of them later: a run that ends in between would lose them."""
+        metrics, counted = dict(self._metrics_so_far), self._rollout_moe_lb_metrics_accumulator
+        self._rollout_moe_lb_metrics_accumulator = copy.deepcopy(counted)  # verl counts the step later
+        try:
+            epoch = (self.global_steps - 1) // self.steps_per_epoch
+            unknown = {"step": float("nan")}
+            super()._compute_metrics(
+                self._trained, metrics, unknown, global_steps=self.global_steps, epoch=epoch
+            )
+        finally:
+            self._rollout_moe_lb_metrics_accumulator = counted
+        return {name: value for name, value in metrics.items() if not name.startswith(("timing_", "perf/"))}
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
@@ -82,10 +99,15 @@ class RecordedTrainer(PPOTrainerSync):
             if self.controller is not None and sepa is not None:
                 self.controller.load_state_dict(sepa)
             events.note(self.run_dir, "resume", message)
-            if saved and self.global_steps not in {
-                row["step"] for row in read_json_lines(self.run_dir / METRICS)
-            }:
-                append_json(self.run_dir / METRICS, {"step": self.global_steps, **saved})
+            self._restored = saved
+
+    def on_train_begin(self):
+        """After the first evaluation: where a run ended between saving a step and recording it, the step is recorded now."""
+        super().on_train_begin()
+        step = self.global_steps - 1
+        if self._restored and step not in {row["step"] for row in read_json_lines(self.run_dir / METRICS)}:
+            evaluated = {row["step"]: row for row in read_json_lines(self.run_dir / VALIDATION)}
+            append_json(self.run_dir / METRICS, {"step": step} | self._restored | evaluated.get(step, {}))
 
     # The rollout engine compares checksums at every sync; here it is recorded that the weights moved at all.
 

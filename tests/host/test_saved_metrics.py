@@ -1,0 +1,102 @@
+"""A run may end after a step was saved and before its metrics are written: the same command writes them, as they would have been."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from kit.recipes import load_config
+from verl_credit.host.step import recorded
+from verl_credit.run.files import METRICS, VALIDATION, append_json
+
+STEP, HELD_OUT = 3, {"val-core/lab-greedy/em/mean@1": 0.25}
+UPDATE = {"actor/grad_norm": 0.5, "credit/outcome/em": 0.75}
+
+
+def nested(*rows):
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+ROWS = TensorDict(
+    {
+        "prompts": nested([1, 2], [3]),
+        "responses": nested([4, 5, 6], [7, 8]),
+        "response_mask": nested([1, 1, 1], [1, 1]),
+        "advantages": nested([0.5, 0.5, 0.5], [-1.0, -1.0]),
+        "returns": nested([0.5, 0.5, 0.5], [-1.0, -1.0]),
+        "rm_scores": nested([0.0, 0.0, 1.0], [0.0, 0.0]),
+        "num_turns": torch.tensor([2, 4]),
+    },
+    batch_size=2,
+)
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "keep_rollouts", lambda *_: None)
+    monkeypatch.setattr(trainer_base.tq, "kv_batch_get", lambda **_: ROWS.clone())
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
+    for name in ("_save_checkpoint", "_load_checkpoint"):
+        monkeypatch.setattr(PPOTrainerSync, name, lambda self: None)
+
+    def make(step):
+        made = object.__new__(recorded.RecordedTrainer)
+        folder = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
+        made.config, made.run_dir = load_config("lab", [f"run_dir={tmp_path}", folder]), tmp_path
+        made.controller = made._limit = made._shortened_from = None
+        made._restored, made.use_critic, made.steps_per_epoch = {}, False, 2
+        made.total_training_steps, made.global_steps = 4, step
+        made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        made._rollout_moe_lb_metrics_accumulator = []
+        return made
+
+    return make
+
+
+def saved(trainer):
+    """(A trainer that has saved its step, the batch, its metrics)."""
+    tag = {"min_global_steps": STEP - 1, "max_global_steps": STEP - 1}
+    batch = SimpleNamespace(keys=["a", "b"], partition_id="train", tags=[tag, tag])
+    first, metrics = trainer(STEP), dict(UPDATE)
+    first._update_actor(batch, metrics)
+    first._save_checkpoint()
+    return first, batch, metrics
+
+
+def go_on(trainer):
+    again = trainer(STEP)
+    again._load_checkpoint()
+    again.global_steps += 1
+    again.on_train_begin()
+
+
+def rows_of(tmp_path):
+    return [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+
+
+def test_a_step_that_was_saved_and_not_recorded_is_recorded_by_the_next_run(tmp_path, trainer):
+    undisturbed, batch, metrics = saved(trainer)
+    append_json(tmp_path / VALIDATION, {"step": STEP} | HELD_OUT)
+    go_on(trainer)  # as if the first had ended there
+    (restored,) = rows_of(tmp_path)
+
+    timing = {"step": 2.0, "gen": 1.0}
+    metrics.update(HELD_OUT)
+    undisturbed._compute_metrics(batch, metrics, timing, STEP, (STEP - 1) // 2)
+    written = rows_of(tmp_path)[-1]
+    of_time = {name for name in written if name.startswith(("timing_", "perf/"))}
+    assert of_time and not of_time & restored.keys()
+    assert restored == {name: value for name, value in written.items() if name not in of_time}
+    assert restored["critic/score/mean"] == 0.5 and restored["training/epoch"] == 1  # verl's, after saving
+    assert restored["val-core/lab-greedy/em/mean@1"] == 0.25 and restored["credit/outcome/em"] == 0.75
+
+
+def test_a_step_that_was_recorded_stays_as_it_is(tmp_path, trainer):
+    saved(trainer)
+    append_json(tmp_path / METRICS, {"step": STEP, "credit/outcome/em": 0.75, "timing_s/step": 2.0})
+    go_on(trainer)
+    assert rows_of(tmp_path) == [{"step": STEP, "credit/outcome/em": 0.75, "timing_s/step": 2.0}]
