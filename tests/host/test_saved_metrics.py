@@ -1,4 +1,4 @@
-"""A run may end after a step was saved and before its metrics are written: the same command writes them, as they would have been."""
+"""A run may end between saving a step and writing its metrics: the same command writes them as they would have been."""
 
 import json
 from types import SimpleNamespace

@@ -77,7 +77,7 @@ class RecordedTrainer(PPOTrainerSync):
             self.actor_rollout_wg.keep_checkpoint(self.global_steps)
 
     def _metrics_but_times(self) -> dict[str, float]:
-        """Those of the step that is being saved. verl computes most of them later: a run that ends in between would lose them."""
+        """Of the step that is being saved. verl computes most of them later: a run that ends in between would lose them."""
         metrics, counted = dict(self._metrics_so_far), self._rollout_moe_lb_metrics_accumulator
         self._rollout_moe_lb_metrics_accumulator = copy.deepcopy(counted)  # verl counts the step later
         try:
