@@ -123,6 +123,8 @@ def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path) -> Out
     if second not in (0, 3):
         lost.append(f"the same command again ended with {second}: {again.output[-2000:]}")
     lost += damaged(folder / "run") + rows_of(folder / "lineage")
+    if not (folder / "run" / "report.html").exists():
+        lost.append("there is no report")
     worst, apart = differences(straight, folder / "run")
     return Outcome(
         first, second, said_of_the_end(run.output), resumed_from(again.output), waited, worst, lost + apart
@@ -156,10 +158,10 @@ def name_of(process: psutil.Process) -> str:
 
 
 def said_of_the_end(output: str) -> str:
-    """The last line that is not Ray's."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    ours = [line for line in lines if not line.startswith(("(", "[20", "\x1b")) and "verl_credit" not in line]
-    return (ours or lines or [""])[-1][:300]
+    """Why the run ended, or the last step that it told of."""
+    lines = output.splitlines()
+    ends = [line for line in lines if "steps done" in line]
+    return (ends or [line for line in lines if "  step " in line] or [""])[-1][:300]
 
 
 def resumed_from(output: str) -> int:

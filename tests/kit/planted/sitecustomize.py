@@ -88,7 +88,7 @@ def kill(planted: dict) -> None:
     if not chosen:
         sys.exit(f"no process {planted['who']!r} to kill")
     for process in chosen[:1]:
-        process.send_signal(signal.Signals[planted["do"]])
+        process.send_signal(signal.SIGTERM if planted["do"] == "SIGTERM" else signal.SIGKILL)
 
 
 if PLANTED in os.environ:
