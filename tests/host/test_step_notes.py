@@ -1,0 +1,70 @@
+"""What the trainer says of a step whose credit reaches few turns: the warnings exist for it alone."""
+
+import json
+
+import pytest
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from kit.byte_world import make_tokenizer
+from kit.recipes import load_config
+from kit.turn_rows import Row, estimate, turn_batch, turn_step
+from verl_credit.errors import IntegrityError
+from verl_credit.host.step import store, trainer
+from verl_credit.run.files import EVENTS
+from verl_credit.turns.signals import turns_with, turns_without
+
+ROWS = [Row(("call", "page", "call", "page", "done"))] * 2 + [Row(("call", "page", "done"))] * 2
+GROUPS, OUTCOMES = [0, 0, 1, 1], [1.0, 0.0, 1.0, 0.0]
+KNOWN, UNKNOWN = [[0.5, 0.1], [0.2, 0.3], [0.3], [0.1]], [[0.5, None], [0.2, None], [0.3], [0.1]]
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    """(Notes of these steps by kind, their metrics)."""
+    tokenizer = make_tokenizer()
+    monkeypatch.setattr(store, "write_tokens", lambda batch, padded: batch)
+    monkeypatch.setattr(trainer, "keep_tables", lambda *_: None)
+
+    def run(mode, *gains, signal="info_gain", given=1, overrides=()):
+        turns, metrics = turn_batch(ROWS, tokenizer), {}
+        own = [f"run_dir={tmp_path}", "sample_trajectories=0", f"algorithm.info_gain_norm_mode={mode}"]
+        made = trainer.CreditTrainer(load_config("lab", [*own, *overrides]))
+        made._turns, made.tokenizer = turns, tokenizer
+
+        def estimated(self, batch, metrics):
+            estimate(made._step, turns, OUTCOMES, GROUPS)
+            return batch
+
+        monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", estimated)
+        for number, of in enumerate(gains, start=1):
+            made.global_steps = number
+            changes = {"info_gain_norm_mode": mode, "turn_signal": signal, "dynamic_clip": False}
+            made._step = turn_step(turns, of, **changes)
+            with_reward = given if number == 1 else 0
+            counts = {turns_with(signal): with_reward, turns_without(signal): 6}
+            made._step.token_metrics |= counts
+            made._compute_advantage(None, metrics)
+        rows = (tmp_path / EVENTS).read_text().splitlines() if (tmp_path / EVENTS).exists() else []
+        return {(row := json.loads(line))["kind"]: row["text"] for line in rows}, metrics
+
+    monkeypatch.setattr(PPOTrainerSync, "__init__", lambda self, config: setattr(self, "config", config))
+    return run
+
+
+def test_small_groups_are_said(steps):
+    notes, metrics = steps("turn-group", KNOWN)
+    assert notes.keys() == {"small_groups"} and metrics["credit/turn_groups_of_two"] == 3
+
+
+def test_rows_that_a_mode_leaves_out_are_said(steps):
+    notes, metrics = steps("leave_one_out", UNKNOWN)
+    assert "50% of the rows are left out" in notes["rows_left_out"] and metrics["credit/rows_left_out"] == 0.5
+    assert not steps("leave_one_out", KNOWN)[1]["credit/rows_left_out"]
+
+
+def test_a_signal_that_gives_nothing_any_more_is_said_and_then_stops_the_run(steps):
+    tolerated = ["algorithm.turn_signal=tool_reward", "faults.max_unrewarded_steps=1"]
+    notes, _ = steps("turn-group", KNOWN, KNOWN, signal="tool_reward", overrides=tolerated)
+    assert "in step 2 turn signal 'tool_reward' gave none of the 6" in notes["no_rewards"]
+    with pytest.raises(IntegrityError, match="'tool_reward' gave no turn a reward in 2 steps in a row"):
+        steps("turn-group", KNOWN, KNOWN, KNOWN, signal="tool_reward", overrides=tolerated)
