@@ -1,9 +1,9 @@
 r"""Arithmetic questions for a policy with trained weights of about 135 M parameters.
 
-One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has four worked examples as earlier
-turns of the chat: after instructions alone this policy answers next to nothing rightly. The examples begin with a strategic
-gram, because the policy plans in such words only after examples that do, and SEPA needs planning tokens. Most groups have
-both right and wrong answers.
+One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has two worked examples as earlier
+turns of the chat: after instructions alone this policy answers next to nothing rightly. After two it answers about half of
+the questions rightly, after four .64 of them, in prompts of 196 tokens in place of 120. The examples begin with a strategic
+gram, because the policy plans in such words only after examples that do, and SEPA needs planning tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from verl_credit.data.rows import SCHEMA, to_row
 from verl_credit.reward.qa import BOXED
 
 ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
-EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))
+EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # none of them is a question
+SHOWN = (EXAMPLES[0], EXAMPLES[2])
 _DIGITS, _TO_12, _TO_20, _TO_25 = (range(2, end + 1) for end in (9, 12, 20, 25))
 
 
@@ -82,7 +83,7 @@ def _question(text: str) -> str:
 
 def messages(question: str) -> list[dict[str, str]]:
     chat = []
-    for text, answer in EXAMPLES:
+    for text, answer in SHOWN:
         chat.append({"role": "user", "content": _question(text)})
         chat.append({"role": "assistant", "content": f"Let me think: {text} = {answer}. \\boxed{{{answer}}}"})
     return [*chat, {"role": "user", "content": question}]

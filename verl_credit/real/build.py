@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from verl_credit.machine.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
-from verl_credit.real.arithmetic import write_arithmetic
+from verl_credit.real.arithmetic import SHOWN, write_arithmetic
 from verl_credit.real.multihop import Shown, start_settings, write_questions, write_start
 from verl_credit.real.packages import ENCODER, POLICY, RealError, folder_of
 from verl_credit.real.policy import write_policy
@@ -93,7 +93,8 @@ def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
         write_arithmetic(folder, seed=seed, **ARITHMETIC)
         return {}
 
-    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC}, fill, progress)
+    shown = [text for text, _ in SHOWN]
+    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC, "examples": shown}, fill, progress)
 
 
 def build_multihop(paths: RealPaths, questions: str, shown: Shown, seed: int, progress: Progress) -> None:
