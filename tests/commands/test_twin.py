@@ -8,6 +8,7 @@ from verl_credit.commands import twin as command
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.run.files import read_json_lines
 from verl_credit.twin.check import check_twin
+from verl_credit.twin.train import Twin
 
 REFUSED = [
     "algorithm.use_kl_in_reward=true",
@@ -25,7 +26,6 @@ REFUSED = [
     "reward.custom_reward_function.path=mine.py",
     "data.shuffle=false",
     "data.train_max_samples=8",
-    "trainer.val_before_train=false",
     "probe.every=5",
     "algorithm.adv_estimator=grpo",
     "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
@@ -79,6 +79,23 @@ def test_how_a_run_ended_is_in_its_events_and_in_the_table_of_trials(
     start, end = read_json_lines(run_dir / "events.jsonl")
     assert start["command"].startswith("verl-credit twin --config-name lab") and end["reason"] == reason
     assert "\nrun\t" in (tmp_path / "results.tsv").read_text()
+
+
+@pytest.mark.parametrize(
+    "overrides, evaluated",
+    [
+        ((), [0, 2, 3]),
+        (("trainer.val_before_train=false",), [2, 3]),
+        (("trainer.test_freq=-1",), [0, 3]),
+    ],
+)
+def test_when_it_evaluates(overrides, evaluated, tmp_path):
+    twin, found = object.__new__(Twin), []
+    own = ("trainer.total_training_steps=3", "trainer.test_freq=2", f"run_dir={tmp_path}")
+    twin.config, twin.run_dir = load_config("lab", [*own, *overrides]), tmp_path
+    twin.steps, twin.evaluate = lambda: ((step, {}) for step in (1, 2, 3)), found.append
+    twin.run()
+    assert found == evaluated
 
 
 def test_other_worlds_are_refused():

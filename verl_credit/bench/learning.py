@@ -13,7 +13,7 @@ from verl_credit.run.files import write_text
 
 GRPO = "grpo"
 METRIC = "credit/outcome/em"
-"""Of a step's rollouts, before the policy is trained on them. 15 steps ask 240 of the lab's 2,048 questions, each once."""
+"""Of a step's rollouts, before the policy is trained on them. 12 steps ask 192 of the lab's 2,048 questions, each once."""
 FILE, FOLDER = "learning.yaml", "learning"
 
 
@@ -33,6 +33,7 @@ def declare(
         "overrides": [
             f"trainer.total_training_steps={steps}",
             "trainer.test_freq=-1",
+            "trainer.val_before_train=false",  # the same for all conditions
             "trainer.save_freq=-1",
             *overrides,
         ],

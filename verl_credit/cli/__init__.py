@@ -284,7 +284,7 @@ def bench(
     ),
     beside: str = Option("joint", help="the published mode that it is compared with, beside GRPO"),
     seeds: int = Option(8, min=2, help="of the learning curves"),
-    steps: int = Option(15, min=5, help="of each learning curve"),
+    steps: int = Option(12, min=5, help="of each learning curve"),
     prompts: int = Option(48, min=18, help="whose true advantages are measured"),
     continuations: int = Option(32, help="per distinct context; an even number"),
     parallel: int | None = Option(None, min=1, help="processes; as many as there are cores if not given"),

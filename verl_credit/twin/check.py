@@ -39,7 +39,6 @@ WITHOUT = {
     "actor_rollout_ref.rollout.top_k": -1,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
-    "trainer.val_before_train": True,
     "keep_rollouts": 0,
     "max_hours": None,
     "probe.every": 0,

@@ -57,7 +57,8 @@ class Twin:
     def run(self) -> None:
         """Every step's metrics and every evaluation go into the files of the run, as verl's trainer writes them."""
         every, last = self.config.trainer.test_freq, self.config.trainer.total_training_steps
-        self.evaluate(0)
+        if self.config.trainer.get("val_before_train", True):
+            self.evaluate(0)
         for step, metrics in self.steps():
             append_json(self.run_dir / METRICS, {"step": step, **metrics})
             if step in self.config.keep_checkpoints:
