@@ -1,4 +1,4 @@
-"""Exact match on held-out questions after the last step, and differences in pairs of seed and world: no measure of the campaign.
+"""Exact match on held-out questions after the last step, with differences of pairs: not the measure of a campaign.
 
 python evidence/campaigns/held_out.py evidence/campaigns/sepa_factorial_twin
 """
