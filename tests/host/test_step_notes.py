@@ -25,7 +25,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "write_tokens", lambda batch, padded: batch)
     monkeypatch.setattr(trainer, "keep_tables", lambda *_: None)
 
-    def run(mode, *gains, signal="info_gain", given=1, overrides=()):
+    def run(mode, *gains, signal="info_gain", overrides=()):
         turns, metrics = turn_batch(ROWS, tokenizer), {}
         own = [f"run_dir={tmp_path}", "sample_trajectories=0", f"algorithm.info_gain_norm_mode={mode}"]
         made = trainer.CreditTrainer(load_config("lab", [*own, *overrides]))
@@ -40,9 +40,8 @@ def steps(tmp_path, monkeypatch):
             made.global_steps = number
             changes = {"info_gain_norm_mode": mode, "turn_signal": signal, "dynamic_clip": False}
             made._step = turn_step(turns, of, **changes)
-            with_reward = given if number == 1 else 0
-            counts = {turns_with(signal): with_reward, turns_without(signal): 6}
-            made._step.token_metrics |= counts
+            rewarded = int(number == 1)  # the others give no turn a reward
+            made._step.token_metrics |= {turns_with(signal): rewarded, turns_without(signal): 6}
             made._compute_advantage(None, metrics)
         rows = (tmp_path / EVENTS).read_text().splitlines() if (tmp_path / EVENTS).exists() else []
         return {(row := json.loads(line))["kind"]: row["text"] for line in rows}, metrics
