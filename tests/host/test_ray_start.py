@@ -17,7 +17,7 @@ from verl_credit.commands import train as train_module
 from verl_credit.commands.with_verl import check_with_verl
 from verl_credit.doctor import ray_checks
 from verl_credit.doctor.context import Context
-from verl_credit.errors import PreflightError
+from verl_credit.errors import PreflightError, Terminated
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
 from verl_credit.machine.facts import Process
@@ -140,11 +140,11 @@ def ending(monkeypatch):
     """launch() with a run that ends as told."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    def end(error, *overrides, up=False, node="127.0.0.1"):
-        def run_ppo(config, task_runner_class):
+    def end(error, *overrides, up=False, node="127.0.0.1", run_ppo=None):
+        def ends(config, task_runner_class):
             raise error
 
-        monkeypatch.setattr(module, "run_ppo", run_ppo)
+        monkeypatch.setattr(module, "run_ppo", run_ppo or ends)
         fake = SimpleNamespace(is_initialized=lambda: up, shutdown=lambda: None)
         fake.util = SimpleNamespace(get_node_ip_address=lambda: node)
         monkeypatch.setattr(module, "ray", fake)
@@ -178,6 +178,23 @@ def test_ray_gives_up_a_cluster_that_is_gone(ending):
     address = refused_port()
     with pytest.raises(PreflightError, match=f"nobody answers at {address}"):
         ending(SystemExit(15), f"+{ADDRESS}='{address}'")
+
+
+@pytest.mark.parametrize("options", [{}, {"runtime_env": {}}])
+def test_sigterm_is_ours_again_once_ray_has_started(ending, monkeypatch, options):
+    """Ray's own handlers would abort the process, and nobody would write down how the run ended."""
+
+    class Runner:
+        remote = options = classmethod(lambda cls, **_: cls)
+
+    def run_ppo(config, task_runner_class):
+        signal.signal(signal.SIGTERM, lambda *_: pytest.fail("Ray's handler"))  # as ray.init does
+        (task_runner_class.options(**options) if options else task_runner_class).remote()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(module, "CreditTaskRunner", Runner)
+    with pytest.raises(Terminated), train_module.terminate_as_interrupt():
+        ending(None, run_ppo=run_ppo)
 
 
 def test_sigterm_is_an_interruption_while_ray_starts_and_after(ending):

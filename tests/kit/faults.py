@@ -16,6 +16,7 @@ import pyarrow.parquet as parquet
 from omegaconf import OmegaConf
 
 from kit.train_run import TrainRun
+from verl_credit.errors import ExitCode
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
 
 PLANTED = Path(__file__).with_name("planted")
@@ -116,6 +117,8 @@ def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path) -> Out
     first, lost = run.wait(), []
     if not fired.exists():
         lost.append("the fault did not happen")
+    if point.do == "SIGTERM" and first != ExitCode.INTERRUPTED:
+        lost.append(f"after SIGTERM the exit code is {first}")
     waited, left = wait_for_all(mark)
     lost += [f"a process is left: {name}" for name in left]
     again = started(folder, lab, log="second.log")

@@ -57,7 +57,7 @@ def launch(config: DictConfig) -> None:
     if why := why_not_loopback(os.environ, config, ray.util.get_node_ip_address()):
         raise PreflightError(why)
     try:
-        run_ppo(config, task_runner_class=CreditTaskRunner)
+        run_ppo(config, task_runner_class=_Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM)))
     except RayError as error:  # before ValueError: what a worker raised is both
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
@@ -73,8 +73,26 @@ def launch(config: DictConfig) -> None:
         ray.shutdown()
 
 
+class _Runner:
+    """In place of `CreditTaskRunner`, which verl's `run_ppo` makes right after ray.init: SIGTERM is ours again by then.
+
+    ray.init puts two handlers there: one in Python, and one in C++ that prints a stack and aborts, so that nobody would
+    write down how the run ended.
+    """
+
+    def __init__(self, made, handler):
+        self._made, self._handler = made, handler
+
+    def options(self, **given):
+        return _Runner(self._made.options(**given), self._handler)
+
+    def remote(self):
+        signal.signal(signal.SIGTERM, self._handler)
+        return self._made.remote()
+
+
 def _ended(error: SystemExit, config: DictConfig) -> BaseException:
-    """ray.init puts a handler of its own on SIGTERM, which exits with 15; Ray sends us one when it gives up a cluster."""
+    """While ray.init runs, its handler of SIGTERM exits with 15; Ray sends us one when it gives up a cluster."""
     if not ray.is_initialized() and (why := _nobody_there(config)):
         return PreflightError(f"Ray does not start: {why}; {_asked(config)}")
     if error.code == signal.SIGTERM:
