@@ -163,7 +163,7 @@ def name_of(process: psutil.Process) -> str:
 def said_of_the_end(output: str) -> str:
     """Why the run ended, or the last step that it told of."""
     lines = output.splitlines()
-    ends = [line for line in lines if "steps done" in line]
+    ends = [line for line in lines if "steps done" in line or line.startswith("interrupted")]
     return (ends or [line for line in lines if "  step " in line] or [""])[-1][:300]
 
 
