@@ -2,7 +2,7 @@ r"""Arithmetic questions for a policy with trained weights of about 135 M parame
 
 One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has two worked examples as earlier
 turns of the chat: after instructions alone this policy answers next to nothing rightly. After two it answers about half of
-the questions rightly; after four .64 of them, but a prompt has 196 tokens then, and not 120. The examples begin with a
+them rightly; more examples would make the prompt, of 120 tokens, longer than all answers. The examples begin with a
 strategic gram, because the policy plans in such words only after examples that do, and SEPA needs planning tokens.
 """
 
