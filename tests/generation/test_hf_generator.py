@@ -93,6 +93,24 @@ def test_a_row_does_not_depend_on_its_batch(generator):
         assert same(alone, together[row]) and same(alone, backwards[row])
 
 
+@pytest.mark.parametrize(
+    "ends", [[[1], [2, 3, 4], [9] * 30], [[1], [1, 2], [1, 2, 3]], [[1, 2], [2, 2], [3, 2]]]
+)
+def test_a_common_start_is_computed_once(model, generator, ends):
+    start = [17] * 3 + list(range(20, 60))
+    prompts, shapes = [[*start, *end] for end in ends], []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    outputs = generator.generate(prompts, [SamplingParams(12, seed=row) for row in range(3)])
+    hook.remove()
+    # The shortest prompt keeps its last token, also where the others begin with it.
+    assert shapes[:2] == [(1, len(start)), (3, max(map(len, ends)))]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = one_row_log_probs(model, prompt, output.token_ids)
+        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=2e-5)
+
+
 def test_equal_prompts_differ_by_seed_alone(generator):
     first, again, other = generator.generate([[5, 6]] * 3, [SamplingParams(20, seed=s) for s in (1, 1, 2)])
     assert same(first, again)

@@ -1,6 +1,6 @@
 """Batched generation with a transformers causal language model: token ids and their log-probabilities."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,9 +26,10 @@ class Generation:
 class BatchGenerator:
     """Generates for a whole batch at once: one padded prefill, then one token per row and step.
 
-    Prompts are padded on the left, so that every row's next token is in the last column. Equal prompts (the samples of
-    one group) are prefilled once. When half of the rows have ended, the batch is compacted. The model's weights may
-    change between two calls of `generate`, not during one.
+    What all prompts begin with (instructions, worked examples) is prefilled once, and so are equal prompts (the samples of
+    one group). Behind the common start prompts are padded on the left, so that every row's next token is in the last
+    column. When half of the rows have ended, the batch is compacted. The model's weights may change between two calls of
+    `generate`, not during one.
 
     `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p, as a trainer recomputes old
     log-probabilities. Greedy rows report the argmax's log-probability at T=1.
@@ -122,18 +123,27 @@ class _Batch:
         unique: dict[tuple[int, ...], int] = {}
         source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
         width = max(len(prompt) for prompt in unique)
+        # Every prompt keeps a token of its own, whose logits are the first.
+        common = min(_common(unique), min(map(len, unique)) - 1) if len(unique) > 1 else 0
         ids_U_P = torch.full((len(unique), width), pad_token_id, dtype=torch.long)
         # Columns for new tokens are visible from the start; each step uses only the first columns.
         visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
+        visible_U_L[:, :common] = True
         for prompt, row in unique.items():
-            ids_U_P[row, width - len(prompt) :] = torch.tensor(prompt)
-            visible_U_L[row, width - len(prompt) :] = True
+            first = width - (len(prompt) - common)
+            ids_U_P[row, first:] = torch.tensor(prompt[common:])
+            visible_U_L[row, first:] = True
         ids_U_P, visible_U_L = ids_U_P.to(self.device), visible_U_L.to(self.device)
         source_B = source_B.to(self.device)
         positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
-        self.padded = not bool(visible_U_L.all())
         self.width, self.cache = width, GrowingCache(self.model.config.num_hidden_layers)
-        logits_U_V = self._forward(ids_U_P, positions_U_P, visible_U_L[:, :width])
+        self.padded = False
+        if common:
+            start_1_P = torch.tensor([next(iter(unique))[:common]], device=self.device)
+            self._forward(start_1_P, torch.arange(common, device=self.device)[None], None)
+            self.cache.select_rows(torch.zeros(len(unique), dtype=torch.long, device=self.device))
+        self.padded = not bool(visible_U_L.all())
+        logits_U_V = self._forward(ids_U_P[:, common:], positions_U_P[:, common:], visible_U_L[:, :width])
         if len(unique) < len(prompts):
             self.cache.select_rows(source_B)
         self.logits_B_V = logits_U_V[source_B]
@@ -190,6 +200,14 @@ class _Batch:
             Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
             for tokens, log_probs, length, stopped in rows
         ]
+
+
+def _common(prompts: Iterable[tuple[int, ...]]) -> int:
+    """Tokens that all prompts begin with: as many as the first and the last in order share."""
+    first, last = min(prompts), max(prompts)
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
 
 
 def _pad_right(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) -> torch.Tensor:

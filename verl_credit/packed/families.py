@@ -38,6 +38,24 @@ def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor])
     ]
 
 
+def tokens_read(
+    members: Sequence[Family],
+    prompts: Sequence[torch.Tensor],
+    responses: Sequence[torch.Tensor],
+    read_B_T: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(before_N, label_N) of the response tokens that ``read_B_T`` marks (None: of all), row by row: where the token before
+    stands in the members' streams, which follow each other, and the token itself."""
+    first, before, labels = 0, [], []
+    for one in members:
+        for row, places in zip(one.rows, one.places, strict=True):
+            read = slice(None) if read_B_T is None else read_B_T[row, : len(responses[row])]
+            before.append(first + places[len(prompts[row]) - 1 : -1][read])
+            labels.append(responses[row][read])
+        first += len(one.stream)
+    return torch.cat(before), torch.cat(labels)
+
+
 def _family(rows: range, streams: list[torch.Tensor]) -> Family:
     """The trunk is the row that leaves the fewest tokens to the branches."""
     distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from verl_credit.attention import AUTO, PACK, install, pack_rows
 from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
-from verl_credit.packed.families import Family, Shape, families
+from verl_credit.packed.families import Family, Shape, families, tokens_read
 
 
 class PackedPolicy:
@@ -58,15 +58,9 @@ class PackedPolicy:
 
     def _read(self, hidden_N_D, members, prompts, responses, read_B_T, entropy) -> tuple[torch.Tensor, ...]:
         """Values of every read token. Rows that share a token and the one before it share the logits."""
-        first, before, labels = 0, [], []
-        for one in members:
-            for row, places in zip(one.rows, one.places, strict=True):
-                read = read_B_T[row, : len(responses[row])]
-                before.append(first + places[len(prompts[row]) - 1 : -1][read])
-                labels.append(responses[row][read])
-            first += len(one.stream)
+        before_N, label_N = tokens_read(members, prompts, responses, read_B_T)
         vocabulary = self.model.lm_head.out_features
-        pair_N, back = torch.unique(torch.cat(before) * vocabulary + torch.cat(labels), return_inverse=True)
+        pair_N, back = torch.unique(before_N * vocabulary + label_N, return_inverse=True)
         logits_N_V = self.model.lm_head(hidden_N_D[pair_N // vocabulary])
         given = logits_N_V, pair_N % vocabulary, self._tempered(len(logits_N_V))
         values = log_probs_and_entropy(*given) if entropy else (log_probs_from_logits(*given),)

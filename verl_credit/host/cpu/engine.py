@@ -8,10 +8,11 @@ from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 from verl_credit.host.engine.branch_engine import BranchEngine
 from verl_credit.host.engine.log_prob_engine import LogProbEngine
+from verl_credit.host.engine.shared_prompt_engine import SharedPromptEngine
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
-class CPUFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
+class CPUFSDPEngineWithLMHead(SharedPromptEngine, BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
     """FSDP2 without parameter offloading, since the parameters are in main memory already.
 
     verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning needs an

@@ -55,16 +55,20 @@ class LogProbEngine:
             line += f"; entropies: {chunked if config.entropy_from_logits_with_chunking else whole}"
         return line
 
+    def log_prob_path(self, micro_batch) -> str:
+        """Which code computes the log-probs of this micro-batch (`log_probs.path`)."""
+
+        def option(key: str) -> bool:
+            return tu.get_non_tensor_data(data=micro_batch, key=key, default=False)
+
+        wanted = any(map(option, WANT_LOGITS))
+        return log_prob_path(flash=not no_flash_loss(), fused=option("use_fused_kernels"), distills=wanted)
+
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
         def option(key: str, default: bool = False) -> bool:
             return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
 
-        path = log_prob_path(
-            flash=not no_flash_loss(),
-            fused=option("use_fused_kernels"),
-            distills=any(map(option, WANT_LOGITS)),
-        )
-        if path != OURS:
+        if self.log_prob_path(micro_batch) != OURS:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         offsets = micro_batch["input_ids"].offsets()
         packed = option("use_remove_padding", True)
@@ -85,17 +89,17 @@ class LogProbEngine:
 def _packed(logits_1_T_V, output_args: dict, offsets) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(logits, temperature) of one stream; the temperature is None when it is 1."""
     temperature = None if output_args.get("temperature_is_one") else output_args["temperature_rmpad"]
-    return _whole(logits_1_T_V).squeeze(0), temperature
+    return whole_vocabulary(logits_1_T_V).squeeze(0), temperature
 
 
 def _unpadded(logits_B_T_V, output_args: dict, offsets) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same for padded rows, concatenated without their padding."""
     lengths = offsets.diff()
-    rows = [row[:n] for row, n in zip(_whole(logits_B_T_V), lengths.tolist(), strict=True)]
+    rows = [row[:n] for row, n in zip(whole_vocabulary(logits_B_T_V), lengths.tolist(), strict=True)]
     temperature = None if output_args.get("temperature_is_one") else output_args["temperature"]
     return torch.cat(rows), None if temperature is None else temperature.repeat_interleave(lengths)
 
 
-def _whole(logits: torch.Tensor) -> torch.Tensor:
+def whole_vocabulary(logits: torch.Tensor) -> torch.Tensor:
     """The logits over the whole vocabulary, which tensor-parallel engines shard."""
     return logits.full_tensor() if isinstance(logits, DTensor) else logits

@@ -1,0 +1,137 @@
+"""verl's FSDP engine with the rollouts of a prompt as one packed row, so that their prompt is computed once.
+
+A GRPO micro-batch holds several rollouts of a prompt. What a token sees is the same in such a row, and so are its log-prob
+and its gradient, up to rounding (`packed.families`). Logits are made for response tokens alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.utils.model import extract_multi_modal_inputs
+
+from verl_credit.attention import PACK, pack_rows
+from verl_credit.host.engine.log_prob_engine import whole_vocabulary
+from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.path import OURS
+from verl_credit.names import SCORE_BRANCHES
+from verl_credit.packed.families import families, tokens_read
+
+SHARED = "shared_prompts"
+
+
+class SharedPromptEngine:
+    """A mixin before `BranchEngine`.
+
+    Outputs have verl's shape: nested over whole rows. A prompt's own values, which nobody reads, are 0 where rows share
+    prompts. A micro-batch whose rows share none, or have answers behind them, is computed as before.
+    """
+
+    def describe_log_probs(self, *, distills: bool = False) -> str:
+        line = super().describe_log_probs(distills=distills)
+        why = self._cannot_share()
+        return f"{line}; a prompt's rollouts {f'have it each ({why})' if why else 'share it within a micro-batch'}"
+
+    def prepare_model_inputs(self, micro_batch):
+        if not self._shares(micro_batch):
+            return super().prepare_model_inputs(micro_batch)
+        prompts, responses = (micro_batch[name].unbind() for name in ("prompts", "responses"))
+        order = _neighbours(prompts)
+        prompts, responses = [prompts[row] for row in order], [responses[row] for row in order]
+        members = families(prompts, responses)
+        before_N, label_N = tokens_read(members, prompts, responses)
+        vocabulary = self.model_config.hf_config.get_text_config().vocab_size
+        pair_N, back_N = torch.unique(before_N * vocabulary + label_N, return_inverse=True)
+        shapes = [one.shape for one in members]
+        trunks = [len(one.stream) - sum(n for _, n in one.shape) for one in members]
+        pack = pack_rows(trunks, shapes)
+        device = micro_batch["input_ids"].device
+        model_inputs = {
+            "input_ids": torch.cat([one.stream for one in members])[None],
+            "attention_mask": None,
+            "position_ids": pack.position_ids()[None].to(device),
+            "logits_to_keep": pair_N // vocabulary,
+            PACK: pack,
+        }
+        ends = micro_batch["input_ids"].offsets()[1:].tolist()
+        slots = [
+            torch.arange(ends[row] - 1 - len(response), ends[row] - 1)
+            for row, response in zip(order, responses, strict=True)
+        ]
+        return model_inputs, {SHARED: (pair_N % vocabulary, back_N, torch.cat(slots).to(device))}
+
+    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        if SHARED not in output_args:
+            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+        label_N, back_N, slot_N = output_args[SHARED]
+        logits_N_V = whole_vocabulary(output.logits).squeeze(0)
+        temperature = _one_temperature(micro_batch)
+        tempered = (
+            None
+            if temperature == 1
+            else logits_N_V.new_full((len(label_N),), temperature, dtype=torch.float32)
+        )
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            log_prob_N, entropy_N = log_probs_and_entropy(
+                logits_N_V, label_N, tempered, inplace_backward=True
+            )
+            found = {"log_probs": log_prob_N, "entropy": entropy_N}
+        else:
+            found = {"log_probs": log_probs_from_logits(logits_N_V, label_N, tempered, inplace_backward=True)}
+        offsets = micro_batch["input_ids"].offsets()
+        tokens = micro_batch["input_ids"].values().shape[0]
+        return {
+            name: torch.nested.nested_tensor_from_jagged(
+                value_N.new_zeros(tokens).index_copy(0, slot_N, value_N[back_N]), offsets
+            )
+            for name, value_N in found.items()
+        }
+
+    def _cannot_share(self) -> str:
+        """Why no micro-batch of this engine can; "" when they can."""
+        if not self.packs:
+            return f"attn_implementation={self.module_attention}"
+        if self.use_ulysses_sp:
+            return "ulysses_sequence_parallel_size > 1"
+        if self.pad_to_length:
+            return "pad_to_length"
+        base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
+        if "logits_to_keep" not in inspect.signature(base.forward).parameters:
+            return f"{type(base).__name__} makes all logits"
+        return ""
+
+    def _shares(self, micro_batch) -> bool:
+        def option(key: str, default: bool = False) -> bool:
+            return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
+
+        if (
+            self._cannot_share()
+            or option(SCORE_BRANCHES)
+            or not option("use_remove_padding", True)
+            or self.log_prob_path(micro_batch) != OURS
+            or "routed_experts" in micro_batch  # of every place of every row
+            or extract_multi_modal_inputs(micro_batch.get("multi_modal_inputs", []))
+            or not all(
+                name in micro_batch and micro_batch[name].is_nested for name in ("prompts", "responses")
+            )
+            or _one_temperature(micro_batch) is None
+        ):
+            return False
+        prompts = [tuple(prompt.tolist()) for prompt in micro_batch["prompts"].unbind()]
+        return len(set(prompts)) < len(prompts)
+
+
+def _neighbours(prompts) -> list[int]:
+    """The rows in an order in which those of a prompt are neighbours; prompts come in the order of their first row."""
+    first: dict[tuple[int, ...], int] = {}
+    return sorted(range(len(prompts)), key=lambda row: first.setdefault(tuple(prompts[row].tolist()), row))
+
+
+def _one_temperature(micro_batch) -> float | None:
+    """The temperature of all rows; None where they differ."""
+    temperature = micro_batch["temperature"]
+    if not isinstance(temperature, torch.Tensor):
+        return float(temperature)
+    return float(temperature.flatten()[0]) if bool((temperature == temperature.flatten()[0]).all()) else None
