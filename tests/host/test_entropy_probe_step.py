@@ -115,7 +115,7 @@ class Actors:
 def make(tmp_path, monkeypatch, ranks=1, total=7, micro=None, **probe):
     world, clock = World(), SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
-    trainer = object.__new__(entropy_probe.ProbingTrainer)
+    trainer = object.__new__(type("Probing", (entropy_probe.ProbingTrainer, PPOTrainerSync), {}))
     trainer.probe = Probe(**{"every": 2, "budget": 1.0, "groups": 2} | probe)
     trainer.actor_rollout_wg, trainer.world, trainer.clock = Actors(world, clock, ranks), world, clock
     actor = SimpleNamespace(use_dynamic_bsz=micro is None, ppo_micro_batch_size_per_gpu=micro)

@@ -47,7 +47,7 @@ def train(tmp_path, monkeypatch):
     def run(steps, *, save_freq, most, named):
         folder = tmp_path / "checkpoints"
         worker = Worker(folder, most)
-        trainer = object.__new__(recorded.RecordedTrainer)
+        trainer = object.__new__(type("Recorded", (recorded.RecordedTrainer, PPOTrainerSync), {}))
         trainer.config = OmegaConf.create(
             {
                 "keep_checkpoints": named,

@@ -35,16 +35,20 @@ ROWS = TensorDict(
 )
 
 
+class Recorded(recorded.RecordedTrainer, PPOTrainerSync):
+    """Before verl's synchronous trainer."""
+
+
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
     monkeypatch.setattr(recorded, "keep_rollouts", lambda *_: None)
     monkeypatch.setattr(trainer_base.tq, "kv_batch_get", lambda **_: ROWS.clone())
-    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing_raw: metrics.pop("batch"))
     for name in ("_save_checkpoint", "_load_checkpoint"):
         monkeypatch.setattr(PPOTrainerSync, name, lambda self: None)
 
     def make(step):
-        made = object.__new__(recorded.RecordedTrainer)
+        made = object.__new__(Recorded)
         folder = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
         made.config, made.run_dir = load_config("lab", [f"run_dir={tmp_path}", folder]), tmp_path
         made.controller = made._limit = made._shortened_from = None
@@ -61,8 +65,8 @@ def saved(trainer):
     """(A trainer that has saved its step, the batch, its metrics)."""
     tag = {"min_global_steps": STEP - 1, "max_global_steps": STEP - 1}
     batch = SimpleNamespace(keys=["a", "b"], partition_id="train", tags=[tag, tag])
-    first, metrics = trainer(STEP), dict(UPDATE)
-    first._update_actor(batch, metrics)
+    first, metrics = trainer(STEP), UPDATE | {"batch": batch}
+    first.step(metrics, {})
     first._save_checkpoint()
     return first, batch, metrics
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.credit_tables import GROUPS, OUTCOMES, ROWS, credited_step, tokenizer
 from kit.recipes import load_config
@@ -141,7 +142,8 @@ def test_the_trainer_keeps_them_before_its_update(monkeypatch):
     monkeypatch.setattr(
         "verl_credit.host.step.recorded.keep_rollouts", lambda trainer, batch: said.append(batch)
     )
-    update = "verl_credit.host.step.recorded.PPOTrainerSync._update_actor"
-    monkeypatch.setattr(update, lambda self, batch, metrics: said.append("update") or batch)
-    trainer = object.__new__(RecordedTrainer)
+    monkeypatch.setattr(
+        PPOTrainerSync, "_update_actor", lambda self, batch, metrics: said.append("update") or batch
+    )
+    trainer = object.__new__(type("Recorded", (RecordedTrainer, PPOTrainerSync), {}))
     assert trainer._update_actor("batch", {}) == "batch" and said == ["batch", "update"]

@@ -43,9 +43,7 @@ class LogProbEngine:
 
     def describe_log_probs(self, *, distills: bool = False) -> str:
         """One line: which code computes the log-probs in this process, why, and its memory."""
-        path = log_prob_path(
-            flash=not no_flash_loss(), fused=bool(self.model_config.use_fused_kernels), distills=distills
-        )
+        path = self.usual_path(distills=distills)
         vocabulary = self.model_config.hf_config.get_text_config().vocab_size
         line = describe(path, vocabulary, get_device_name(), no_flash_loss())
         if path in (FLASH, LOOP):
@@ -54,6 +52,11 @@ class LogProbEngine:
             whole = f"verl's, {'compiled' if config.use_torch_compile else 'over all tokens at once'}"
             line += f"; entropies: {chunked if config.entropy_from_logits_with_chunking else whole}"
         return line
+
+    def usual_path(self, *, distills: bool = False) -> str:
+        """Which code computes the log-probs in this process."""
+        fused = bool(self.model_config.use_fused_kernels)
+        return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)
 
     def log_prob_path(self, micro_batch) -> str:
         """Which code computes the log-probs of this micro-batch (`log_probs.path`)."""

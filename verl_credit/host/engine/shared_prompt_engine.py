@@ -31,6 +31,8 @@ class SharedPromptEngine:
 
     def describe_log_probs(self, *, distills: bool = False) -> str:
         line = super().describe_log_probs(distills=distills)
+        if self.usual_path(distills=distills) != OURS:
+            return line
         why = self._cannot_share()
         return f"{line}; a prompt's rollouts {f'have it each ({why})' if why else 'share it within a micro-batch'}"
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.config.keys import Probe, read_section
@@ -77,7 +77,7 @@ class Sample:
         return int(self.prompt_B.max()) + 1
 
 
-class ProbingTrainer(PPOTrainerSync):
+class ProbingTrainer(PPOTrainer):
     """Expects ``run_dir``, and ``_turns`` of the step, of the class that it is part of."""
 
     _kept_step: int | None = None

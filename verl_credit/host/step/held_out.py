@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_credit.errors import EvaluationOverrun
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
@@ -15,7 +15,7 @@ from verl_credit.run import events
 from verl_credit.run.files import VALIDATION, append_json, read_json_lines
 
 
-class EvaluatingTrainer(PPOTrainerSync):
+class EvaluatingTrainer(PPOTrainer):
     """Expects ``run_dir`` and ``watch`` of the class that it is part of."""
 
     _evaluation_mode: str | None = None

@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 
 import ray
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.debug import marked_timer
 
 from verl_credit.host.hf_rollout.replica import server_name
@@ -25,7 +25,7 @@ from verl_credit.run.state import describe_resume, save_state
 from verl_credit.run.time_limit import TimeLimit
 
 
-class RecordedTrainer(PPOTrainerSync):
+class RecordedTrainer(PPOTrainer):
     """Expects ``run_dir``, ``controller`` (SEPA's, or None) and ``_turns`` (of the step) of the class that it is part of."""
 
     def __init__(self, config):
@@ -42,7 +42,10 @@ class RecordedTrainer(PPOTrainerSync):
 
     def _update_actor(self, batch, metrics):
         keep_rollouts(self, batch)
-        batch = super()._update_actor(batch, metrics)
+        return super()._update_actor(batch, metrics)
+
+    def step(self, metrics, timing_raw):
+        batch = super().step(metrics, timing_raw)
         self._trained, self._metrics_so_far = batch, metrics  # for the checkpoint
         return batch
 
@@ -123,7 +126,8 @@ class RecordedTrainer(PPOTrainerSync):
         super().on_step_end()
         before, self._weights = self._weights, self._rollout_checksum()
         if self._weights is not None:
-            self._pending_sync_metrics = {"credit/sync/weights_changed": float(before != self._weights)}
+            changed = {"credit/sync/weights_changed": float(before != self._weights)}
+            self._pending_sync_metrics = self._consume_sync_metrics() | changed
 
     def _rollout_checksum(self) -> str | None:
         """Checksum of the weights the first rollout server holds; None for engines that give none."""

@@ -1,8 +1,8 @@
-"""verl's synchronous v1 trainer with turns: what is added to each of its steps, and nothing else.
+"""verl's v1 trainers with turns: what is added to each of their steps, and nothing else.
 
-Registered as ``trainer.v1.trainer_mode=credit``. verl's own code samples, balances, computes log-probs,
-updates and saves; here rollouts are checked, gains are scored, the estimator is given turns, and what
-happened is written down.
+verl's own code samples, balances, computes log-probs, updates and saves; here rollouts are checked, gains are scored, the
+estimator is given turns, and what happened is written down. None of this depends on when the rollouts were made, so it is
+one mixin over verl's `PPOTrainer`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from verl_credit.config.settings import CreditSettings
@@ -41,7 +42,7 @@ from verl_credit.host.step.stops import (
 from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.host.step.unrewarded import UnrewardedSteps
-from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TRAINER_MODES, TURN_IDS
+from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
 from verl_credit.run import events
 from verl_credit.run.files import TRAJECTORIES, append_json
@@ -55,9 +56,11 @@ from verl_credit.turns.step_tables import turn_step
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 
-@register_trainer(TRAINER_MODE)
-class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
-    """One instance in the task runner process; workers are Ray actors."""
+class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
+    """A mixin before one of verl's trainers. One instance in the task runner process; workers are Ray actors."""
+
+    VERL_MODE: str
+    """verl's name of the trainer behind it."""
 
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
@@ -75,13 +78,12 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     @property
     def trainer_mode(self) -> str:
-        """verl compares the mode with "sync" in six places; by its rules this trainer is that one."""
-        return "sync"
+        """verl asks for the mode by its own names, and reads the mode's section of trainer.v1 by it."""
+        return self.VERL_MODE
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None:
-        if value not in (*TRAINER_MODES, "sync"):
-            raise ValueError(f"trainer.v1.trainer_mode is {value!r}: expected {TRAINER_MODE!r}")
+        """verl sets what the configuration says, whose values are checked before."""
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -269,6 +271,13 @@ class CreditTrainer(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
     @property
     def controller(self):
         return None if self._stage is None else self._stage.controller
+
+
+@register_trainer(TRAINER_MODE)
+class CreditTrainer(CreditSteps, PPOTrainerSync):
+    """Every step trains on rollouts of its own weights."""
+
+    VERL_MODE = "sync"
 
 
 def _with_uids(batch: TensorDict, uids: np.ndarray) -> TensorDict:
