@@ -247,7 +247,10 @@ def test_both_engines_have_it():
     from verl_credit.host.cpu.engine import CPUFSDPEngineWithLMHead
     from verl_credit.host.engine.gpu_engine import CreditFSDPEngineWithLMHead
     from verl_credit.host.engine.log_prob_engine import LogProbEngine
+    from verl_credit.host.engine.shared_prompt_engine import SharedPromptEngine
 
-    for engine in (CPUFSDPEngineWithLMHead, CreditFSDPEngineWithLMHead):
-        assert LogProbEngine in engine.__mro__
+    hooks = {CPUFSDPEngineWithLMHead: SharedPromptEngine, CreditFSDPEngineWithLMHead: LogProbEngine}
+    for engine, first in hooks.items():  # the first passes on what is not its own to the second
+        assert engine.prepare_model_outputs is first.prepare_model_outputs
+        assert issubclass(engine, LogProbEngine)
         assert FSDPEngineWithLMHead in engine.__mro__[engine.__mro__.index(LogProbEngine) :]
