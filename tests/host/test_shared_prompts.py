@@ -85,11 +85,13 @@ def rank_main(rank, ranks, folder, store, results):
                 tokens.clear()
                 found[way] = {"values": response_parts(infer(engine, given(settings)), given(settings))}
                 found[way]["tokens"] = sum(tokens)
+                found[way]["share"] = []
                 for entropy in (True, False):
                     data = given(settings, calculate_entropy=entropy)
                     engine.optimizer_zero_grad()
                     with engine.train_mode():
-                        engine.forward_backward_batch(data, loss_of)
+                        output = engine.forward_backward_batch(data, loss_of)
+                        found[way]["share"] += output["metrics"][module.COMPUTED]
                         found[way]["gradients", entropy] = {
                             name: weight.grad.full_tensor().clone()
                             for name, weight in engine.module.named_parameters()
@@ -141,7 +143,10 @@ def test_shared_tokens_are_computed_once(case, measured):
     rows = sum(p + r for p, r in ROWS)
     shares = CASES[case][-1]
     assert measured[case]["alone"]["tokens"] == rows
-    assert measured[case]["shared"]["tokens"] == (rows - (31 - 12) - 12 - 4 if shares else rows)
+    computed = rows - (31 - 12) - 12 - 4 if shares else rows
+    assert measured[case]["shared"]["tokens"] == computed
+    assert measured[case]["shared"]["share"] == 2 * [computed / rows]
+    assert measured[case]["alone"]["share"] == 2 * [1.0]
 
 
 def test_the_start_says_so(measured):

@@ -51,6 +51,24 @@ def log_probs_and_entropy(
     return _Chunked.apply(logits_T_V, labels_T, temperature_T, True, inplace_backward, chunk_size)
 
 
+def token_values(
+    logits_T_V: torch.Tensor,
+    labels_T: torch.Tensor,
+    temperature_T: torch.Tensor | None = None,
+    *,
+    entropy: bool,
+    inplace_backward: bool = False,
+) -> dict[str, torch.Tensor]:
+    """``log_probs`` and, where asked for, ``entropy``: [T] each, under the names of verl's outputs of a model."""
+    if not entropy:
+        log_prob_T = log_probs_from_logits(
+            logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward
+        )
+        return {"log_probs": log_prob_T}
+    made = log_probs_and_entropy(logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward)
+    return dict(zip(("log_probs", "entropy"), made, strict=True))
+
+
 def entropy_from_logits(
     logits_T_V: torch.Tensor, chunk_size: int | None = None, *, temperature_T: torch.Tensor | None = None
 ) -> torch.Tensor:

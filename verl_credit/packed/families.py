@@ -26,6 +26,11 @@ class Family:
     places: list[torch.Tensor]
     """Of each row, where its tokens stand in ``stream``."""
 
+    @property
+    def trunk(self) -> int:
+        """Its tokens."""
+        return len(self.stream) - sum(tokens for _, tokens in self.shape)
+
 
 def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Family]:
     """In the order of the rows; a new family begins where the prompt changes."""
@@ -38,14 +43,26 @@ def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor])
     ]
 
 
-def tokens_read(
+@dataclass(frozen=True)
+class Reads:
+    """P different (place, token) pairs of a packed stream, for N read tokens: rows that share both share the logits."""
+
+    place_P: torch.Tensor
+    """Where the logits are made: at the token before."""
+    label_P: torch.Tensor
+    pair_N: torch.Tensor
+    """Of each read token, row by row, its pair."""
+
+
+def reads(
     members: Sequence[Family],
     prompts: Sequence[torch.Tensor],
     responses: Sequence[torch.Tensor],
+    *,
+    vocabulary: int,
     read_B_T: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(before_N, label_N) of the response tokens that ``read_B_T`` marks (None: of all), row by row: where the token before
-    stands in the members' streams, which follow each other, and the token itself."""
+) -> Reads:
+    """The response tokens that ``read_B_T`` marks (None: all) in the members' streams, which follow each other."""
     first, before, labels = 0, [], []
     for one in members:
         for row, places in zip(one.rows, one.places, strict=True):
@@ -53,7 +70,8 @@ def tokens_read(
             before.append(first + places[len(prompts[row]) - 1 : -1][read])
             labels.append(responses[row][read])
         first += len(one.stream)
-    return torch.cat(before), torch.cat(labels)
+    pair_P, pair_N = torch.unique(torch.cat(before) * vocabulary + torch.cat(labels), return_inverse=True)
+    return Reads(pair_P // vocabulary, pair_P % vocabulary, pair_N)
 
 
 def _family(rows: range, streams: list[torch.Tensor]) -> Family:

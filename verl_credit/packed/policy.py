@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from verl_credit.attention import AUTO, PACK, install, pack_rows
-from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
-from verl_credit.packed.families import Family, Shape, families, tokens_read
+from verl_credit.log_probs.chunks import log_probs_from_logits, token_values
+from verl_credit.packed.families import Family, Shape, families, reads
 
 
 class PackedPolicy:
@@ -57,14 +57,13 @@ class PackedPolicy:
         return made[0], made[1] if entropy else None
 
     def _read(self, hidden_N_D, members, prompts, responses, read_B_T, entropy) -> tuple[torch.Tensor, ...]:
-        """Values of every read token. Rows that share a token and the one before it share the logits."""
-        before_N, label_N = tokens_read(members, prompts, responses, read_B_T)
-        vocabulary = self.model.lm_head.out_features
-        pair_N, back = torch.unique(before_N * vocabulary + label_N, return_inverse=True)
-        logits_N_V = self.model.lm_head(hidden_N_D[pair_N // vocabulary])
-        given = logits_N_V, pair_N % vocabulary, self._tempered(len(logits_N_V))
-        values = log_probs_and_entropy(*given) if entropy else (log_probs_from_logits(*given),)
-        return tuple(value[back] for value in values)
+        """Values of every read token."""
+        found = reads(
+            members, prompts, responses, vocabulary=self.model.lm_head.out_features, read_B_T=read_B_T
+        )
+        logits_P_V = self.model.lm_head(hidden_N_D[found.place_P])
+        values = token_values(logits_P_V, found.label_P, self._tempered(len(logits_P_V)), entropy=entropy)
+        return tuple(value_P[found.pair_N] for value_P in values.values())
 
     def log_probs(self, hidden_N_D: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
         """At temperature 1, as answers are scored."""

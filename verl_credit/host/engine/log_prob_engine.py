@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
-from verl_credit.log_probs.chunks import entropy_from_logits, log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.chunks import entropy_from_logits, token_values
 from verl_credit.log_probs.path import FLASH, LOOP, OURS, describe, log_prob_path
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
@@ -76,13 +76,13 @@ class LogProbEngine:
         offsets = micro_batch["input_ids"].offsets()
         packed = option("use_remove_padding", True)
         logits, temperature = (_packed if packed else _unpadded)(output.logits, output_args, offsets)
-        # Nothing else reads the logits, so the gradient may overwrite them.
-        given = (logits, output_args["input_ids_rmpad_rolled"], temperature)
-        if option("calculate_entropy"):
-            log_prob, entropy = log_probs_and_entropy(*given, inplace_backward=True)
-            found = {"log_probs": log_prob, "entropy": entropy}
-        else:
-            found = {"log_probs": log_probs_from_logits(*given, inplace_backward=True)}
+        found = token_values(
+            logits,
+            output_args["input_ids_rmpad_rolled"],
+            temperature,
+            entropy=option("calculate_entropy"),
+            inplace_backward=True,  # nothing else reads the logits, so the gradient may overwrite them
+        )
         if packed:  # gather sequence-parallel ranks, and remove the padding to a round length
             pad = output_args["pad_size"]
             found = {name: self._gather_and_unpad_packed(value, pad) for name, value in found.items()}

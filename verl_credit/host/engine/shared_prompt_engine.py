@@ -7,6 +7,7 @@ and its gradient, up to rounding (`packed.families`). Logits are made for respon
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 
 import torch
 from verl.utils import tensordict_utils as tu
@@ -14,12 +15,14 @@ from verl.utils.model import extract_multi_modal_inputs
 
 from verl_credit.attention import PACK, pack_rows
 from verl_credit.host.engine.log_prob_engine import whole_vocabulary
-from verl_credit.log_probs.chunks import log_probs_and_entropy, log_probs_from_logits
+from verl_credit.log_probs.chunks import token_values
 from verl_credit.log_probs.path import OURS
 from verl_credit.names import SCORE_BRANCHES
-from verl_credit.packed.families import families, tokens_read
+from verl_credit.packed.families import Reads, families, reads
 
 SHARED = "shared_prompts"
+COMPUTED = "actor/computed_tokens_share"
+"""Metric of an update: tokens that the model computed, as a share of the tokens of the rows; the mean of micro-batches."""
 
 
 class SharedPromptEngine:
@@ -33,64 +36,67 @@ class SharedPromptEngine:
         line = super().describe_log_probs(distills=distills)
         if self.usual_path(distills=distills) != OURS:
             return line
-        why = self._cannot_share()
+        why = self._cannot_share
         return f"{line}; a prompt's rollouts {f'have it each ({why})' if why else 'share it within a micro-batch'}"
 
+    def forward_step(self, micro_batch, loss_function, forward_only):
+        loss, output = super().forward_step(micro_batch, loss_function, forward_only)
+        if not forward_only:
+            output["metrics"][COMPUTED] = self._computed_share
+        return loss, output
+
     def prepare_model_inputs(self, micro_batch):
+        self._computed_share = 1.0
         if not self._shares(micro_batch):
             return super().prepare_model_inputs(micro_batch)
         prompts, responses = (micro_batch[name].unbind() for name in ("prompts", "responses"))
         order = _neighbours(prompts)
         prompts, responses = [prompts[row] for row in order], [responses[row] for row in order]
         members = families(prompts, responses)
-        before_N, label_N = tokens_read(members, prompts, responses)
-        vocabulary = self.model_config.hf_config.get_text_config().vocab_size
-        pair_N, back_N = torch.unique(before_N * vocabulary + label_N, return_inverse=True)
-        shapes = [one.shape for one in members]
-        trunks = [len(one.stream) - sum(n for _, n in one.shape) for one in members]
-        pack = pack_rows(trunks, shapes)
-        device = micro_batch["input_ids"].device
+        read = reads(
+            members, prompts, responses, vocabulary=self.model_config.hf_config.get_text_config().vocab_size
+        )
+        pack = pack_rows([one.trunk for one in members], [one.shape for one in members])
+        row_ids, stream = micro_batch["input_ids"], torch.cat([one.stream for one in members])
+        self._computed_share = len(stream) / len(row_ids.values())
         model_inputs = {
-            "input_ids": torch.cat([one.stream for one in members])[None],
+            "input_ids": stream[None],
             "attention_mask": None,
-            "position_ids": pack.position_ids()[None].to(device),
-            "logits_to_keep": pair_N // vocabulary,
+            "position_ids": pack.position_ids()[None].to(stream.device),
+            "logits_to_keep": read.place_P,
             PACK: pack,
         }
-        ends = micro_batch["input_ids"].offsets()[1:].tolist()
+        ends = row_ids.offsets()[1:].tolist()
         slots = [
             torch.arange(ends[row] - 1 - len(response), ends[row] - 1)
             for row, response in zip(order, responses, strict=True)
         ]
-        return model_inputs, {SHARED: (pair_N % vocabulary, back_N, torch.cat(slots).to(device))}
+        return model_inputs, {SHARED: (read, torch.cat(slots).to(stream.device))}
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
         if SHARED not in output_args:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        label_N, back_N, slot_N = output_args[SHARED]
-        logits_N_V = whole_vocabulary(output.logits).squeeze(0)
+        read: Reads
+        read, slot_N = output_args[SHARED]
+        logits_P_V = whole_vocabulary(output.logits).squeeze(0)
         temperature = _one_temperature(micro_batch)
-        tempered = (
-            None
-            if temperature == 1
-            else logits_N_V.new_full((len(label_N),), temperature, dtype=torch.float32)
+        found = token_values(
+            logits_P_V,
+            read.label_P,
+            None if temperature == 1 else torch.full_like(read.label_P, temperature, dtype=torch.float32),
+            entropy=tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False),
+            inplace_backward=True,
         )
-        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            log_prob_N, entropy_N = log_probs_and_entropy(
-                logits_N_V, label_N, tempered, inplace_backward=True
-            )
-            found = {"log_probs": log_prob_N, "entropy": entropy_N}
-        else:
-            found = {"log_probs": log_probs_from_logits(logits_N_V, label_N, tempered, inplace_backward=True)}
         offsets = micro_batch["input_ids"].offsets()
         tokens = micro_batch["input_ids"].values().shape[0]
         return {
             name: torch.nested.nested_tensor_from_jagged(
-                value_N.new_zeros(tokens).index_copy(0, slot_N, value_N[back_N]), offsets
+                value_P.new_zeros(tokens).index_copy(0, slot_N, value_P[read.pair_N]), offsets
             )
-            for name, value_N in found.items()
+            for name, value_P in found.items()
         }
 
+    @cached_property
     def _cannot_share(self) -> str:
         """Why no micro-batch of this engine can; "" when they can."""
         if not self.packs:
@@ -109,7 +115,7 @@ class SharedPromptEngine:
             return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
 
         if (
-            self._cannot_share()
+            self._cannot_share
             or option(SCORE_BRANCHES)
             or not option("use_remove_padding", True)
             or self.log_prob_path(micro_batch) != OURS
