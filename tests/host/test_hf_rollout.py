@@ -258,6 +258,34 @@ def test_requests_during_a_batch_form_the_next_and_exclusive_jobs_wait():
     assert recorder.batches[0] == [[1]] and sorted(recorder.batches[1]) == [[2], [3]]
 
 
+@pytest.mark.parametrize("paused_first", [True, False])
+def test_a_paused_server_is_drained_when_its_batch_has_ended(paused_first):
+    """As verl's asynchronous trainers do: pause, drain, new weights, resume; what waits goes on behind them."""
+    recorder = Recorder()
+
+    async def scenario():
+        batcher = batcher_of(recorder)
+        await batcher.submit([1], ONE)
+        if paused_first:
+            await batcher.pause(reject=False)
+            waiting = asyncio.create_task(batcher.submit([2], ONE))
+            await asyncio.sleep(0)
+            await batcher.drain()
+        else:
+            waiting = asyncio.create_task(batcher.submit([2], ONE))
+            draining = asyncio.create_task(batcher.drain())
+            await asyncio.sleep(0)
+            await batcher.pause(reject=False)
+            await draining
+        assert not waiting.done()
+        batcher.resume()
+        await waiting
+        await batcher.drain()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert recorder.batches == [[[1]], [[2]]]
+
+
 def test_pause_keeps_requests_until_resume():
     recorder = Recorder()
 

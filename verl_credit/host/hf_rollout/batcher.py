@@ -29,6 +29,7 @@ class RequestBatcher:
         self._model_lock = asyncio.Lock()
         self._open = asyncio.Event()
         self._open.set()
+        self._closed = asyncio.Event()
         self._arrived = asyncio.Event()
         self._rejecting = False
         self._loop_task: asyncio.Task | None = None
@@ -53,6 +54,7 @@ class RequestBatcher:
     async def pause(self, *, reject: bool) -> None:
         """Start no further batch and wait for the running one; waiting requests stay, or fail if `reject`."""
         self._open.clear()
+        self._closed.set()
         self._rejecting = reject
         if reject:
             refused, self._waiting = self._waiting, []
@@ -64,13 +66,17 @@ class RequestBatcher:
     def resume(self) -> None:
         """Start batches again."""
         self._rejecting = False
+        self._closed.clear()
         self._open.set()
 
     async def drain(self) -> None:
-        """Wait until every waiting or running request is answered."""
-        while self._waiting:
-            futures = [future for _, _, future in self._waiting]
-            await asyncio.wait(futures)
+        """Wait until every waiting or running request is answered; after `pause`, those that run."""
+        while self._waiting and self._open.is_set():
+            paused = asyncio.create_task(self._closed.wait())
+            await asyncio.wait(
+                [paused, *(future for _, _, future in self._waiting)], return_when=asyncio.FIRST_COMPLETED
+            )
+            paused.cancel()
         async with self._model_lock:
             pass
 
