@@ -28,9 +28,14 @@ AGENTS = (AGENT_NAME, TURN_AGENT)
 ADV_ESTIMATOR = "info_gain"
 LOSS_MODE = "turn_ppo"
 TRAINER_MODE = "credit"
+COLOCATE_MODE = "credit_colocate_async"
+SEPARATE_MODE = "credit_separate_async"
+ASYNC_MODES = (COLOCATE_MODE, SEPARATE_MODE)
+TRAINING_MODES = (TRAINER_MODE, *ASYNC_MODES)
+"""Trainers of ours: every step on rollouts of its own weights, and those whose rollouts run on into later steps."""
 MEASURE_MODE = "credit_fidelity"
-TRAINER_MODES = (TRAINER_MODE, MEASURE_MODE)
-"""Trainers of ours: the one that trains, and the one that `verl-credit fidelity` starts, which makes no step."""
+TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
+"""And the one that `verl-credit fidelity` starts, which makes no step."""
 ROLLOUT_NAME = "hf"
 
 PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINER, TURN_LOOP, require_registered
+from verl_credit.host.registry import AGENT_LOOP, LOSS, TRAINERS, TURN_LOOP, require_registered
 
 
 def python(code):
@@ -60,7 +60,8 @@ def test_registering_after_a_first_import_of_ours_completes_it():
 
 def test_a_process_without_the_plugin_is_named():
     with pytest.raises(RuntimeError, match=r"not registered in worker 3: missing \['loss turn_ppo'\]"):
-        require_registered("worker 3", {LOSS: False, TRAINER: True, AGENT_LOOP: False}, LOSS, TRAINER)
+        trainers = dict.fromkeys(TRAINERS.values(), True)
+        require_registered("worker 3", {LOSS: False, **trainers, AGENT_LOOP: False}, LOSS, *trainers)
 
 
 def test_estimator_without_turns_says_what_is_missing():

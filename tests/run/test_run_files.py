@@ -195,6 +195,13 @@ def test_resume_says_what_differs(tmp_path):
     for change in inexact:
         said, *_ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
         assert "not exact" in said and change.partition("=")[0] in said
+    mode = "trainer.v1.trainer_mode=credit_colocate_async"
+    colocate = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", mode])
+    assert "trainer_mode was credit, is credit_colocate_async" in describe_resume(colocate, 3)[0]
+    save_state(folder, colocate, 3, {})
+    assert describe_resume(colocate, 3)[0] == (
+        f"resume: from step 3, not exact: {mode}: rollouts that were under way begin again, by newer weights"
+    )
     with pytest.raises(ValueError, match="step 3; expected 1, 4"):
         folder.rename(folder.with_name("global_step_4"))
         describe_resume(config, 4)

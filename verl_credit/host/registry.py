@@ -26,8 +26,9 @@ def register_engines() -> None:
 
 LOSS = f"loss {names.LOSS_MODE}"
 AGENT_LOOP, TURN_LOOP = (f"agent loop {name}" for name in names.AGENTS)
-ESTIMATOR, TRAINER = f"estimator {names.ADV_ESTIMATOR}", f"trainer {names.TRAINER_MODE}"
-ALL = (ESTIMATOR, LOSS, TRAINER, AGENT_LOOP, TURN_LOOP)
+ESTIMATOR = f"estimator {names.ADV_ESTIMATOR}"
+TRAINERS = {mode: f"trainer {mode}" for mode in names.TRAINING_MODES}
+ALL = (ESTIMATOR, LOSS, *TRAINERS.values(), AGENT_LOOP, TURN_LOOP)
 
 
 def registered_names() -> dict[str, bool]:
@@ -39,7 +40,7 @@ def registered_names() -> dict[str, bool]:
     return {
         ESTIMATOR: names.ADV_ESTIMATOR in ADV_ESTIMATOR_REGISTRY,
         LOSS: names.LOSS_MODE in POLICY_LOSS_REGISTRY,
-        TRAINER: names.TRAINER_MODE in TRAINER_REGISTRY,
+        **{name: mode in TRAINER_REGISTRY for mode, name in TRAINERS.items()},
         AGENT_LOOP: names.AGENT_NAME in _agent_loop_registry,
         TURN_LOOP: names.TURN_AGENT in _agent_loop_registry,
     }

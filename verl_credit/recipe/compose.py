@@ -29,6 +29,7 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.precision import decide_precision
+from verl_credit.recipe.trainer_mode import decide_trainer
 from verl_credit.recipe.unreadable import circle, not_yaml
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
@@ -110,6 +111,7 @@ def _decide_auto(config: DictConfig) -> DictConfig:
         estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
         loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
     decide_precision(config)
+    decide_trainer(config)
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
         row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]

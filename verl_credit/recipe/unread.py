@@ -18,6 +18,7 @@ from verl_credit.recipe.rules.correction import correction_without_effect
 from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.reward import overlong_unread
+from verl_credit.recipe.rules.trainer_mode import trainer_mode_without_effect
 from verl_credit.recipe.warnings import doubts
 from verl_credit.redact import redact_value
 
@@ -87,7 +88,12 @@ def without_effect(config: DictConfig) -> list[str]:
         found.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
     if OmegaConf.select(config, MOST) and not tools_given(config) and not OmegaConf.select(config, LISTED):
         found.append(f"{MOST}={OmegaConf.select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
-    return [*found, *correction_without_effect(config), *overlong_unread(config)]
+    return [
+        *found,
+        *correction_without_effect(config),
+        *trainer_mode_without_effect(config),
+        *overlong_unread(config),
+    ]
 
 
 def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from verl_credit.names import ASYNC_MODES
 from verl_credit.redact import without_secrets
 from verl_credit.run.files import STATE, plain, write_text
 
@@ -118,6 +119,10 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     differences = _differences(state["config"], deciding_keys(config))
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
+    if (mode := OmegaConf.select(config, "trainer.v1.trainer_mode")) in ASYNC_MODES:
+        differences.append(
+            f"trainer.v1.trainer_mode={mode}: rollouts that were under way begin again, by newer weights"
+        )
     if not differences:
         return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
     more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""

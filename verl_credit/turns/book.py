@@ -50,6 +50,9 @@ class RowRecord:
     masked_observations: list[list[int]] = field(default_factory=list)
     """Per tool turn, for the turn signal infopo: the token ids of its tool messages with a placeholder for their contents,
     from the end of the turn's own tokens to the next turn."""
+    versions: list[list[int]] = field(default_factory=list)
+    """Per turn: the first and the last version of the weights that wrote it, in steps of the trainer. None where the engine
+    does not say."""
     replayed: int = -1
     """In `verl-credit fidelity`: turns that stood already when the rollout began. -1: the loop knows nothing of that."""
     score_error: str = ""

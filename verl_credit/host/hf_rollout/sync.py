@@ -1,12 +1,13 @@
 """The training worker's side of the rollout: sends each step's weights to the server and checks them."""
 
 import os
-from collections.abc import Generator
+from collections.abc import AsyncIterable, Iterable
 
 import ray
 import torch
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSource
@@ -42,7 +43,7 @@ class ServerAdapter(BaseRollout):
     @torch.no_grad()
     async def update_weights(
         self,
-        weights: Generator[tuple[str, torch.Tensor], None, None],
+        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]],
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
         peft_config: dict | None = None,
@@ -55,15 +56,18 @@ class ServerAdapter(BaseRollout):
                 f"wire_format={wire_format!r}, LoRA={peft_config is not None}"
             )
         if not self.is_leader_rank:
-            for _ in weights:
+            async for _ in ensure_async_iterator(weights):
                 pass
             return
         bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         source = WeightSource(dtype=PrecisionType.to_dtype(self.config.dtype), bucket_bytes=bucket_bytes)
         server = self._server_handle()
         await server.begin_weight_update.remote()
-        for bucket in source.buckets(weights):
-            await server.load_weight_bucket.remote(bucket)
+        async for name, tensor in ensure_async_iterator(weights):
+            if (full := source.add(name, tensor)) is not None:
+                await server.load_weight_bucket.remote(full)
+        if (rest := source.rest()) is not None:
+            await server.load_weight_bucket.remote(rest)
         compare(sent=source.checksum(), loaded=await server.finish_weight_update.remote(global_steps))
 
 

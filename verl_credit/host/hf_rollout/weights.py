@@ -26,33 +26,40 @@ def checksum(digests: dict[str, str]) -> str:
 
 
 class WeightSource:
-    """Packs named tensors into safetensors buckets and keeps their checksum."""
+    """Packs named tensors into safetensors buckets and keeps their checksum. ``dtype`` None: they keep their own."""
 
-    def __init__(self, *, dtype: torch.dtype, bucket_bytes: int):
+    def __init__(self, *, dtype: torch.dtype | None, bucket_bytes: int):
         self._dtype, self._bucket_bytes = dtype, bucket_bytes
         self._digests: dict[str, str] = {}
+        self._bucket: dict[str, torch.Tensor] = {}
 
     def buckets(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[bytes]:
         """Safetensors documents of about `bucket_bytes`; floating tensors are cast to `dtype` first.
 
         Raises WeightError when a name comes twice.
         """
-        bucket: dict[str, torch.Tensor] = {}
-        held = 0
         for name, tensor in weights:
-            if name in self._digests:
-                raise WeightError(f"weight {name!r} was sent twice in one update")
-            # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
-            dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
-            plain = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-            self._digests[name] = tensor_digest(plain)
-            bucket[name] = plain
-            held += plain.nbytes
-            if held >= self._bucket_bytes:
-                yield save(bucket)
-                bucket, held = {}, 0
-        if bucket:
-            yield save(bucket)
+            if (full := self.add(name, tensor)) is not None:
+                yield full
+        if (rest := self.rest()) is not None:
+            yield rest
+
+    def add(self, name: str, tensor: torch.Tensor) -> bytes | None:
+        """The document that this tensor fills, if it does. Raises WeightError when a name comes twice."""
+        if name in self._digests:
+            raise WeightError(f"weight {name!r} was sent twice in one update")
+        # A copy, because the source may reuse the storage, and safetensors refuses shared storage.
+        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
+        plain = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+        self._digests[name] = tensor_digest(plain)
+        self._bucket[name] = plain
+        held = sum(one.nbytes for one in self._bucket.values())
+        return self.rest() if held >= self._bucket_bytes else None
+
+    def rest(self) -> bytes | None:
+        """The document that is not full."""
+        bucket, self._bucket = self._bucket, {}
+        return save(bucket) if bucket else None
 
     def checksum(self) -> str:
         """Checksum of everything packed so far."""

@@ -15,4 +15,4 @@ def register_all() -> None:
     from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
     from verl_credit.host.measure import trainer as measuring  # noqa: F401
     from verl_credit.host.rollout import search_agent  # noqa: F401
-    from verl_credit.host.step import estimator, trainer  # noqa: F401
+    from verl_credit.host.step import async_trainers, estimator  # noqa: F401

@@ -17,6 +17,7 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
 from verl.tools.schemas import ToolResponse
+from verl.workers.rollout.replica import TokenOutput
 
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
@@ -51,6 +52,19 @@ class TurnAgentLoopOutput(AgentLoopOutput):
         return output
 
 
+class VersionedClient:
+    """verl's client of the engine for one trajectory, which records the version of the weights behind every turn."""
+
+    def __init__(self, client: Any, record: RowRecord):
+        self._client, self._record = client, record
+
+    async def generate(self, **request: Any) -> TokenOutput:
+        output = await self._client.generate(**request)
+        fields = output.extra_fields
+        self._record.versions.append([fields.get("min_global_steps"), fields.get("max_global_steps")])
+        return output
+
+
 class RowFault(Exception):
     """The environment failed: the trajectory ends here and is not trained on."""
 
@@ -82,9 +96,11 @@ class TurnAgentLoop(ToolAgentLoop):
         )
         if DRAW in kwargs:
             row = (kwargs[DRAW],)
+        self._engine = engine = self.server_manager
         if REPLAY in kwargs:
-            self.server_manager = ReplayingClient(self.server_manager, kwargs[REPLAY])
-            self.record.replayed = self.server_manager.left
+            engine = ReplayingClient(engine, kwargs[REPLAY])
+            self.record.replayed = engine.left
+        self.server_manager = VersionedClient(engine, self.record)
         self._seed_parts = (self.config.seed, *row, kwargs["session_id"])
         self._masks = mode is None and self._credit_of(self.config)[0].masks_observations
         self._truth = (kwargs.get("reward_model") or {}).get("ground_truth")
@@ -122,7 +138,7 @@ class TurnAgentLoop(ToolAgentLoop):
         """The answer behind every context of the trajectory, by the replica that wrote it."""
 
         def generate(prompt: list[int], params: dict):
-            return self.server_manager.generate(  # verl sends the same id to the same replica
+            return self._engine.generate(  # verl sends the same id to the same replica
                 request_id=self._request_id, prompt_ids=prompt, sampling_params=params
             )
 

@@ -61,6 +61,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     VERL_MODE: str
     """verl's name of the trainer behind it."""
+    WORKER: type = CreditWorker
 
     def __init__(self, config):
         self.settings = CreditSettings.from_config(config)
@@ -101,9 +102,9 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
-        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(CreditWorker)
+                self.role_worker_mapping[role] = ray.remote(self.WORKER)
 
     def _setup(self):
         super()._setup()
@@ -166,7 +167,8 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     def on_sample_begin(self):
         super().on_sample_begin()
-        self.watch.begin(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        self.watch.begin(prompts * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
         """First place that sees the sampled rows: order them, and stop on failed rollouts."""

@@ -21,6 +21,7 @@ from verl_credit.recipe.rules.own_loss import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.rollout import validate_rollout
 from verl_credit.recipe.rules.scorer import validate_scorer
+from verl_credit.recipe.rules.trainer_mode import validate_trainer_mode
 from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
 from verl_credit.recipe.world import WORLDS
@@ -63,6 +64,7 @@ def _validate(config: DictConfig) -> None:
     _reached_from_everywhere(config)
     validate_scorer(config, settings)
     validate_entropy_probe(config)
+    validate_trainer_mode(config)
     OmegaConf.to_container(config, resolve=True)  # every interpolation must resolve now, not in a worker
     validate_pipeline(config, settings.algorithm)
     validate_rollout(config)

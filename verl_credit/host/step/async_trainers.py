@@ -1,0 +1,100 @@
+"""verl's asynchronous trainers with turns: a step trains on what is finished, while other rollouts go on."""
+
+from __future__ import annotations
+
+import logging
+
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.trainer.ppo.v1 import trainer_separate_async
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.utils.device import get_device_name
+
+from verl_credit.host.actor.worker import CreditWorker
+from verl_credit.host.step import store
+from verl_credit.host.step.trainer import CreditSteps
+from verl_credit.names import COLOCATE_MODE, SEPARATE_MODE
+from verl_credit.run import events
+from verl_credit.turns.staleness import staleness_metrics
+
+
+class AsyncSteps(CreditSteps):
+    """Credit is assigned as in every step, by the weights of the step; the loss compares with those that wrote a token.
+
+    Departure from verl: its ratio is to the weights before the update, whoever wrote the token, if nothing is corrected.
+    """
+
+    def _check_workers(self, agent_loop_manager) -> None:
+        super()._check_workers(agent_loop_manager)
+        with_what = (
+            "that wrote the token" if self._to_the_writer else "of the step (algorithm.rollout_correction)"
+        )
+        events.note(
+            self.run_dir,
+            "trainer",
+            f"trainer: {self.VERL_MODE}; the ratio of a token is to the weights {with_what}",
+        )
+
+    @property
+    def _to_the_writer(self) -> bool:
+        """Not where verl's rollout correction weighs or rejects tokens by the difference between the two."""
+        given = self.config.algorithm.get("rollout_correction") or {}
+        return given.get("rollout_is") is None and given.get("rollout_rs") is None
+
+    def _compute_advantage(self, batch, metrics):
+        turns = self._turns
+        data = store.read(batch, "old_log_probs", "rollout_log_probs").to_padded_tensor(padding=0)
+        metrics |= staleness_metrics(
+            turns.records,
+            turns.n_turns_B,
+            turns.row_valid_B,
+            turns.turn_ids_B_T,
+            step=self.global_steps,
+            now_B_T=data["old_log_probs"],
+            written_B_T=data["rollout_log_probs"],
+        )
+        batch = super()._compute_advantage(batch, metrics)
+        if self._to_the_writer:
+            written = store.read(batch, "rollout_log_probs")["rollout_log_probs"]
+            batch = store.write(batch, {"old_log_probs": written})
+        return batch
+
+
+@register_trainer(COLOCATE_MODE)
+class CreditColocateAsync(AsyncSteps, PPOTrainerColocateAsync):
+    """Rollouts and updates take turns on the same devices. Rollouts that are not finished when a step has enough of them
+    wait, and go on with the next weights."""
+
+    VERL_MODE = "colocate_async"
+
+
+class DetachedCreditWorker(CreditWorker, DetachActorWorker):
+    """With verl's copies of the weights: all updates between two syncs have log-probs and gains of the last sync."""
+
+    @property
+    def copy_handler(self):
+        """verl's copy of FSDP2's weights. On a CPU that is no copy: it would change with the weights."""
+        copy = super().copy_handler
+
+        def apart(module):
+            weights, spec = copy(module)
+            return {name: (weight.clone(), its) for name, (weight, its) in weights.items()}, spec
+
+        return apart if get_device_name() == "cpu" else copy
+
+
+@register_trainer(SEPARATE_MODE)
+class CreditSeparateAsync(AsyncSteps, trainer_separate_async.PPOTrainerSeparateAsync):
+    """Rollouts have devices of their own, and go on while others are trained on.
+
+    A step has ``parameter_sync_step`` updates, each with credit of its own; then the weights are sent. The tables of a step
+    are those of its last update.
+    """
+
+    VERL_MODE = "separate_async"
+    WORKER = DetachedCreditWorker
+
+    def _setup(self):
+        # With hybrid_engine=false verl 0.9.1 logs a line with arguments that its logger does not take.
+        trainer_separate_async.logger.setLevel(logging.WARNING)
+        super()._setup()

@@ -1,0 +1,82 @@
+"""verl's trainers: what the asynchronous ones cannot work with, and keys of a trainer that is not the chosen one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.errors import ConfigError
+from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE
+from verl_credit.recipe.trainer_mode import BATCH, HYBRID, MINI_BATCH, MODE, UPDATES
+
+V1 = "trainer.v1"
+ROLLOUT = "actor_rollout_ref.rollout"
+BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
+KEPT = "keep_rollouts"
+LOG_PROBS, PROBE = f"{ROLLOUT}.calculate_log_probs", "probe.every"
+OLDEST = f"{V1}.sampler.max_off_policy_threshold"
+READ_BY = {
+    "sampler.max_off_policy_threshold": (8, ASYNC_MODES),
+    "sampler.max_off_policy_strategy": ("drop", ASYNC_MODES),
+    "colocate_async.num_warmup_batches": (1, (COLOCATE_MODE,)),
+    "separate_async.num_warmup_batches": (1, (SEPARATE_MODE,)),
+    "separate_async.hybrid_rollout.enable_switch": (False, (SEPARATE_MODE,)),
+}
+"""Key below trainer.v1: verl's default, and our modes that read it."""
+
+
+def is_async(config: DictConfig) -> bool:
+    return OmegaConf.select(config, MODE) in ASYNC_MODES
+
+
+def validate_trainer_mode(config: DictConfig) -> None:
+    """Raise ConfigError for the first thing that is wrong."""
+    if not is_async(config):
+        return
+    if not OmegaConf.select(config, LOG_PROBS):
+        use = "the ratio of a token is to the weights that wrote it, and only the engine knows its log-prob; set it to true"
+        raise ConfigError.of(config, LOG_PROBS, MODE, accepted=use)
+    if OmegaConf.select(config, PROBE):
+        use = (
+            "the entropy probe needs rollouts that the new weights wrote, and these may be older; set it to 0"
+        )
+        raise ConfigError.of(config, PROBE, MODE, accepted=use)
+    if OmegaConf.select(config, OLDEST) is None:
+        use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
+        raise ConfigError.of(config, OLDEST, MODE, accepted=use)
+    if OmegaConf.select(config, KEPT):
+        use = "who reads them takes them for rollouts of one policy, and these may be of several; set it to 0"
+        raise ConfigError.of(config, KEPT, MODE, accepted=use)
+    if OmegaConf.select(config, MODE) == SEPARATE_MODE:
+        _separate(config)
+
+
+def _separate(config: DictConfig) -> None:
+    """What verl only asserts."""
+    for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
+        if not OmegaConf.select(config, key):
+            use = "its rollouts have devices of their own, and trainer.n_gpus_per_node counts those that train; set it"
+            raise ConfigError.of(config, key, MODE, accepted=use)
+    if OmegaConf.select(config, BACKEND) == "naive":
+        use = "weights go to other devices: nccl, nixl, mooncake or another backend of verl's; object_store on CPUs"
+        raise ConfigError.of(config, BACKEND, MODE, accepted=use)
+    batch, mini, updates = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
+    if batch != mini * updates:
+        use = f"every update takes a mini-batch of its own, so that it is {BATCH} / {MINI_BATCH}; set it to auto"
+        raise ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
+
+
+def trainer_mode_without_effect(config: DictConfig) -> list[str]:
+    """Keys that only another trainer reads."""
+    return list(_idle(config))
+
+
+def _idle(config: DictConfig) -> Iterator[str]:
+    mode = OmegaConf.select(config, MODE)
+    if not OmegaConf.select(config, HYBRID) and mode != SEPARATE_MODE:
+        yield f"{HYBRID}=false: only {MODE}={SEPARATE_MODE} reads it"
+    for name, (default, modes) in READ_BY.items():
+        value = OmegaConf.select(config, f"{V1}.{name}", default=default)
+        if value != default and mode not in modes:
+            yield f"{V1}.{name}={value}: only {MODE}={' or '.join(modes)} reads it"
