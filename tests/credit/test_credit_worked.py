@@ -126,3 +126,9 @@ def test_turn_loss_keeps_turns_of_equal_advantage_apart():
     assert loss.item() == pytest.approx(-0.9551, **NEAR)
     assert metrics["clip_scale_mean"].item() == pytest.approx(1.0)
     assert metrics["clip_scale_std"].item() == pytest.approx(0.3)
+    wide = spread(torch.tensor([[2.0, 1.0]]), two_turns, ones)
+    _, metrics = turn_policy_loss(
+        log_prob, 0 * ones, advantage, ones, two_turns, clip_scale_B_T=wide, **arguments
+    )
+    assert metrics["clip_scale_mean"].item() == pytest.approx(1.5)
+    assert metrics["clip_scale_std"].item() == pytest.approx(0.5)

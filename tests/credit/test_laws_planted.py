@@ -5,10 +5,14 @@ import random
 import statistics
 
 import pytest
+import torch
 
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
+from verl_credit.credit.laws.broken import Broken, same
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
+from verl_credit.credit.laws.laws import nonfinite
+from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
@@ -280,6 +284,36 @@ def test_an_operator_that_remembers_is_told_of_that_alone(operator):
         ("runs", "holds"),
         ("pure", "BROKEN"),
     ]
+
+
+def lost_everywhere(tables):
+    """Where one row of the batch has lost a reward, no prompt has an advantage."""
+    kept = 1.0 - float(tables.lost_reward_B_K.any())
+    outcome_B = tables.outcome_advantage("grpo") * kept
+    return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+
+def test_a_gain_that_is_not_finite_is_tried_where_no_row_has_all_gains():
+    world = make_world(3)
+    assert world.has_gain_B_K.shape[1] > 1
+    only_first = torch.arange(world.has_gain_B_K.shape[1]) == 0
+    with pytest.raises(Broken, match="inf in a gain"):
+        nonfinite(subject_of(lost_everywhere), world.but(has_gain_B_K=world.has_gain_B_K & only_first))
+
+
+def test_of_several_places_that_differ_the_first_is_told():
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    found = expected.clone()
+    found[0, 2] = found[1, 0] = found[1, 1] = 1.0
+    with pytest.raises(Broken, match="advantage of row 0, token 2: 1, expected 0"):
+        same([found], [expected])
+
+
+def test_worlds_have_turns_with_a_score_and_turns_without():
+    world = make_world(0)
+    turns_K1 = torch.arange(world.state_score_B_K1.shape[1])
+    scores = world.state_score_B_K1[turns_K1 <= world.n_tool_turns_B[:, None]]
+    assert scores.isnan().any() and scores.isfinite().any()
 
 
 @pytest.mark.slow

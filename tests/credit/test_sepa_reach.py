@@ -58,6 +58,8 @@ def test_a_ramp_from_the_gate_may_begin_late():
     late = PUBLISHED | {"steps": 1, "delay_steps": 0, "warmup": 1, "ema_decay": 0.1, "correct_rate_gate": 0.1}
     assert not auto_can_lead(late, 150)
     assert auto_can_lead(late | {"ramp_from": "gate"}, 150)
+    open_from_the_start = late | {"ramp_from": "gate", "correct_rate_gate": 0.0}
+    assert not auto_can_lead(open_from_the_start, 150)
 
 
 def test_the_arms_of_the_recipe_can_differ():

@@ -113,6 +113,15 @@ def test_a_loop_favours_later_visits_and_first_visits_do_not():
     assert turns(credit, 2, 1) == close((0.5 + 0.25, 0.5 + 0.75), (-0.5 - 0.25,))
 
 
+def test_visits_are_measured_by_the_spread_of_first_visits():
+    """First visits return .5, 0 and .25: mean and std .25. The visit after a first one returns 1."""
+    given, more = batch([[0.0], [0.0], [0.0]], [1.0, 0.0, 0.5])
+    anchors = torch.tensor([[0, 0], [0, -1], [0, -1]])
+    options = {"gamma": 0.5, "visits": "first", "norm": "mean_std_norm"}
+    credit = gigpo(*given, **more, anchor_B_K1=anchors, **options)
+    assert turns(credit, 2, 2, 2) == close((1 + 1, 1 + 3), (-1 - 1, -1), (0, 0), tolerance=1e-4)
+
+
 @pytest.mark.parametrize("floor", [0.0, 1e-8, 1e-3])
 def test_later_visits_of_a_state_get_0_where_its_first_visits_have_no_spread(floor):
     """First visits return .9 each, later ones 1: there is no std to measure .1 by."""
@@ -127,16 +136,15 @@ TIES = [(gigpo, {}), (gigpo, {"visits": "first"}), (hgpo, {}), (hgpo, {"base_gro
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", ["mean_std_norm", "mean_norm"])
 @pytest.mark.parametrize("mode, options", TIES)
-def test_sums_that_differ_by_rounding_alone_tie(mode, options, dtype):
+def test_sums_that_differ_by_rounding_alone_tie(mode, options, norm, dtype):
     """0 + .9 and .3 + .6, at turn 0 and in all; the answers alone are .9 and .6. A real difference is kept."""
     given, more = batch([[0.0], [0.3]], [0.9, 0.6])
     for far, apart in ((0.0, False), (1e-5, True)):
         outcome, reward = (given[0] + torch.tensor([far, 0.0])).to(dtype), given[1].to(dtype)
         anchors = torch.tensor([[1, 2], [1, 3]])
-        credit = mode(
-            outcome, reward, *given[2:], **more, anchor_B_K1=anchors, norm="mean_std_norm", **options
-        )
+        credit = mode(outcome, reward, *given[2:], **more, anchor_B_K1=anchors, norm=norm, **options)
         assert credit.advantage_B_K1.any() == apart, far
 
 
