@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -76,15 +75,14 @@ class Generator:
     def _made(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         trainer, uids = self._trainer, [str(uuid.uuid5(uuid.NAMESPACE_OID, one.name)) for one in wanted]
         trainer.watch.begin(sum(one.count for one in wanted))
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": trainer.global_steps}] * len(wanted)
-        tq.kv_batch_put(keys=uids, partition_id=PARTITION, tags=tags)
+        store.announce_prompts(uids, PARTITION, trainer.global_steps)
         trainer.agent_loop_manager.generate_sequences(self._batch(wanted, uids))
         batch, _ = trainer.replay_buffer.sample(
             global_steps=trainer.global_steps, partition_id=PARTITION, batch_size=len(wanted)
         )
         trainer.watch.settle(len(batch.keys))
         rows = self._rows(batch)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        store.clear(batch)
         groups = []
         for one, uid in zip(wanted, uids, strict=True):
             found = rows.get(uid, {})

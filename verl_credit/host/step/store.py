@@ -39,6 +39,17 @@ def write(batch, fields: dict[str, torch.Tensor]):
     return written
 
 
+def announce_prompts(uids: list[str], partition: str, step: int) -> None:
+    """As verl's trainer does before it hands prompts to the agent loops: its replay buffer waits for these."""
+    tag = {"is_prompt": True, "status": "pending", "global_steps": step}
+    tq.kv_batch_put(keys=uids, partition_id=partition, tags=[tag] * len(uids))
+
+
+def clear(batch) -> None:
+    """Remove the rows."""
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+
 def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
     """Write padded tensors, each row cut to its own response."""
     mask = read(batch, "response_mask")["response_mask"]
