@@ -161,3 +161,14 @@ def test_verls_correction_keeps_verls_ratio(step):
     )
     assert all((row != -0.5).all() for row in field("old_log_probs"))
     assert field("rollout_is_weights") and metrics["credit/staleness/oldest"] == 2
+
+
+def test_without_a_forward_no_ratio_is_measured(step):
+    metrics, field = step(
+        CreditColocateAsync,
+        "trainer.v1.trainer_mode=credit_colocate_async",
+        "algorithm.rollout_correction.bypass_mode=true",
+    )
+    assert all((row == -0.5).all() for row in field("old_log_probs"))
+    assert metrics["credit/staleness/oldest"] == 2
+    assert not any("ratio_off" in name for name in metrics)

@@ -43,15 +43,17 @@ class AsyncSteps(CreditSteps):
 
     def _compute_advantage(self, batch, metrics):
         turns = self._turns
-        data = store.read(batch, "old_log_probs", "rollout_log_probs").to_padded_tensor(padding=0)
+        # With bypass_mode no forward was made, and old_log_probs are the writer's already: there is nothing to compare.
+        fields = () if self._bypass else ("old_log_probs", "rollout_log_probs")
+        padded = store.read(batch, *fields).to_padded_tensor(padding=0) if fields else {}
         metrics |= staleness_metrics(
             turns.records,
             turns.n_turns_B,
             turns.row_valid_B,
             turns.turn_ids_B_T,
             step=self.global_steps,
-            now_B_T=data["old_log_probs"],
-            written_B_T=data["rollout_log_probs"],
+            now_B_T=padded.get("old_log_probs"),
+            written_B_T=padded.get("rollout_log_probs"),
         )
         batch = super()._compute_advantage(batch, metrics)
         if self._to_the_writer:

@@ -253,11 +253,15 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         keep_tables(self, batch, step)
         return batch
 
+    @property
+    def _bypass(self) -> bool:
+        """verl makes no forward for old_log_probs, and takes the rollout engine's."""
+        return bool((self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
+
     def _token_inputs(self, batch) -> TokenInputs:
         """Log-probs and entropies of the policy that is trained, as verl computed them for this step."""
         names = ["old_log_probs", "responses", "response_mask"]
-        bypass = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
-        if not bypass:
+        if not self._bypass:
             names.append("entropy")
         data = store.read(batch, *names)
         padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
