@@ -25,7 +25,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "write_tokens", lambda batch, padded: batch)
     monkeypatch.setattr(trainer, "keep_tables", lambda *_: None)
 
-    def run(mode, *gains, signal="info_gain", overrides=()):
+    def run(mode, *gains, signal="info_gain", overrides=(), planning=()):
         turns, metrics = turn_batch(ROWS, tokenizer), {}
         own = [f"run_dir={tmp_path}", "sample_trajectories=0", f"algorithm.info_gain_norm_mode={mode}"]
         made = trainer.CreditTrainer(load_config("lab", [*own, *overrides]))
@@ -42,6 +42,8 @@ def steps(tmp_path, monkeypatch):
             made._step = turn_step(turns, of, **changes)
             rewarded = int(number == 1)  # the others give no turn a reward
             made._step.token_metrics |= {turns_with(signal): rewarded, turns_without(signal): 6}
+            if planning:
+                made._step.token_metrics["credit/planning/token_share"] = planning[number - 1]
             made._compute_advantage(None, metrics)
         rows = (tmp_path / EVENTS).read_text().splitlines() if (tmp_path / EVENTS).exists() else []
         return {(row := json.loads(line))["kind"]: row["text"] for line in rows}, metrics
@@ -67,3 +69,9 @@ def test_a_signal_that_gives_nothing_any_more_is_said_and_then_stops_the_run(ste
     assert "in step 2 turn signal 'tool_reward' gave none of the 6" in notes["no_rewards"]
     with pytest.raises(IntegrityError, match="'tool_reward' gave no turn a reward in 2 steps in a row"):
         steps("turn-group", KNOWN, KNOWN, KNOWN, signal="tool_reward", overrides=tolerated)
+
+
+def test_a_run_whose_first_step_has_no_planning_token_is_stopped(steps):
+    with pytest.raises(IntegrityError, match="needs planning tokens, but .* found none in the first step"):
+        steps("turn-group", KNOWN, planning=[0.0])
+    steps("turn-group", KNOWN, KNOWN, planning=[0.1, 0.0])  # later the policy may write none
