@@ -43,7 +43,7 @@ class Server:
         first = self.cached[turn] if self.short else 0
         given = {
             "num_cached_tokens": self.said[turn],
-            "prompt_logprobs": [*values[first:], [0.0]],
+            "prompt_logprobs": [*values[first:], [GARBAGE]],
             "prompt_ids": [*ids[first:], [0]],
         }
         return SimpleNamespace(extra_fields=given if self.names else {}, stop_reason="completed")

@@ -21,6 +21,7 @@ from verl_credit.turns.signals import (
     find_signal,
     own_signal,
     step_rewards,
+    turn_texts,
 )
 
 NAN = math.nan
@@ -363,3 +364,8 @@ def test_a_coroutine_that_left_no_value_is_named(rows):
         IntegrityError, match="'my.judge' left no value for row 0: .* search_agent and turn_agent only"
     ):
         rewards(rows, {own_signal("my.judge", judge, {}): 1.0})
+
+
+def test_tokens_before_the_first_turn_belong_to_none():
+    found = turn_texts([1, 2, 3, 4, 5, 6], [-1, 0, 0, -1, 1, -1], 2, str)
+    assert found == [("[2, 3]", "[4]"), ("[5]", "[6]")]
