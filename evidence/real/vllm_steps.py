@@ -4,8 +4,8 @@
     .venv-vllm/bin/python evidence/real/vllm_steps.py --real DIR --work runs/real_vllm [--precisions float32]
 
 DIR is the recipe's `real.dir`, with the policy built. Each precision is a run in --work; one that is finished is read again.
-Writes vllm_steps.json beside this script. Ratios are the trainer's probability over the engine's,
-over all sampled tokens.
+Writes vllm_steps.json beside this script; a precision that is not asked for stays as it is there. Ratios are the trainer's
+probability over the engine's, over all sampled tokens.
 
     python evidence/real/vllm_steps.py --read RUN
 
@@ -26,6 +26,7 @@ from common import HERE, machine, write
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.run.versions import VERSIONS
 
+KEPT = HERE / "vllm_steps.json"
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"+{ROLLOUT}.engine_kwargs.vllm"
 # Limits of vLLM's CPU back end (docs/host.md).
@@ -97,10 +98,12 @@ def main() -> None:
         return
     if not given.real:
         parser.error("--real DIR or --read RUN is needed")
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     found = {
         dtype: run(given.real.resolve(), given.work.resolve() / dtype, dtype) for dtype in given.precisions
     }
-    write(HERE / "vllm_steps.json", {"machine": machine("torch", "transformers", "verl", "vllm"), **found})
+    here = machine("torch", "transformers", "verl", "vllm")
+    write(KEPT, kept | {dtype: {"machine": here, "steps": steps} for dtype, steps in found.items()})
     for dtype, steps in found.items():
         for step in steps:
             print(dtype, step)
