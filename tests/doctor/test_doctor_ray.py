@@ -38,7 +38,7 @@ NO_GPU.ray_kwargs.ray_init.num_gpus = 0
 test_a_local_ray_has_to_have_what_the_recipe_wants = cases(
     check_cluster,
     (MACHINE, CUDA, PASS, "starts one here with 16 CPUs and 1 GPUs"),
-    (LAPTOP, LAB, PASS, "16 CPUs and 1 GPUs"),  # logical ones
+    (LAPTOP, LAB, PASS, "16 CPUs and 16 GPUs"),  # logical ones
     (LAPTOP, None, PASS, "16 CPUs and 0 GPUs"),
     (replace(MACHINE, cpus=3), CUDA, FAIL, "4 CPUs", "ray_kwargs.ray_init.num_cpus=4"),
     (LAPTOP, CUDA, FAIL, "1 GPUs (trainer.n_gpus_per_node)"),
