@@ -17,10 +17,11 @@ GPU_RECIPES = ("math_sepa", "spark_qwen3_4b", "multihop_qwen3_4b", "singlehop_qw
 TWINS = {"singlehop_qwen3_4b": "multihop_qwen3_4b"}
 # A policy with random weights calls no tool and never ends: its one turn fills the row, as a plan assumes.
 FULL_ROWS = ("search.max_searches=0", "search.max_new_tokens=${data.max_response_length}")
-# A run that shows a mechanism and not its cost, with few and short rows.
+# A run that shows a mechanism and not its cost, with few and short rows; several fit on one GPU at a time.
 SMALL = (
     "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4",
     "search.max_new_tokens=64", "data.max_response_length=512",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.15",
 )  # fmt: skip
 TINY = (
     "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2",
