@@ -55,7 +55,8 @@ def _recipe(setting, record, here, recipe: str, overrides: list[str]) -> None:
         run_dir, _ = runs.train(setting, recipe, recipe, given)
     step = runs.metrics(run_dir)[0]
     after = runs.plan(recipe, [*given, *_lengths(step)])
-    policy = "given weights" if setting.model else "random weights, credit=grpo, a coin's reward"
+    policy = "given weights" if setting.model else "random weights"
+    policy += ", credit=grpo, a coin's reward" if here.tossed(recipe) else ""
     toy = setting.device == "cpu"
     record.add(f"{recipe}: memory", *_memory(step, device, after, toy), SOURCE)
     seconds, predicted = _seconds(step, after)

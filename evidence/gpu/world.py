@@ -2,7 +2,8 @@
 
 Questions and pages are the lab's; the index has its encoder after two training steps. Without ``--model`` the policy has
 the recipe's shape and random weights. It calls no tool, so there are no gains (credit=grpo), its rows are cut at their
-length, and its reward is random (`coin_reward`), so that groups do not tie and an update changes the weights.
+length, and its reward is random (`coin_reward`), so that groups do not tie and an update changes the weights. So it is in
+`math_sepa` with any weights: a small model writes none of the phrases that SEPA looks for, and the run would be stopped.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ class World:
             "data.val_max_samples=8", "trainer.val_before_train=false", "trainer.test_freq=-1",
         ]  # fmt: skip
         given += [] if recipe == "math_sepa" else [f"search.url={self.url}"]
-        if not self.trained:
+        if self.tossed(recipe):
             coin = Path(__file__).with_name("coin_reward.py")
             given += ["credit=grpo", f"reward.custom_reward_function.path={coin}"]
         return given
+
+    def tossed(self, recipe: str) -> bool:
+        """Whether a coin is the reward."""
+        return not self.trained or recipe == "math_sepa"
 
 
 @contextmanager

@@ -283,6 +283,18 @@ def test_the_overrides_of_the_training_parts_are_accepted(recipe, tmp_path):
     assert config.data.train_batch_size % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0
 
 
+@pytest.mark.parametrize(
+    ("recipe", "trained", "tossed"),
+    [("math_sepa", True, True), ("multihop_qwen3_4b", True, False), ("multihop_qwen3_4b", False, True)],
+)
+def test_given_weights_are_judged_by_their_answers_where_they_can_give_some(
+    recipe, trained, tossed, tmp_path
+):
+    overrides = World(tmp_path, "http://127.0.0.1:1", trained).overrides(recipe, "Qwen/Qwen3-4B")
+    assert ("credit=grpo" in overrides) is tossed
+    assert any("coin_reward" in override for override in overrides) is tossed
+
+
 def test_a_random_policy_has_a_word_for_every_logit():
     """verl's server samples none above the tokenizer's; and what the chat needs is where it was."""
     small, full = _tokenizer(), _tokenizer(5000)

@@ -1,0 +1,115 @@
+"""The three trainers on the lab: step time, held-out EM per minute, the time in which both cores work, the rollouts' ages.
+
+    python evidence/async/measure.py --dir DIR [--seeds 1 2 3] [--modes credit credit_separate_async] [-- OVERRIDES]
+    python evidence/async/measure.py --dir DIR --read
+
+One run after the other, `verl-credit train --config-name lab` with an evaluation every ten steps, in DIR/MODE-SEED. Runs
+that are done are left out the next time. While a run goes on, the use of every core is noted once a second. Overrides go to
+every run; runs with others need a folder of their own. Writes DIR/measured.json and prints a table; `--read` runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from verl_credit.names import TRAINING_MODES
+from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
+
+STEPS, WARM = 30, 5
+"""Steps of a run, and how many of them are left out of its step time."""
+BUSY = 50.0
+"""A core that is used more than this many percent of a second works in it."""
+SAMPLES = "cores.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--modes", nargs="+", choices=TRAINING_MODES, default=list(TRAINING_MODES))
+    parser.add_argument("--read", action="store_true", help="only read the runs of DIR")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    options.dir.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for mode in options.modes:
+            run_dir = options.dir.resolve() / f"{mode}-{seed}"
+            if not options.read and not (run_dir / SAMPLES).exists():
+                train(run_dir, mode, seed, options.overrides)
+    runs = {path.parent.name: read(path.parent) for path in sorted(options.dir.glob(f"*/{SAMPLES}"))}
+    (options.dir / "measured.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    print(table(runs))
+
+
+def train(run_dir: Path, mode: str, seed: int, overrides: list[str]) -> None:
+    """One run. The cores' use is written last, so that its file says the run is done."""
+    command = [
+        *(sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", "--config-name", "lab"),
+        *(f"run_dir={run_dir}", f"trainer.v1.trainer_mode={mode}", f"seed={seed}"),
+        *(f"trainer.total_training_steps={STEPS}", "trainer.test_freq=10", *overrides),
+    ]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    samples = []
+    with open(run_dir / "output.txt", "w", encoding="utf-8") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            steps = len(read_json_lines(run_dir / METRICS)) if (run_dir / METRICS).exists() else 0
+            samples.append([round(time.time(), 1), steps, psutil.cpu_percent(interval=1, percpu=True)])
+    if process.returncode not in (0, 3):
+        raise SystemExit(f"{run_dir}: exit code {process.returncode}; {run_dir / 'output.txt'} says why")
+    (run_dir / SAMPLES).write_text(json.dumps(samples), encoding="utf-8")
+
+
+def read(run_dir: Path) -> dict:
+    """The figures of one run. Its minutes are those of its steps, without start and evaluations."""
+    rows, samples = read_json_lines(run_dir / METRICS), json.loads((run_dir / SAMPLES).read_text())
+    held_out = {row["step"]: row for row in read_json_lines(run_dir / VALIDATION)}
+    score = next(key for key in held_out[0] if key.endswith("-greedy/em/mean@1"))
+    warm = rows[WARM:]
+    trained = [cores for _, steps, cores in samples if WARM <= steps < len(rows)]
+    working = [sum(use > BUSY for use in cores) for cores in trained]
+    ages = [row["credit/staleness/mean"] for row in warm if "credit/staleness/mean" in row]
+    steps_s = [row["perf/time_per_step"] for row in rows]
+    return {
+        "steps": len(rows),
+        "step_s": statistics.median(row["perf/time_per_step"] for row in warm),
+        "generation_s": statistics.median(row["timing_s/gen"] for row in warm),
+        "minutes_of_steps": sum(steps_s) / 60,
+        "em": {step: row[score] for step, row in held_out.items()},
+        "area": statistics.mean(row[score] for row in held_out.values()),
+        "both_cores": sum(number >= 2 for number in working) / len(working),
+        "cores_used": statistics.mean(sum(cores) for cores in trained) / 100,
+        "age": statistics.mean(ages) if ages else 0.0,
+        "oldest": max((row.get("credit/staleness/oldest", 0.0) for row in rows), default=0.0),
+        "clipped": statistics.mean(row["actor/pg_clipfrac"] for row in warm),
+    }
+
+
+def table(runs: dict[str, dict]) -> str:
+    lines = [
+        "| run | step, s | of it generation | minutes of steps | held-out EM, greedy, by step | mean of them |"
+    ]
+    lines[0] += " both cores work | cores used | mean age | oldest | clipped |"
+    lines.append("|" + "---|" * 11)
+    for name, run in runs.items():
+        em = ", ".join(f"{value:.2f}" for value in run["em"].values())
+        lines.append(
+            f"| {name} | {run['step_s']:.1f} | {run['generation_s']:.1f} | {run['minutes_of_steps']:.1f} | {em} "
+            f"| {run['area']:.3f} | {run['both_cores']:.0%} | {run['cores_used']:.2f} | {run['age']:.2f} "
+            f"| {run['oldest']:.0f} | {run['clipped']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
