@@ -1,7 +1,8 @@
-"""The three trainers on the lab: step time, held-out EM per minute, the time in which both cores work, the rollouts' ages.
+"""The three trainers on the lab: step time, held-out EM, the time in which both cores work, the rollouts' ages.
 
     python evidence/async/measure.py --dir DIR [--seeds 1 2 3] [--modes credit credit_separate_async] [-- OVERRIDES]
     python evidence/async/measure.py --dir DIR --read
+    python evidence/async/measure.py --logged evidence/async/h100/MODE.json      the figures of a GPU run
 
 One run after the other, `verl-credit train --config-name lab` with an evaluation every ten steps, in DIR/MODE-SEED. Runs
 that are done are left out the next time. While a run goes on, the use of every core is noted once a second. Overrides go to
@@ -34,12 +35,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--dir", type=Path)
+    which.add_argument("--logged", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--modes", nargs="+", choices=TRAINING_MODES, default=list(TRAINING_MODES))
     parser.add_argument("--read", action="store_true", help="only read the runs of DIR")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
+    if options.logged:
+        print(json.dumps(logged(json.loads(options.logged.read_text())), indent=1))
+        return
     options.dir.mkdir(parents=True, exist_ok=True)
     for seed in options.seeds:
         for mode in options.modes:
@@ -92,6 +98,28 @@ def read(run_dir: Path) -> dict:
         "age": statistics.mean(ages) if ages else 0.0,
         "oldest": max((row.get("credit/staleness/oldest", 0.0) for row in rows), default=0.0),
         "clipped": statistics.mean(row["actor/pg_clipfrac"] for row in warm),
+    }
+
+
+def logged(run: dict) -> dict:
+    """Medians of the steps after the first five for seconds, of all steps for ratios; means of all steps for the rest."""
+    rows = run["steps"]
+
+    def all_of(name: str, among=rows) -> list[float]:
+        return [row[name] for row in among if name in row]
+
+    seconds = {
+        name: statistics.median(all_of(name, rows[WARM:])) for name in ("perf/time_per_step", "timing_s/gen")
+    }
+    ratios = [f"credit/staleness/ratio_off_at_age_{age}" for age in (0, 1)]
+    means = [f"credit/staleness/{name}" for name in ("mean", "turns_of_two_versions")]
+    means += ["actor/pg_clipfrac", "training/rollout_probs_diff_max"]
+    return {
+        **seconds,
+        **{name: statistics.median(all_of(name)) for name in ratios if all_of(name)},
+        **{name: statistics.mean(all_of(name)) for name in means if all_of(name)},
+        "oldest": max(all_of("credit/staleness/oldest"), default=0.0),
+        "held_out": run["held_out"],
     }
 
 

@@ -125,7 +125,7 @@ def test_build_train_save_interrupt_and_report(one_rank):
         assert isinstance(row["actor/pg_loss"], float)
         assert row["credit/planning/token_share"] > 0 and row["credit/token_weight/std"] > 0
         assert row["training/rollout_probs_diff_max"] < 1e-4
-        assert row["actor/computed_tokens_share"] < 1.0, "no prompt was shared by its rollouts"
+        assert row["actor/computed_tokens_share"] < 0.95, "no prompt was shared by its rollouts"
     # the first step is plain GRPO, which learns nothing from groups that all fail
     assert [row["credit/gain/scored"] for row in rows] == [0, 1]
     assert rows[1]["credit/sync/weights_changed"] == 1.0
