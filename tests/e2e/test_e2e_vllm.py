@@ -143,6 +143,25 @@ def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):
     assert found == pytest.approx(expected, abs=AGREE)
 
 
+def test_a_server_of_its_own_gets_every_steps_weights(folder):
+    """credit_separate_async: the engine serves beside the trainer, so a step is trained on rollouts of older weights.
+
+    Tokens of age 0 are those of the trainer's own weights: there engine and trainer agree, after every sync.
+    """
+    run = train(
+        folder, "separate", "trainer.v1.trainer_mode=credit_separate_async", "data.train_batch_size=8",
+        "trainer.total_training_steps=3", "trainer.test_freq=-1", "trainer.val_before_train=false",
+    )  # fmt: skip
+    rows = read_json_lines(run / METRICS)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["credit/gain/scored"] == 1 and row["credit/rollouts_failed"] == 0
+        assert row["credit/staleness/turns_unknown"] == 0
+        assert row["credit/staleness/oldest"] <= row["step"] - 1
+        assert row.get("credit/staleness/ratio_off_at_age_0", 0.0) < AGREE
+    assert any(row["credit/staleness/mean"] > 0 for row in rows)
+
+
 def reference(folder):
     """(question -> prompt, (context, gold) -> mean log-prob of the gold answer), by transformers' own attention."""
     import torch

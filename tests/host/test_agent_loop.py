@@ -301,3 +301,18 @@ def test_an_answer_is_what_the_row_asks_for(tokenizer, form, text, reason):
     truth = {"reward_model": {"ground_truth": {"target": ["4"], "form": form}}}
     output, _ = run(tokenizer, [text + TURN_END], *SINGLE, **truth)
     assert record(output)["stop_reason"] == reason
+
+
+def test_the_weights_that_wrote_each_turn_are_recorded(tokenizer):
+    """The second turn was interrupted by an update; nobody says who wrote the third."""
+    script = [search_turn("a"), search_turn("b"), answer_turn("c")]
+    output, _ = run(tokenizer, script, versions=[(3, 3), (3, 4)])
+    assert record(output)["versions"] == [[3, 3], [3, 4], [None, None]]
+
+
+def test_scores_by_the_server_are_no_turns(tokenizer):
+    script, versions = [search_turn("q"), answer_turn("c")], [(1, 1), (2, 2)]
+    output, _ = run(
+        tokenizer, script, SERVER, scores=lambda prompt: [-0.5] * len(prompt), versions=versions, **GOLD
+    )
+    assert record(output)["scores"] and record(output)["versions"] == [[1, 1], [2, 2]]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,6 +79,17 @@ def test_the_device_module_answers_what_verl_asks():
     first = torch.rand(3)
     module.manual_seed(7)
     assert torch.equal(first, torch.rand(3))
+
+
+@pytest.mark.parametrize("system, bytes_a_unit", [("Linux", 1024), ("Darwin", 1)])
+def test_the_peak_is_told_in_bytes(system, bytes_a_unit, monkeypatch):
+    """The kernel counts in KiB on Linux and in bytes on macOS."""
+    import resource
+
+    peak = 1 << 50  # more than this process has, in either unit
+    monkeypatch.setattr(device_module.platform, "system", lambda: system)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=peak))
+    assert device_module.build().max_memory_allocated() == peak * bytes_a_unit
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])

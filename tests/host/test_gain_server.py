@@ -54,6 +54,20 @@ def score(server, max_model_len=None):
 
 
 RIGHT = -(12 + 13) / 2
+
+
+@pytest.mark.parametrize("missing", ["prompt_ids", "prompt_logprobs"])
+def test_an_answer_that_lacks_a_list_is_not_believed(missing):
+    """verl's other servers leave one of them out."""
+    whole = {"prompt_ids": [[0]] * 7, "prompt_logprobs": [[0.0]] * 7, "num_cached_tokens": 0}
+
+    async def server(prompt, params):
+        return SimpleNamespace(extra_fields=whole | {missing: None}, stop_reason="completed")
+
+    with pytest.raises(RuntimeError, match="no prompt log-probs"):
+        score(server)
+
+
 ONCE, TWICE = [False], [False, True]
 
 

@@ -101,6 +101,16 @@ def test_tokens_have_the_weights_of_the_step(transform):
         )
 
 
+def test_entropies_that_no_step_computed_are_left_out():
+    advantages_B_T, step, turns, inputs, trained_B_T = credited_step(uncertainty_kind="shannon_entropy")
+    part = SimpleNamespace(
+        token_ids_B_T=inputs.token_ids_B_T, log_prob_B_T=inputs.log_prob_B_T, entropy_B_T=None
+    )
+    c = token_columns(turns, step, list(range(9)), part, trained_B_T, advantages_B_T, tokenizer())
+    for name in ("entropy", "uncertainty", "pooled_uncertainty", "weight"):
+        assert c[name] == [None] * 9
+
+
 def test_text_of_tokens_is_the_text_of_the_turn():
     _, step, turns, inputs, trained = credited_step()
     c = token_columns(

@@ -28,6 +28,7 @@ def run(
     scores=None,
     tools=(),
     max_tokens=None,
+    versions=(),
     **row,
 ):
     """(output, policy) of one trajectory; ``lookup`` replaces the search, ``tools`` are what the worker has loaded.
@@ -41,7 +42,7 @@ def run(
 
     config = load_config("search_cpu", [*REQUIRED, *overrides])
     policy = ScriptedPolicy(tokenizer, script)
-    policy.scores = scores
+    policy.scores, policy.versions = scores, versions
 
     async def found(query):
         return f"Page 1: about {query}\ntext", ["7"], 1
@@ -85,6 +86,8 @@ class ScriptedPolicy:
 
     scores = None
     """What it answers when asked for log-probs: (prompt ids) -> list, or an exception."""
+    versions = ()
+    """(first, last) version of the weights behind each turn, as an asynchronous trainer's engine says them."""
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         self.request_ids = {*getattr(self, "request_ids", ()), request_id}
@@ -98,8 +101,12 @@ class ScriptedPolicy:
             log_probs=[-0.5] * len(ids),
             routed_experts=None,
             num_preempted=0,
-            extra_fields={"global_steps": 1},
+            extra_fields={"global_steps": 1} | self._versions(len(self.requests) - 1),
         )
+
+    def _versions(self, turn):
+        names = "min_global_steps", "max_global_steps"
+        return dict(zip(names, self.versions[turn], strict=True)) if turn < len(self.versions) else {}
 
     def _scored(self, prompt):
         values = self.scores(prompt)

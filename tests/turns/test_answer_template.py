@@ -200,3 +200,27 @@ def test_a_prefix_is_written_once_even_where_the_chat_template_wrote_it(context)
     assert [text.rpartition(START)[2] for text in found] == [
         f"assistant\n{THOUGHT}<answer>Paris</answer>"
     ] * 2
+
+
+def test_every_context_of_a_row_is_joined_at_its_own_end():
+    """The row's own end is another text: there the policy has written its answer."""
+    tokenizer = with_specials(byte_level(["assistant\n<answer>"] * 20))
+    planner = RowPlanner(tokenizer, settings())
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    prompt = ids(f"{START}user\nWho?\n{START}assistant\n")
+    turns = ids("call it"), ids(f"\n{START}tool\npage\n{START}assistant\n"), ids("the end")
+    response = [token for part in turns for token in part]
+    turn_ids = [0] * len(turns[0]) + [-1] * len(turns[1]) + [1] * len(turns[2])
+    found = planner.requests(0, prompt, response, turn_ids, "Paris")
+    trunk = [*prompt, *response]
+    texts = [tokenizer.decode(trunk[: request.base] + list(request.answer.token_ids)) for request in found]
+    prior = f"{START}user\nWho?\n{START}assistant\n"
+    later = f"{prior}call it\n{START}tool\npage\n{START}assistant\n"
+    assert texts == [f"{context}<answer>Paris</answer>" for context in (prior, later)]
+    assert all(
+        request.base < end
+        for request, end in zip(found, (len(prompt), len(trunk) - len(turns[2])), strict=True)
+    )
