@@ -1,12 +1,14 @@
 """The three trainers on the lab: step time, held-out EM, the time in which both cores work, the rollouts' ages.
 
     python evidence/async/measure.py --dir DIR [--seeds 1 2 3] [--modes credit credit_separate_async] [-- OVERRIDES]
+    python evidence/async/measure.py --dir DIR --delay 0.5      with a search that answers after half a second
     python evidence/async/measure.py --dir DIR --read
     python evidence/async/measure.py --logged evidence/async/h100/MODE.json      the figures of a GPU run
 
 One run after the other, `verl-credit train --config-name lab` with an evaluation every ten steps, in DIR/MODE-SEED. Runs
 that are done are left out the next time. While a run goes on, the use of every core is noted once a second. Overrides go to
-every run; runs with others need a folder of their own. Writes DIR/measured.json and prints a table; `--read` runs nothing.
+every run; runs with others, or another delay, need a folder of their own. Writes DIR/measured.json and prints a table;
+`--read` runs nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from verl_credit.names import TRAINING_MODES
+from verl_credit.recipe.compose import load_config
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
 
 STEPS, WARM = 30, 5
@@ -41,20 +46,49 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--modes", nargs="+", choices=TRAINING_MODES, default=list(TRAINING_MODES))
     parser.add_argument("--read", action="store_true", help="only read the runs of DIR")
+    parser.add_argument(
+        "--delay",
+        type=float,
+        default=0.0,
+        help="seconds before every answer of the search; needs a built lab",
+    )
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     if options.logged:
         print(json.dumps(logged(json.loads(options.logged.read_text())), indent=1))
         return
     options.dir.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for mode in options.modes:
-            run_dir = options.dir.resolve() / f"{mode}-{seed}"
-            if not options.read and not (run_dir / SAMPLES).exists():
-                train(run_dir, mode, seed, options.overrides)
+    with searched(options.dir, options.delay if not options.read else 0.0) as search:
+        for seed in options.seeds:
+            for mode in options.modes:
+                run_dir = options.dir.resolve() / f"{mode}-{seed}"
+                if not options.read and not (run_dir / SAMPLES).exists():
+                    train(run_dir, mode, seed, [*search, *options.overrides])
     runs = {path.parent.name: read(path.parent) for path in sorted(options.dir.glob(f"*/{SAMPLES}"))}
     (options.dir / "measured.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     print(table(runs))
+
+
+@contextmanager
+def searched(folder: Path, delay: float) -> Iterator[list[str]]:
+    """Overrides for a search that answers after ``delay`` seconds; none for the lab's own."""
+    if not delay:
+        yield []
+        return
+    lab = Path(load_config("lab", []).lab.dir)
+    port_file = folder.resolve() / "port"
+    port_file.unlink(missing_ok=True)
+    script = Path(__file__).with_name("slow_search.py")
+    command = [sys.executable, str(script), "--lab", str(lab), "--seconds", str(delay)]
+    with subprocess.Popen([*command, "--port-file", str(port_file)]) as server:
+        try:
+            while not port_file.exists():
+                if server.poll() is not None:
+                    raise SystemExit(f"the slow search ended with {server.returncode}")
+                time.sleep(0.2)
+            yield [f"search.url=http://127.0.0.1:{port_file.read_text()}"]
+        finally:
+            server.terminate()
 
 
 def train(run_dir: Path, mode: str, seed: int, overrides: list[str]) -> None:
