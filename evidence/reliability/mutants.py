@@ -284,10 +284,20 @@ def again(words: list[str]) -> None:
         for row in rows:
             if row["verdict"] != "killed" and (not words or any(word in row["file"] for word in words)):
                 _load(row["half"])
+                row["line"] = where_it_is_now(row)
                 place = Place(*(row[name] for name in ("file", "line", "kind", "before", "after")))
                 at_first = row.get("at_first", row["verdict"])
                 row |= attempt(tree, place, line_map, whole_files=True) | {"at_first": at_first}
                 _keep(rows, "w", row)
+
+
+def where_it_is_now(row: dict) -> int:
+    """The number of the mutant's line, which later commits may have moved. Raises ValueError when it is not there."""
+    lines = (ROOT / row["file"]).read_text().splitlines()
+    found = [number for number, line in enumerate(lines, start=1) if line == row["before"]]
+    if not found:
+        raise ValueError(f"{row['file']}: {row['before'].strip()!r} is not there any more")
+    return min(found, key=lambda number: abs(number - row["line"]))
 
 
 def _load(half: str) -> None:

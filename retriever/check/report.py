@@ -1,18 +1,29 @@
-"""Checks servers against the index: recall against exact search, latency under load, and the fingerprint."""
+"""Checks servers against the index: recall against exact search, texts, scores, and the fingerprint."""
 
 import asyncio
 import json
+import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
-from verl_credit_retriever.check.load import Load, send_all
-from verl_credit_retriever.check.recall import exact_answers, recall_at, score_error, wrong_score, wrong_text
+from verl_credit_retriever.check.recall import (
+    Served,
+    exact_answers,
+    parse_served,
+    recall_at,
+    score_error,
+    wrong_score,
+    wrong_text,
+)
 
 EXACT_KINDS = ("flat", "exact")
 HARMLESS = ("200", "429", "503", "504")  # overload is answered with these; anything else is a fault
-BUSY_S = 120.0
+AT_A_TIME = 8
+BUSY_S, BUSY_PAUSE_S = 120.0, 0.2
 
 
 def default_min_recall(kind: str) -> float:
@@ -60,24 +71,18 @@ def check_servers(
     queries: Sequence[str],
     *,
     ks: Sequence[int] = (3, 10),
-    concurrency: int = 64,
-    requests: int = 1000,
     min_recall: float | None = None,
     token: str | None = None,
 ) -> dict:
-    """Compare the answers of `urls` with exact search over `index` (backend "exact") and put them under load.
+    """Compare the answers of `urls` with exact search over `index` (backend "exact").
 
-    For recall@k every query is sent to every server by itself, 8 at a time; a busy server is tried again for two
-    minutes. For the load, `concurrency` clients send `requests` single queries to the servers in turn, with a number
-    appended to each so that no cache answers. Returns a JSON report. `problems` is empty when recall at every k is at
-    least `min_recall` (default by kind), the scores are exact where the kind computes exact ones
-    (`has_exact_scores`), /info shows the folder's fingerprint, no answer is malformed, and every status is 200, 429,
-    503 or 504. Errors: ValueError for bad numbers.
+    Every query is sent to every server by itself, 8 at a time; a busy server is tried again for two minutes. Returns
+    a JSON report. `problems` is empty when recall at every k is at least `min_recall` (default by kind), the scores
+    are exact where the kind computes exact ones (`has_exact_scores`), /info shows the folder's fingerprint, no answer
+    is malformed, and every status is 200, 429, 503 or 504. Errors: ValueError for bad numbers.
     """
     if not ks or any(k < 1 for k in ks):
         raise ValueError(f"k={','.join(map(str, ks))!r}; expected integers of at least 1")
-    if concurrency < 1 or requests < 0:
-        raise ValueError(f"concurrency={concurrency}, requests={requests}; at least 1 and 0")
     index.check_encoder(encoder)
     if min_recall is None:
         min_recall = default_min_recall(index.manifest["kind"])
@@ -86,32 +91,67 @@ def check_servers(
     problems, servers = [], {}
     exact_scores = has_exact_scores(index.manifest)
     for url in urls:
-        served = asyncio.run(
-            send_all(
-                [url], queries, top, rows=len(index), concurrency=8, token=token, busy_s=BUSY_S, keep=True
-            )
-        )
+        served = asyncio.run(_ask(url, queries, top, rows=len(index), token=token))
         servers[url] = _server_report(url, served, exact, ks, token)
         problems += _server_problems(url, servers[url], served, index.fingerprint, min_recall, len(queries))
         if exact_scores:
             problems += _score_problems(url, served, exact)
-    report = {
+    return {
         "fingerprint": index.fingerprint,
         "kind": index.manifest["kind"],
         "rows": len(index),
         "queries": len(queries),
         "min_recall": min_recall,
         "servers": servers,
+        "problems": problems,
     }
-    if requests:
-        texts = [f"{queries[number % len(queries)]} {number}" for number in range(requests)]
-        load = asyncio.run(send_all(urls, texts, top, rows=len(index), concurrency=concurrency, token=token))
-        report["load"] = {"concurrency": concurrency, "k": top, **load.numbers()}
-        problems += [f"under load: {problem}" for problem in _faults(load)]
-    return {**report, "problems": problems}
 
 
-def _server_report(url: str, served: Load, exact: list[dict], ks: Sequence[int], token: str | None) -> dict:
+@dataclass
+class Asked:
+    """What a server said: counts by status or error, answers by place in the list of queries, and why others are none."""
+
+    statuses: Counter = field(default_factory=Counter)
+    answers: dict[int, list[Served]] = field(default_factory=dict)
+    malformed: list[str] = field(default_factory=list)
+
+
+async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: str | None) -> Asked:
+    """Every query as a request of its own. No error of the server is raised: all are counted."""
+    asked, waiting = Asked(), iter(enumerate(queries))
+
+    async def next_ones() -> None:
+        # The environment's proxies are not used.
+        async with httpx.AsyncClient(headers=_headers(token), timeout=60.0, trust_env=False) as client:
+            for place, query in waiting:
+                try:
+                    answer = await _post(client, f"{url}/retrieve", query, k)
+                    asked.statuses[str(answer.status_code)] += 1
+                    if answer.status_code == 200:
+                        asked.answers[place] = parse_served(answer.json(), k, rows)
+                except httpx.HTTPError as error:
+                    asked.statuses[type(error).__name__] += 1
+                except (ValueError, RecursionError) as error:  # malformed, or no JSON
+                    asked.malformed.append(f"{url}, {query[:80]!r}: {error}")
+
+    await asyncio.gather(*(next_ones() for _ in range(AT_A_TIME)))
+    return asked
+
+
+async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> httpx.Response:
+    busy_until = time.monotonic() + BUSY_S
+    while True:
+        answer = await client.post(url, json={"queries": [query], "topk": k, "return_scores": True})
+        if answer.status_code not in (429, 503) or time.monotonic() >= busy_until:
+            return answer
+        await asyncio.sleep(BUSY_PAUSE_S)
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _server_report(url: str, served: Asked, exact: list[dict], ks: Sequence[int], token: str | None) -> dict:
     """The report of one server; a query without an answer counts as recall 0."""
     recall = {
         str(k): sum(recall_at(hits, exact[place], k) for place, hits in served.answers.items()) / len(exact)
@@ -131,9 +171,8 @@ def _server_report(url: str, served: Load, exact: list[dict], ks: Sequence[int],
 
 
 def _served_fingerprint(url: str, token: str | None) -> str:
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        answer = httpx.get(f"{url}/info", headers=headers, timeout=30, trust_env=False)
+        answer = httpx.get(f"{url}/info", headers=_headers(token), timeout=30, trust_env=False)
         answer.raise_for_status()
         return str(answer.json()["fingerprint"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -141,7 +180,7 @@ def _served_fingerprint(url: str, token: str | None) -> str:
 
 
 def _server_problems(
-    url: str, report: dict, served: Load, fingerprint: str, min_recall: float, queries: int
+    url: str, report: dict, served: Asked, fingerprint: str, min_recall: float, queries: int
 ) -> list[str]:
     problems = [f"{url}: {problem}" for problem in _faults(served)]
     if report["fingerprint"] != fingerprint:
@@ -154,19 +193,17 @@ def _server_problems(
     return problems
 
 
-def _score_problems(url: str, served: Load, exact: list[dict]) -> list[str]:
+def _score_problems(url: str, served: Asked, exact: list[dict]) -> list[str]:
     wrong = [found for place, hits in served.answers.items() if (found := wrong_score(hits, exact[place]))]
     return [f"{url}: {len(wrong)} answers with wrong scores, the first: {wrong[0]}"] if wrong else []
 
 
-def _faults(load: Load) -> list[str]:
+def _faults(served: Asked) -> list[str]:
     problems = [
         f"{count} requests ended with {status}"
-        for status, count in sorted(load.statuses.items())
+        for status, count in sorted(served.statuses.items())
         if status not in HARMLESS
     ]
-    if load.malformed:
-        problems.append(f"{len(load.malformed)} malformed answers, the first: {load.malformed[0]}")
-    if load.statuses and not load.latencies_s:
-        problems.append("no request was answered")
+    if served.malformed:
+        problems.append(f"{len(served.malformed)} malformed answers, the first: {served.malformed[0]}")
     return problems

@@ -17,8 +17,6 @@ def check(
     encoder: Path = Option(help="the encoder that built the index"),
     queries: Path = Option(help='.txt (one a line) or .jsonl ("query" or "question")'),
     k: str = Option("3,10", help="recall at these numbers of documents"),
-    concurrency: int = Option(64, parser=int, help="clients under load"),
-    requests: int = Option(1000, parser=int, help="requests under load; 0: no load"),
     min_recall: float | None = Option(
         None, parser=float, help="default: 0.99 for flat and exact, 0.95 for sq8, ivf and hnsw"
     ),
@@ -57,8 +55,6 @@ def check(
         SentenceEncoder.for_index(encoder, exact.manifest, device=device),
         asked,
         ks=ks,
-        concurrency=concurrency,
-        requests=requests,
         min_recall=min_recall,
         token=read_token(token_file),
     )
@@ -95,17 +91,6 @@ def _table(report: dict) -> str:
         if server["max_score_error"] is not None:
             lines.append(f"  largest score error {server['max_score_error']:.2g}")
         lines.append(f"  fingerprint {same}")
-    if load := report.get("load"):
-        times = ", ".join(f"{p} {_ms(load[f'{p}_ms'])}" for p in ("p50", "p95", "p99"))
-        counts = ", ".join(f"{count} x {status}" for status, count in load["statuses"].items())
-        lines += [
-            f"load         {load['requests']} single queries, {load['concurrency']} at a time: {counts}",
-            f"             {load['answers_per_s']:.1f} answers/s; {times}",
-        ]
     lines.append(f"fingerprint  search.index_fingerprint={report['fingerprint']}")
     lines.append("PROBLEMS" if report["problems"] else "ok")
     return "\n".join(lines)
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
