@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,10 +141,11 @@ class Buffer:
     def _wait_for_next_poll(self, *args):
         return args
 
-    def sample(self, fail=False):
-        if fail:
-            raise RuntimeError("no materializable trajectories")
-        return self._wait_for_next_poll("train", 0.0)
+    def sample(self, error=None, keys=("a",)):
+        if error:
+            raise error
+        self.waited = self._wait_for_next_poll("train", 0.0)
+        return SimpleNamespace(keys=list(keys)), {}
 
 
 def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
@@ -151,13 +153,29 @@ def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
     watch.attach(buffer)
     watch.begin(8)
     watch.drain = lambda: []
-    assert buffer.sample() == ("train", 0.0) and watch.settle(8) == 0
+    assert buffer.sample()[0].keys == ["a"] and buffer.waited == ("train", 0.0) and watch.settle(8) == 0
     watch.drain = lambda: ["KeyError: no such column"]
     with pytest.raises(IntegrityError, match="no such column"):
         buffer.sample()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"error": RuntimeError("no materializable trajectories")},  # verl's advice is about refilling
+        {"error": ValueError("Received an empty list as keys.")},
+        {"keys": ()},
+    ],
+)
+def test_a_batch_that_failed_as_a_whole_has_the_cause_of_its_rollouts(left):
+    buffer, watch = Buffer(), RolloutWatch(0.0)
+    watch.drain = lambda: []
+    watch.attach(buffer)
     watch.begin(8)
-    with pytest.raises(IntegrityError, match="no such column"):  # not verl's advice about refilling
-        buffer.sample(fail=True)
+    buffer.sample()
+    watch.drain = lambda: ["ActorDiedError: the rollout server"]  # between two looks
+    with pytest.raises(IntegrityError, match="the rollout server"):
+        buffer.sample(**left)
 
 
 def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():

@@ -57,11 +57,15 @@ class RolloutWatch:
             return result
 
         def watched_sample(*args, **kwargs):
+            # Where too few rollouts or none are left, verl raises or goes on with an empty batch.
             try:
-                return sample(*args, **kwargs)
-            except RuntimeError:
+                found = sample(*args, **kwargs)
+            except (RuntimeError, ValueError):
                 self._collect()  # the cause, if it was an error of a rollout
                 raise
+            if not found[0].keys:
+                self._collect()
+            return found
 
         buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample
 
