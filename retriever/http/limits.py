@@ -11,13 +11,13 @@ class Limits:
     """Documents per query when POST /retrieve names no number."""
     max_topk: int = 100
     """Most documents per query (more: 422)."""
-    max_request_queries: int = 1024
-    """Most queries of one request (more: 422)."""
+    max_request_queries: int = 4096
+    """Most queries of one request (more: 422). Search-R1's trainer sends up to 2,560 at once."""
     max_query_chars: int = 10_000
     """Longest query in characters (longer: 422). The encoder cuts at its own number of tokens."""
     max_body_bytes: int = 8 << 20
     """Largest request body in bytes (larger: 413)."""
-    max_queue_queries: int = 2048
+    max_queue_queries: int = 16_384
     """Most queries that wait for the encoder at a time (more: 429 with Retry-After)."""
     max_batch_tokens: int = 4096
     """Tokens of one encoder call, counted with padding: longest text times number of texts. A single text

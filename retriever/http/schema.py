@@ -13,13 +13,15 @@ def _whole(value: object) -> object:
 
 
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
+CountOrDefault = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 
 
 class RetrieveRequest(BaseModel):
     """Body of POST /retrieve, with Search-R1's names and defaults; unknown fields are ignored."""
 
     queries: list[str]
-    topk: Count | None = None
+    topk: CountOrDefault | None = None
+    """Documents per query; 0, null or nothing: the server's default."""
     return_scores: StrictBool = False
 
 
@@ -76,11 +78,13 @@ class Status(BaseModel):
 
 PROBLEMS = {
     401: "The bearer token is missing or wrong",
+    408: "The body did not arrive in time",
     413: "The body is too large",
+    421: "The Host header names another server",
     422: "The body is malformed or outside the limits; the field is named",
     429: "Too many queries wait; try again after Retry-After",
     500: "Encoding or searching failed",
-    503: "The server is ending; try again after Retry-After",
+    503: "The server is ending, or too many bodies arrive at a time; try again after Retry-After",
     504: "X-Deadline-Ms passed before there was an answer",
 }
 

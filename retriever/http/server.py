@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Annotated
@@ -11,6 +11,7 @@ from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BeforeValidator, Field
 from starlette.exceptions import HTTPException
 
 from verl_credit_retriever.http.batcher import Batcher, QueueFull
@@ -40,17 +41,34 @@ SEARCH_ANSWERS = {
     200: {
         "headers": {INDEX_HEADER: {"description": "The index's fingerprint", "schema": {"type": "string"}}}
     },
-    **problems(401, 413, 422, 429, 500, 503, 504),
+    **problems(401, 408, 413, 421, 422, 429, 500, 503, 504),
 }
+
+
+def _digits(text: str) -> str:
+    """Python's int() would also read 1_000, +5000 and blanks."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text[:40]!r}; expected digits alone")
+    return text
+
 
 # "int | None" would make the OpenAPI document allow the text "null"; an absent header is None anyway.
 DeadlineMs = Annotated[
     int,
-    Header(ge=0, le=2**31, description="Milliseconds the client will still wait, counted from the request"),
+    Field(ge=0, le=2**31),
+    BeforeValidator(_digits),
+    Header(description="Milliseconds the client will still wait, counted from the request"),
 ]
 
 
-def create_app(index, encoder, *, limits: Limits | None = None, token: str | None = None) -> FastAPI:
+def create_app(
+    index,
+    encoder,
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    hosts: Collection[str] | None = None,
+) -> FastAPI:
     """The search service over one index and the encoder that built it.
 
     POST /retrieve {"queries", "topk"?, "return_scores"?} -> {"result": [[hit, ...] per query]}; a hit is
@@ -63,7 +81,7 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
     422: malformed body, or one over `limits`; 413: too many bytes; 429: too many queries wait; 504: X-Deadline-Ms
     passed; 500: encoding or searching failed; 503: `app.state.draining` is set. 429 and 503 carry Retry-After; all
     carry {"error"}. GET /livez, /readyz (runs a real query, else 503), /metrics, /info. With `token` every route
-    except /livez requires it (401).
+    except /livez requires it (401). `hosts` are the names that a Host header may have (421); None: any.
     Errors: IndexMismatch when `encoder` did not build `index`.
     """
     limits = limits or Limits()
@@ -78,9 +96,22 @@ def create_app(index, encoder, *, limits: Limits | None = None, token: str | Non
         yield
         batcher.close()
 
-    app = FastAPI(title="verl-credit-retriever", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="verl-credit-retriever",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.draining = False
-    app.add_middleware(Guard, token=token, max_body_bytes=limits.max_body_bytes, metrics=metrics)
+    app.add_middleware(
+        Guard,
+        state=app.state,
+        token=token,
+        hosts=hosts,
+        max_body_bytes=limits.max_body_bytes,
+        metrics=metrics,
+    )
     _add_error_answers(app)
     plain_openapi = app.openapi
     app.openapi = lambda: add_limits(plain_openapi(), limits)
@@ -164,7 +195,10 @@ def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, de
 
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        kind = request.headers.get("content-type", "")
+        if request.method == "POST" and "json" not in kind.lower():  # FastAPI then reads the body as a text
+            return JSONResponse({"error": f"Content-Type: {kind[:80]!r}; expected application/json"}, 422)
         # FastAPI's default answer echoes the input, which may be large or not encodable.
         found = [f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
         return JSONResponse({"error": "; ".join(found)[:500]}, 422)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint
 from verl_credit_retriever.serving.parent import end_by_force_after, end_with
 from verl_credit_retriever.serving.settings import ServeSettings
+from verl_credit_retriever.serving.sockets import BACKLOG, LOOPBACK
 
-DRAIN_SECONDS = 25.0  # queued requests may take this long after SIGTERM
+REFUSE_SECONDS = 1.0  # new requests are answered with 503 for at least this long after SIGTERM
+DRAIN_SECONDS = 25.0  # queued requests may take this long then
 END_SECONDS = 29.0  # the process ends by force after this
 
 
@@ -38,21 +41,37 @@ def serve_in_this_process(
 def _make_server(app):
     import uvicorn
 
+    from verl_credit_retriever.serving.connections import ACCEPTED_AT_A_TIME, limited, most_connections
+
     class DrainingServer(uvicorn.Server):
-        """Lets the app refuse new requests from the first signal on."""
+        """From the first signal on the app refuses new requests; once those before are answered, the server ends."""
+
+        _refuse_until = 0.0
 
         def handle_exit(self, sig: int, frame) -> None:
-            if not app.state.draining:
-                app.state.draining = True
-                end_by_force_after(END_SECONDS)
-            super().handle_exit(sig, frame)
+            if app.state.draining:
+                return super().handle_exit(sig, frame)
+            app.state.draining = True
+            self._refuse_until = time.monotonic() + REFUSE_SECONDS
+            end_by_force_after(END_SECONDS)
+
+        async def on_tick(self, counter: int) -> bool:
+            now = time.monotonic()
+            if app.state.draining and (now > self._refuse_until + DRAIN_SECONDS or self._idle(now)):
+                self.should_exit = True
+            return await super().on_tick(counter)
+
+        def _idle(self, now: float) -> bool:
+            return now > self._refuse_until and not self.server_state.tasks
 
     config = uvicorn.Config(
         app,
+        http=limited(most_connections()),
+        backlog=ACCEPTED_AT_A_TIME,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(DRAIN_SECONDS),
+        timeout_graceful_shutdown=1,
     )
     return DrainingServer(config)
 
@@ -62,6 +81,7 @@ async def _serve(server, listener: socket.socket, on_ready: Callable[[], None]) 
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
+        listener.listen(BACKLOG)  # asyncio has set it to what it accepts at a time
         on_ready()
     await serving
 
@@ -88,6 +108,8 @@ def _load_app(settings: ServeSettings):
 
         faiss.omp_set_num_threads(settings.threads)
     encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
-    app = create_app(index, encoder, limits=settings.limits, token=settings.token)
+    # Without a token a web page that a browser on this machine shows must not reach the server.
+    hosts = LOOPBACK if settings.token is None and settings.host in LOOPBACK else None
+    app = create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=hosts)
     probe(index, encoder)
     return app

@@ -5,6 +5,7 @@ import os
 import socket
 from pathlib import Path
 
+BACKLOG = 2048
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -29,7 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         # Listen at once: two servers can both bind a port, but not both listen on it.
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

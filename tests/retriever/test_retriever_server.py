@@ -63,7 +63,7 @@ def test_without_scores_a_hit_is_the_document(server, folders, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields, k", [({}, 3), ({"topk": 1}, 1), ({"topk": 100}, 50)])
+@pytest.mark.parametrize("fields, k", [({}, 3), ({"topk": 0}, 3), ({"topk": 1}, 1), ({"topk": 100}, 50)])
 def test_with_scores_a_hit_is_document_and_score(server, folders, fields, k):
     found = _post(server.url, {"queries": QUERIES[:2], "return_scores": True, **fields}).json()["result"]
     for hits, expected in zip(found, _local_search(folders, QUERIES[:2], k), strict=True):
@@ -84,12 +84,11 @@ def test_no_query_gives_no_result_and_an_empty_query_is_searched(server):
         ({}, "queries"),
         ({"queries": "one text"}, "queries"),
         ({"queries": [1]}, "queries.0"),
-        ({"queries": ["a"], "topk": 0}, "topk"),
         ({"queries": ["a"], "topk": -1}, "topk"),
         ({"queries": ["a"], "topk": "3"}, "topk"),
         ({"queries": ["a"], "topk": 101}, "topk"),
         ({"queries": ["a"], "return_scores": "yes"}, "return_scores"),
-        ({"queries": ["a"] * 1025}, "queries"),
+        ({"queries": ["a"] * 4097}, "queries"),
         ({"queries": ["a", "b" * 100_000]}, "queries.1"),
         ({"queries": ["\ud800"]}, "queries.0"),
         (b'{"queries": ["\xff"]}', ""),

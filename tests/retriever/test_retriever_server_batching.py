@@ -277,5 +277,5 @@ def test_a_wrong_limit_is_refused_by_name(field, value):
 
 
 def test_a_request_that_never_fits_the_queue_is_a_wrong_setting():
-    with pytest.raises(ValueError, match="max_request_queries=1024; at most max_queue_queries=100"):
+    with pytest.raises(ValueError, match="max_request_queries=4096; at most max_queue_queries=100"):
         Limits(max_queue_queries=100)

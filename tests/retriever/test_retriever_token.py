@@ -48,7 +48,9 @@ def test_without_the_token_only_livez_answers(method, path, caplog):
                 assert TOKEN not in answer.text
             assert (await client.get("/livez")).status_code == 200
             assert encoder.encoded == []
-            headers = {"Authorization": f"Bearer {TOKEN}"}
+            for scheme in ("bearer", "BEARER", "Bearer"):
+                headers = {"Authorization": f"{scheme} {TOKEN}"}
+                assert (await client.get("/info", headers=headers)).status_code == 200
             return await client.request(method, path, json=body, headers=headers)
 
     assert asyncio.run(run()).status_code == (404 if path == "/nothing" else 200)

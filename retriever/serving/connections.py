@@ -1,0 +1,77 @@
+"""uvicorn's protocol with two limits more: how many connections there are, and how long a request's headers may take."""
+
+import asyncio
+import logging
+import resource
+import time
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEADER_SECONDS = 20.0
+ACCEPTED_AT_A_TIME = 16
+"""Connections that asyncio accepts before the protocol sees the first of them (it takes the server's backlog)."""
+RESERVED_FILES = 64 + 4 * ACCEPTED_AT_A_TIME
+"""Descriptors of no connection: libraries, the index's files, pipes; and connections that are being closed."""
+LOG_EVERY_S = 60.0
+log = logging.getLogger("verl_credit_retriever")
+
+
+def most_connections() -> int:
+    """How many connections this process can hold, once its soft limit of open files is its hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1 << 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(1, hard - RESERVED_FILES)
+
+
+def limited(most: int, header_seconds: float = HEADER_SECONDS) -> type[asyncio.Protocol]:
+    """The protocol of one server process.
+
+    A connection above `most` is closed at once; a log line says so at most once a minute. So is one whose headers are
+    not complete after `header_seconds`, counted from the connection or from the first byte of its next request.
+    """
+    told = -LOG_EVERY_S
+
+    class LimitedProtocol(AutoHTTPProtocol):
+        _refused, _headers_due = False, None
+
+        def connection_made(self, transport) -> None:
+            nonlocal told
+            self._refused = len(self.connections) >= most
+            if not self._refused:
+                super().connection_made(transport)
+                return self._await_headers()
+            transport.abort()
+            if time.monotonic() - told >= LOG_EVERY_S:
+                told = time.monotonic()
+                log.warning("%d connections are open, which is the limit; further ones are closed", most)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._await_headers()
+            else:
+                self._headers_have_come()
+
+        def connection_lost(self, error) -> None:
+            self._headers_have_come()
+            if not self._refused:
+                super().connection_lost(error)
+
+        def on_response_complete(self) -> None:
+            self._headers_have_come()  # those of a pipelined request; uvicorn's own time for an idle connection begins
+            super().on_response_complete()
+
+        def _await_headers(self) -> None:
+            if self._headers_due is None:
+                self._headers_due = self.loop.call_later(header_seconds, self.transport.abort)
+
+        def _headers_have_come(self) -> None:
+            if self._headers_due is not None:
+                self._headers_due.cancel()
+                self._headers_due = None
+
+    return LimitedProtocol

@@ -1,0 +1,275 @@
+"""What reaches a server before its app: connections, headers, bodies, host names, and requests while it ends."""
+
+import asyncio
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from kit.retriever_fakes import app_of, client_of
+from verl_credit_retriever.http import guard
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.serving import process
+from verl_credit_retriever.serving.connections import limited
+from verl_credit_retriever.serving.sockets import LOOPBACK
+
+POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@contextmanager
+def served(app, server=None, **limits):
+    """The port of a server of the app, in a thread of this process."""
+    limits = {"most": 100} | limits
+    server = server or uvicorn.Server(uvicorn.Config(app, log_level="error", http=limited(**limits)))
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def ask(port, **options):
+    options = {"json": {"queries": ["a"]}} | options
+    return httpx.post(f"http://127.0.0.1:{port}/retrieve", trust_env=False, timeout=30, **options)
+
+
+def all_of(connection) -> bytes:
+    """Until the server closes. A reset is an end too."""
+    connection.settimeout(30)
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def test_connections_above_the_limit_are_closed_and_those_below_served(caplog):
+    app, _ = app_of()
+    with served(app, most=3) as port, ExitStack() as stack:
+        open_ones = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as more:
+                assert all_of(more) == b""
+        open_ones[0].sendall(POST + b'Content-Length: 17\r\nConnection: close\r\n\r\n{"queries":["a"]}')
+        assert b"200 OK" in all_of(open_ones[0])
+        with ask_until_free(port) as answer:
+            assert answer.status_code == 200
+    said = [
+        record.getMessage() for record in caplog.records if "further ones are closed" in record.getMessage()
+    ]
+    assert said == ["3 connections are open, which is the limit; further ones are closed"]
+
+
+@contextmanager
+def ask_until_free(port):
+    """The server notices a little later that a client has closed."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            answer = ask(port)
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline
+    yield answer
+
+
+def test_headers_that_never_end_are_given_up_and_others_are_answered():
+    app, _ = app_of()
+    with served(app, header_seconds=0.2) as port:
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            assert all_of(silent) == b""
+        with socket.create_connection(("127.0.0.1", port)) as second:
+            second.sendall(POST + b"Content-Length: 17\r\n\r\n" + b'{"queries":["a"]}')
+            assert b"200 OK" in second.recv(65536)
+            second.sendall(POST)  # another request, whose headers stop here
+            all_of(second)
+        assert ask(port).status_code == 200
+
+
+def test_a_body_that_does_not_come_is_408(monkeypatch):
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    app, encoder = app_of()
+    with served(app) as port:
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(POST + b'Content-Length: 100\r\n\r\n{"queries"')
+            head, _, body = all_of(slow).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
+        assert json.loads(body) == {"error": "body: not complete after 0.2 s"}
+        assert encoder.encoded == [] and ask(port).status_code == 200
+
+
+def test_a_client_that_waits_for_its_answer_is_not_hurried(monkeypatch):
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
+    gate = threading.Event()
+    app, encoder = app_of(gate=gate)
+    with served(app) as port:
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(ask(port)))
+        asking.start()
+        assert encoder.entered.wait(30)
+        gate.wait(0.3)  # longer than a body may take
+        gate.set()
+        asking.join()
+    assert answers[0].status_code == 200
+
+
+def test_bodies_that_arrive_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(guard, "BODIES_AT_A_TIME", 2)
+    app, _ = app_of(limits=Limits(max_body_bytes=1000))
+    part = b"Content-Length: 1000\r\n\r\n" + b" " * 900
+    with served(app) as port:
+        with ExitStack() as stack:
+            opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+            for connection in opened:
+                connection.sendall(POST + part)
+            refused = next(c for c in opened if readable(opened, c))
+            head, _, body = all_of(refused).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in head.lower()
+            assert json.loads(body) == {"error": "too many bodies arrive at a time"}
+        with ask_until_answered(port) as answer:
+            assert answer.status_code == 200
+
+
+def readable(connections, one) -> bool:
+    import select
+
+    ready, _, _ = select.select(connections, [], [], 30)
+    return one in ready
+
+
+@contextmanager
+def ask_until_answered(port):
+    """The bytes of a client that has gone count until the server notices."""
+    deadline = time.monotonic() + 30
+    while (answer := ask(port)).status_code == 503:
+        assert time.monotonic() < deadline
+    yield answer
+
+
+def test_a_body_in_many_small_parts_is_one_body():
+    app, _ = app_of()
+    content = json.dumps({"queries": ["a" * 2000]}).encode()
+    with served(app) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        client.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in content) + b"0\r\n\r\n")
+        assert b"200 OK" in all_of(client)
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost:8000", 200), ("127.0.0.1", 200), ("[::1]:9", 200), ("LOCALHOST", 200), ("evil.example.com", 421),
+        ("127.0.0.1.evil.example.com", 421), ("", 421), ("[", 421), ("evil@127.0.0.1.com", 421),
+    ],
+)  # fmt: skip
+def test_without_a_token_a_page_that_names_this_machine_otherwise_is_refused(host, status):
+    app, _ = app_of(hosts=LOOPBACK)
+
+    async def run():
+        async with client_of(app) as client:
+            return await client.get("/info", headers={"Host": host})
+
+    answer = asyncio.run(run())
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["error"].startswith(
+        "Host: expected one of 127.0.0.1, ::1, localhost"
+    )
+
+
+def test_a_slash_at_the_end_is_another_path_and_names_no_host():
+    app, _ = app_of()
+
+    async def run():
+        async with client_of(app) as client:
+            return await client.post(
+                "/retrieve/", json={"queries": ["a"]}, headers={"Host": "evil.example.com"}
+            )
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 404 and "location" not in answer.headers
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain"])
+def test_a_missing_content_type_is_named(kind):
+    app, _ = app_of()
+
+    async def run():
+        async with client_of(app) as client:
+            headers = {} if kind is None else {"Content-Type": kind}
+            return await client.post("/retrieve", content=b'{"queries": ["a"]}', headers=headers)
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 422
+    assert answer.json()["error"] == f"Content-Type: {kind or ''!r}; expected application/json"
+
+
+def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monkeypatch):
+    monkeypatch.setattr(process, "end_by_force_after", lambda seconds: None)
+    gate = threading.Event()
+    app, encoder = app_of(gate=gate)
+    server = process._make_server(app)
+    with served(app, server) as port, httpx.Client(trust_env=False, timeout=30) as keeps:
+        url = f"http://127.0.0.1:{port}"
+        assert keeps.get(f"{url}/livez").status_code == 200
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(ask(port)))
+        asking.start()
+        assert encoder.entered.wait(30)
+        server.handle_exit(signal.SIGTERM, None)
+        for new in (keeps.post(f"{url}/retrieve", json={"queries": ["b"]}), ask(port)):
+            assert (new.status_code, new.headers["Connection"], new.headers["Retry-After"]) == (
+                503,
+                "close",
+                "1",
+            )
+        gate.set()
+        asking.join()
+        assert (answers[0].status_code, answers[0].headers["Connection"]) == (200, "close")
+        deadline = time.monotonic() + 30
+        while not server.should_exit:  # nothing is left to answer
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_server_without_free_descriptors_answers_those_that_are_connected(folders, tmp_path):
+    """It used to hang new clients, and to write megabytes of `out of system resource` a second."""
+    command = [sys.executable, "-m", "verl_credit_retriever.cli", "serve", "--index", str(folders / "index")]
+    command += ["--encoder", str(folders / "encoder"), "--port", "0", "--threads", "1"]
+    with open(tmp_path / "log", "w+") as log:
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (150, 200)),
+        )  # fmt: skip
+        try:
+            url = next(line.split()[2] for line in server.stdout if line.startswith("serving on "))
+            port = int(url.rsplit(":", 1)[1])
+            with httpx.Client(trust_env=False, timeout=30) as client, ExitStack() as stack:
+                assert client.post(f"{url}/retrieve", json={"queries": ["river"]}).status_code == 200
+                for _ in range(400):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                assert client.post(f"{url}/retrieve", json={"queries": ["town"]}).status_code == 200
+            with ask_until_free(port) as answer:
+                assert answer.status_code == 200
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0
+        log.seek(0)
+        assert log.read().count("\n") == 1  # that 72 connections are the limit
