@@ -29,10 +29,10 @@ class QueueFull(Exception):
 class Batcher:
     """Answers queries through `engine`, with as few encoder calls as the limits allow.
 
-    There is no waiting time to tune: an idle server starts at once. A busy server collects queries in order of
-    arrival while a batch runs, up to `limits.max_batch_tokens` (longest text times number of texts). A large request
-    is split into several batches. A text that occurs twice in a batch is encoded once. Queries with different k are
-    encoded together and searched separately, so that an answer does not depend on the other requests. The next
+    There is no waiting time to tune: an idle server starts at once. A busy server collects queries while a batch
+    runs, one of each request in turn, up to `limits.max_batch_tokens` (longest text times number of texts). A large
+    request is split into several batches. A text that occurs twice in a batch is encoded once. Queries with different
+    k are encoded together and searched separately, so that an answer does not depend on the other requests. The next
     batch is encoded while one is searched.
 
     When a batch fails, its requests run again one by one, so that only the faulty request fails, with the engine's

@@ -1,8 +1,9 @@
 """The HTTP interface: Search-R1's POST /retrieve, a strict POST /v1/search, health, metrics and /info."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Annotated
@@ -33,6 +34,7 @@ from verl_credit_retriever.http.waiting import DeadlineExceeded
 
 CANARY = "who founded the town by the river"
 CANARY_SECONDS = 10.0
+HITS_IN_THE_LOOP = 1000  # an answer of more is written in a thread
 INDEX_HEADER = "X-Index-Fingerprint"
 CLIENT_GONE = 499  # the client has left; the status is only counted
 log = logging.getLogger("verl_credit_retriever")
@@ -132,31 +134,50 @@ def create_app(
             log.exception("search failed for %d queries", len(queries))
             raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
+    async def answer(head: bytes, form: Callable[[Hits], list], found: list[Hits]) -> Response:
+        def render() -> bytes:
+            with metrics.stage("serialize"):
+                return head + b"[" + b",".join(_json(form(hits)) for hits in found) + b"]}"
+
+        # A large one in a thread: between two queries the event loop has its turn.
+        large = sum(map(len, found)) > HITS_IN_THE_LOOP
+        body = await asyncio.to_thread(render) if large else render()
+        return Response(body, media_type="application/json", headers=named)
+
     @app.post("/retrieve", response_model=RetrieveAnswer, responses=SEARCH_ANSWERS)
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.topk, "topk"):
             raise HTTPException(422, problem)
         found = await search(request, body.queries, body.topk or limits.default_topk, x_deadline_ms)
-        with metrics.stage("serialize"):
-            if body.return_scores:
-                scored = [[{"document": d, "score": s} for d, s in hits] for hits in found]
-                return JSONResponse({"result": scored}, headers=named)
-            return JSONResponse({"result": [[d for d, _ in hits] for hits in found]}, headers=named)
+        form = _scored if body.return_scores else _plain
+        return await answer(b'{"result":', form, found)
 
     @app.post("/v1/search", response_model=SearchAnswer, responses=SEARCH_ANSWERS)
     async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.k, "k"):
             raise HTTPException(422, problem)
         found = await search(request, body.queries, body.k, x_deadline_ms)
-        with metrics.stage("serialize"):
-            results = [
-                [{"id": d["id"], "contents": d["contents"], "score": s} for d, s in hits] for hits in found
-            ]
-            return JSONResponse({"fingerprint": named[INDEX_HEADER], "results": results}, headers=named)
+        return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), _flat, found)
 
     served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
     _add_state_routes(app, batcher, metrics, {**index.manifest, **served, "limits": asdict(limits)})
     return app
+
+
+def _json(value) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _scored(hits: Hits) -> list:
+    return [{"document": document, "score": score} for document, score in hits]
+
+
+def _plain(hits: Hits) -> list:
+    return [document for document, _ in hits]
+
+
+def _flat(hits: Hits) -> list:
+    return [{"id": d["id"], "contents": d["contents"], "score": score} for d, score in hits]
 
 
 def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, description: dict) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile, zip_longest
 
 from verl_credit_retriever.http.hits import Hits
 from verl_credit_retriever.http.limits import Limits
@@ -52,40 +52,51 @@ class Item:
 
 
 class WaitingQueries:
-    """A queue of items in order of arrival, cut into batches by tokens. Lives in one event loop."""
+    """A queue of items per request, cut into batches by tokens. Lives in one event loop.
+
+    Requests take turns, an item each, in order of arrival: a single query does not wait for all of a large request.
+    """
 
     def __init__(self, limits: Limits, metrics: ServerMetrics):
-        self._items: deque[Item] = deque()
+        self._queues: OrderedDict[Request, deque[Item]] = OrderedDict()
+        self._count = 0
         self._limits, self._metrics = limits, metrics
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
     def append(self, items: Iterable[Item]) -> None:
-        self._items.extend(items)
+        for item in items:
+            self._queues.setdefault(item.request, deque()).append(item)
+            self._count += 1
         self._show()
 
     def put_first(self, items: list[Item]) -> None:
         """Put items in front of all others; items that wait already keep their place."""
-        waiting = set(self._items)
-        self._items.extendleft(item for item in reversed(items) if item not in waiting)
+        for item in reversed(items):
+            queue = self._queues.setdefault(item.request, deque())
+            if item not in queue:
+                queue.appendleft(item)
+                self._count += 1
+                self._queues.move_to_end(item.request, last=False)
         self._show()
 
     def remove(self, request: Request) -> int:
         """Remove a request's items; returns how many there were."""
-        before = len(self._items)
-        self._items = deque(item for item in self._items if item.request is not request)
+        number = len(self._queues.pop(request, ()))
+        self._count -= number
         self._show()
-        return before - len(self._items)
+        return number
 
     def together(self) -> list[Item]:
-        """The first items that may share a batch: those of a request that runs alone, or those before such a one."""
-        if not self._items:
-            return []
-        ahead, head = islice(self._items, LOOK_AHEAD), self._items[0].request
-        if head.alone:
-            return list(takewhile(lambda item: item.request is head, ahead))
-        return list(takewhile(lambda item: not item.request.alone, ahead))
+        """The first items that may share a batch: those of a request that runs alone, or in turn those of all before
+        such a one."""
+        ahead = list(islice(self._queues, LOOK_AHEAD))
+        if ahead and ahead[0].alone:
+            return list(islice(self._queues[ahead[0]], LOOK_AHEAD))
+        sharing = takewhile(lambda request: not request.alone, ahead)
+        rounds = zip_longest(*(self._queues[request] for request in sharing))
+        return list(islice(filter(None, chain.from_iterable(rounds)), LOOK_AHEAD))
 
     def take(self) -> list[Item]:
         """The next batch: tokenized items, as long as longest text times different texts fits the budget.
@@ -97,14 +108,14 @@ class WaitingQueries:
             if item.ids is None:
                 break
             if item.request.deadline is not None and now >= item.request.deadline:
-                self._items.popleft()
+                self._pop(item)
                 item.request.fail(DeadlineExceeded())
                 self._metrics.dropped.labels("deadline").inc()
                 continue
             wider, more = max(longest, len(item.ids)), len(texts) + (item.query not in texts)
             if batch and wider * more > self._limits.max_batch_tokens:
                 break
-            self._items.popleft()
+            self._pop(item)
             batch.append(item)
             texts.add(item.query)
             longest = wider
@@ -115,5 +126,15 @@ class WaitingQueries:
             self._metrics.batch_tokens.observe(longest * len(texts))
         return batch
 
+    def _pop(self, item: Item) -> None:
+        """Take the first item of its request, whose next turn is then the last."""
+        queue = self._queues[item.request]
+        queue.popleft()
+        self._count -= 1
+        if queue:
+            self._queues.move_to_end(item.request)
+        else:
+            del self._queues[item.request]
+
     def _show(self) -> None:
-        self._metrics.queue_queries.set(len(self._items))
+        self._metrics.queue_queries.set(self._count)

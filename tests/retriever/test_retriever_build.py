@@ -18,7 +18,7 @@ from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.index import build, memory
 from verl_credit_retriever.index import search as index_module
 from verl_credit_retriever.index.build import Progress
-from verl_credit_retriever.index.corpus import CorpusError
+from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus
 from verl_credit_retriever.index.faiss_fill import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
@@ -379,3 +379,37 @@ def test_a_build_reports_every_row(corpus, encoder, tmp_path):
     build_index(corpus, encoder, tmp_path / "out", on_progress=seen.append, **SMALL)
     assert [progress.done for progress in seen] == [0, 16, 32, 48, 64, 80, 96, 100]
     assert {progress.total for progress in seen} == {100}
+
+
+def test_a_byte_order_mark_and_one_blank_line_at_the_end_are_no_rows(tmp_path):
+    rows = [{"id": str(n), "contents": f"Town {n}\nOn the river."} for n in range(3)]
+    plain = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    expected = copy_corpus(_file(tmp_path / "plain", plain), tmp_path / "expected").tolist()
+    for name, content in {"bom": BOM + plain, "blank": plain + b"\n", "spaces": plain + b"  \r\n"}.items():
+        offsets = copy_corpus(_file(tmp_path / name, content), tmp_path / "copy")
+        assert offsets.tolist() == expected
+        assert (tmp_path / "copy").read_bytes() == (tmp_path / "expected").read_bytes() == plain
+        assert [Documents(tmp_path / "copy", offsets)[row] for row in range(3)] == rows
+
+
+@pytest.mark.parametrize(
+    "at, content",
+    [(2, b"%s\n\n%s\n"), (3, b"%s\n%s\n\n\n"), (1, b"\n%s\n%s\n"), (2, b"%s\n\xef\xbb\xbf%s\n")],
+)
+def test_other_blank_lines_and_marks_are_refused_by_their_line(tmp_path, at, content):
+    lines = [json.dumps({"id": name, "contents": "text"}).encode() for name in "ab"]
+    with pytest.raises(CorpusError, match=f"corpus:{at}: not JSON"):
+        copy_corpus(_file(tmp_path / "corpus", content % tuple(lines)), tmp_path / "copy")
+
+
+@pytest.mark.parametrize("text", ["\u200b", " \ufeff\u2003\u2060"])
+@pytest.mark.parametrize("key", ["id", "contents"])
+def test_a_text_that_nobody_sees_is_empty(tmp_path, key, text):
+    row = {"id": "a", "contents": "text", key: text}
+    with pytest.raises(CorpusError, match=f":1: {key}=.*non-empty"):
+        copy_corpus(_file(tmp_path / "corpus", json.dumps(row).encode()), tmp_path / "copy")
+
+
+def _file(path, content):
+    path.write_bytes(content)
+    return path

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from kit.retriever_fakes import app_of, client_of
-from verl_credit_retriever.http import guard
+from verl_credit_retriever.http import guard, server
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.serving import process
 from verl_credit_retriever.serving.connections import limited
@@ -26,20 +26,20 @@ POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application
 
 
 @contextmanager
-def served(app, server=None, **limits):
+def served(app, of=None, **limits):
     """The port of a server of the app, in a thread of this process."""
     limits = {"most": 100} | limits
-    server = server or uvicorn.Server(uvicorn.Config(app, log_level="error", http=limited(**limits)))
+    serving = of or uvicorn.Server(uvicorn.Config(app, log_level="error", http=limited(**limits)))
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            while not server.started:
+            while not serving.started:
                 assert thread.is_alive()
                 time.sleep(0.01)
             yield listening.getsockname()[1]
         finally:
-            server.should_exit = True
+            serving.should_exit = True
             thread.join()
 
 
@@ -224,15 +224,15 @@ def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monk
     monkeypatch.setattr(process, "end_by_force_after", lambda seconds: None)
     gate = threading.Event()
     app, encoder = app_of(gate=gate)
-    server = process._make_server(app)
-    with served(app, server) as port, httpx.Client(trust_env=False, timeout=30) as keeps:
+    ending = process._make_server(app)
+    with served(app, ending) as port, httpx.Client(trust_env=False, timeout=30) as keeps:
         url = f"http://127.0.0.1:{port}"
         assert keeps.get(f"{url}/livez").status_code == 200
         answers = []
         asking = threading.Thread(target=lambda: answers.append(ask(port)))
         asking.start()
         assert encoder.entered.wait(30)
-        server.handle_exit(signal.SIGTERM, None)
+        ending.handle_exit(signal.SIGTERM, None)
         for new in (keeps.post(f"{url}/retrieve", json={"queries": ["b"]}), ask(port)):
             assert (new.status_code, new.headers["Connection"], new.headers["Retry-After"]) == (
                 503,
@@ -243,9 +243,38 @@ def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monk
         asking.join()
         assert (answers[0].status_code, answers[0].headers["Connection"]) == (200, "close")
         deadline = time.monotonic() + 30
-        while not server.should_exit:  # nothing is left to answer
+        while not ending.should_exit:  # nothing is left to answer
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["/retrieve", "/v1/search"])
+def test_the_event_loop_turns_while_a_large_answer_is_written(path, monkeypatch):
+    app, _ = app_of()
+    alive, plain = threading.Event(), server._json
+
+    def slow(value):
+        if isinstance(value, list):
+            assert alive.wait(30), "nobody else was answered meanwhile"
+        return plain(value)
+
+    async def run():
+        async with client_of(app) as client:
+            queries = [f"q{n}" for n in range(60)]
+            body = {"queries": queries, "topk" if path == "/retrieve" else "k": 20}
+            asked = asyncio.create_task(client.post(path, json=body))
+            while not (await client.get("/livez")).is_success or "serialize" not in began:
+                await asyncio.sleep(0)
+            alive.set()
+            return queries, await asked
+
+    began = []
+    monkeypatch.setattr(server, "_json", lambda value: (began.append("serialize"), slow(value))[1])
+    queries, answer = asyncio.run(run())
+    found = answer.json()["result" if path == "/retrieve" else "results"]
+    assert [[hit["id"] for hit in hits] for hits in found] == [
+        [f"{q}/{row}" for row in range(20)] for q in queries
+    ]
 
 
 @pytest.mark.slow
@@ -254,12 +283,12 @@ def test_a_server_without_free_descriptors_answers_those_that_are_connected(fold
     command = [sys.executable, "-m", "verl_credit_retriever.cli", "serve", "--index", str(folders / "index")]
     command += ["--encoder", str(folders / "encoder"), "--port", "0", "--threads", "1"]
     with open(tmp_path / "log", "w+") as log:
-        server = subprocess.Popen(
+        started = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (150, 200)),
         )  # fmt: skip
         try:
-            url = next(line.split()[2] for line in server.stdout if line.startswith("serving on "))
+            url = next(line.split()[2] for line in started.stdout if line.startswith("serving on "))
             port = int(url.rsplit(":", 1)[1])
             with httpx.Client(trust_env=False, timeout=30) as client, ExitStack() as stack:
                 assert client.post(f"{url}/retrieve", json={"queries": ["river"]}).status_code == 200
@@ -269,7 +298,7 @@ def test_a_server_without_free_descriptors_answers_those_that_are_connected(fold
             with ask_until_free(port) as answer:
                 assert answer.status_code == 200
         finally:
-            server.terminate()
-            assert server.wait(60) == 0
+            started.terminate()
+            assert started.wait(60) == 0
         log.seek(0)
         assert log.read().count("\n") == 1  # that 72 connections are the limit

@@ -1,6 +1,7 @@
 """What the server does with many queries at once: batches by tokens, the cache, and what it counts."""
 
 import asyncio
+import random
 import threading
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from kit.retriever_fakes import FakeEncoder, FakeIndex, client_of, metric, until
 from verl_credit_retriever.http.cache import ResultCache
 from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.pace import Pace
 from verl_credit_retriever.http.server import create_app
+from verl_credit_retriever.http.waiting import Item, Request, WaitingQueries
 
 
 async def _ask(client, queries, k=3, **headers):
@@ -62,6 +65,63 @@ def test_batches_keep_the_token_budget_and_the_order():
     # What waited while the first was encoded was tokenized at once.
     for stage, count in {"queue": 8, "tokenize": 2, "encode": 5, "search": 5, "serialize": 8}.items():
         assert metric(metrics, "stage_seconds_count", stage=stage) == count
+
+
+def test_requests_take_turns():
+    """A single query behind two large requests is in the next batch; nobody's batches are smaller for it."""
+    app, encoder, _, gate = _held(Limits(max_batch_tokens=64))
+    large = [[f"{name}  {n:04d}" for n in range(24)] for name in "ab"]  # 7 tokens each: nine fit
+    answers, _ = asyncio.run(
+        _after_first(app, encoder, gate, [(large[0], 1), (large[1], 1), (["s  0000"], 1)])
+    )
+    in_turn = [text for pair in zip(*large, strict=True) for text in pair]
+    assert encoder.encoded[1:] == [*in_turn[:2], "s  0000", *in_turn[2:]]
+    assert encoder.calls == [1, 9, 9, 9, 9, 9, 4]
+    for answer, queries in zip(answers, [*large, ["s  0000"]], strict=True):
+        assert _ids(answer) == [[f"{query}/0"] for query in queries]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_item_is_lost_or_taken_twice_whoever_comes_and_goes(seed):
+    draw = random.Random(seed)
+
+    async def run():
+        waiting = WaitingQueries(Limits(max_batch_tokens=30), ServerMetrics())
+        loop, there, taken = asyncio.get_running_loop(), {}, []
+        for number in range(200):
+            kind = draw.choice(("come", "come", "go", "take", "take", "again"))
+            if kind == "come":
+                request = Request(loop.create_future(), [], 0, None, alone=draw.random() < 0.1)
+                items = [
+                    Item(request, row, f"{number} {row}", 1, ids=[0] * draw.randint(1, 9))
+                    for row in range(draw.choice((1, 1, 20)))
+                ]
+                (waiting.put_first if request.alone else waiting.append)(items)
+                there[request] = list(items)
+            elif kind == "go" and there:
+                request = draw.choice(list(there))
+                assert waiting.remove(request) == len(there.pop(request))
+            elif kind == "again" and taken:  # a batch that failed
+                back = [item for item in taken.pop() if item.request in there]
+                waiting.put_first(back)
+                for item in reversed(back):
+                    there[item.request].insert(0, item)
+            elif kind == "take" and len(waiting):
+                batch = waiting.take()
+                assert len({item.request for item in batch}) == 1 or not any(
+                    item.request.alone for item in batch
+                )
+                for item in batch:
+                    assert there[item.request].pop(0) is item  # in its request's own order
+                taken.append(batch)
+            there = {
+                request: items
+                for request, items in there.items()
+                if items or any(item.request is request for batch in taken for item in batch)
+            }
+            assert len(waiting) == sum(map(len, there.values()))
+
+    asyncio.run(run())
 
 
 def test_a_large_request_is_split_and_answered_in_order():

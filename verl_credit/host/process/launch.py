@@ -24,7 +24,7 @@ from verl_credit.run.network import loopback_settings, why_not_loopback
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
-"""Ray's head process remembers 100,000 tasks by default, for its dashboard: 0.9 MB a step of the lab, a gigabyte in the end."""
+"""Ray's head process remembers 100,000 tasks by default, for its dashboard: they took 0.9 MB a step of the lab."""
 
 
 class RunFailed(RuntimeError):
