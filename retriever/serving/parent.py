@@ -17,7 +17,7 @@ def watch_process(pid: int, on_gone: Callable[[], None], poll_seconds: float = 0
         except ProcessLookupError:
             return on_gone()
         except (AttributeError, OSError):
-            while _alive(pid):
+            while alive(pid):
                 time.sleep(poll_seconds)
             return on_gone()
         select.select([descriptor], [], [])
@@ -49,7 +49,7 @@ def end_by_force_after(seconds: float) -> None:
     threading.Thread(target=end, name="last-resort", daemon=True).start()
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -21,6 +21,10 @@ def run_server(settings: ServeSettings) -> int:
     """
     try:
         listener = bind(settings.host, settings.port)
+        if settings.workers > 1:  # nobody else has the port; now it is for sockets that share it
+            port = listener.getsockname()[1]
+            listener.close()
+            listener = bind(settings.host, port, shared=True)
     except OSError as error:
         reason = error.strerror or error
         print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)

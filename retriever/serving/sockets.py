@@ -20,17 +20,23 @@ def check_host(host: str, *, allow_remote: bool, token: bool) -> str | None:
     return f"warning: {host} is reachable by others, and there is no token: all of them may search"
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Errors: OSError when the address is not available."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Errors: OSError when the address is not available.
+
+    `shared`: one of several on a port, among which the kernel divides connections. It does not listen yet.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only when the protocol is named; otherwise every answer waits 40 ms for
     # the acknowledgement of its headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        # Listen at once: two servers can both bind a port, but not both listen on it.
-        listener.listen(BACKLOG)
+        if not shared:
+            # Listen at once: two servers can both bind a port, but not both listen on it.
+            listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -1,4 +1,4 @@
-"""Several worker processes behind one listening socket. Each has its encoder; they share the index's pages."""
+"""Several worker processes on one port. Each has its socket and its encoder; they share the index's pages."""
 
 import os
 import shutil
@@ -11,17 +11,19 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
-from verl_credit_retriever.serving.parent import end_with
+from verl_credit_retriever.serving.parent import alive, end_with
 from verl_credit_retriever.serving.process import END_SECONDS
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import announce
+from verl_credit_retriever.serving.sockets import announce, bind
 
 POLL_SECONDS = 0.05
 LONGEST_PAUSE_S = 30.0
 READY = b"ready"
+METRICS = "retriever-metrics"
 COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
@@ -35,8 +37,11 @@ class _Worker:
         self.start()
 
     def start(self) -> None:
+        # A socket of its own, so that idle connections are spread too. It begins to listen when the worker is ready,
+        # and ends with the worker.
+        own = bind(*self._listener.getsockname()[:2], shared=True)
         reader, writer = os.pipe()
-        descriptors = (self._listener.fileno(), writer)
+        descriptors = (own.fileno(), writer)
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
         environment["OMP_NUM_THREADS"] = str(self._settings.threads)
         # The settings contain the token, so they go through a pipe, which no process list shows.
@@ -52,6 +57,7 @@ class _Worker:
             os.close(reader)
             raise
         finally:
+            own.close()
             os.close(writer)
         os.set_blocking(reader, False)
         self._reader, self.ready = reader, False
@@ -108,8 +114,8 @@ def run_workers(
     A worker that ends is replaced while the others serve. A worker that ends before all were ready for the first
     time ends the server with its code. At the end all workers drain at the same time. All serve the verified index:
     once its folder is replaced, no new worker starts. Without --threads each worker takes its share of the cores.
-    `limits` hold per worker, which has its own cache and queue. `command` gets the descriptors of the socket and of
-    the pipe that reports "ready".
+    `limits` hold per worker, which has its own cache and queue. `command` gets the descriptors of a socket that does not
+    listen yet and of the pipe that reports "ready". `listener` keeps the port.
     """
     stop: list[bool] = []
     verified = False
@@ -140,7 +146,7 @@ def run_workers(
         verify=False,
         index_pin=index_pin,
     )
-    metrics_folder = tempfile.mkdtemp(prefix="retriever-metrics-")
+    metrics_folder = _metrics_folder()
     workers: list[_Worker] = []
     try:
         for _ in range(settings.workers):
@@ -161,6 +167,15 @@ def run_workers(
             worker.end(signal.SIGKILL)
             worker.process.wait()
         shutil.rmtree(metrics_folder, ignore_errors=True)
+
+
+def _metrics_folder() -> str:
+    """A new folder of this process. Those that killed processes have left are removed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{METRICS}-*-*"):
+        pid = path.name.split("-")[2]
+        if pid.isdigit() and not alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)  # not another user's
+    return tempfile.mkdtemp(prefix=f"{METRICS}-{os.getpid()}-")
 
 
 def _pause_after(failures: int) -> float:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from verl_credit_retriever.index.manifest import fingerprint, write_manifest
 from verl_credit_retriever.serving import workers
+from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, run_server
 from verl_credit_retriever.serving.settings import ServeSettings
 from verl_credit_retriever.serving.sockets import bind
 from verl_credit_retriever.serving.workers import run_workers
@@ -32,7 +34,7 @@ settings = ServeSettings(
     Path("index"), Path("encoder"), workers=2, verify=False, token="secret-token", port_file=Path(sys.argv[2])
 )
 command = [sys.executable, "-c", sys.argv[1], sys.argv[3]]
-sys.exit(run_workers(settings, bind("127.0.0.1", 0), command=command, end_seconds=1.0))
+sys.exit(run_workers(settings, bind("127.0.0.1", 0, shared=True), command=command, end_seconds=1.0))
 """
 # A worker without an encoder: it sends its number to whoever connects. The file "fail" keeps it from starting,
 # the file "stuck" from ending.
@@ -48,6 +50,7 @@ if (folder / "fail").exists():
     sys.exit(3)
 stuck = (folder / "stuck").exists()
 signal.signal(signal.SIGTERM, lambda *_: None if stuck else sys.exit(0))
+listener.listen()
 listener.settimeout(0.2)
 os.write(ready, b"ready")
 while os.getppid() == settings["parent_pid"]:
@@ -153,6 +156,39 @@ def test_one_that_keeps_failing_is_tried_more_and_more_rarely_while_the_other_se
 
 
 @pytest.mark.slow
+def test_connections_are_spread_over_the_workers(start):
+    """Of 200 about half each; less than a quarter has a chance of 1e-13. With one socket, one worker can have all."""
+    server = start().ready()
+    answered = Counter(server.ask() for _ in range(200))
+    assert set(answered) == server.workers() and min(answered.values()) > 50
+
+
+@pytest.mark.slow
+def test_the_port_of_several_workers_is_taken(start, tmp_path, capsys):
+    server = start().ready()
+    settings = ServeSettings(Path("index"), Path("encoder"), port=server.address[1], workers=2)
+    assert run_server(settings) == EXIT_PORT_IN_USE
+    assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
+
+
+def test_folders_of_killed_servers_are_removed(tmp_path, monkeypatch):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {
+        f"retriever-metrics-{ended.pid}-x",
+        f"retriever-metrics-{os.getpid()}-x",
+        "retriever-metrics-old",
+        "other",
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
+    new = Path(workers._metrics_folder())
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == names - {f"retriever-metrics-{ended.pid}-x"} | {new.name}
+
+
+@pytest.mark.slow
 def test_one_that_is_not_running_does_not_spoil_the_end_of_the_others(start):
     server = start()
     before = server.ready().workers()
@@ -181,7 +217,7 @@ def test_however_long_starting_fails_it_is_tried_again(tmp_path, monkeypatch, ca
     monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: _Ended(next(codes)))
     settings, failures = ServeSettings(Path("index"), Path("encoder"), threads=1), 1200
-    with bind("127.0.0.1", 0) as listener:
+    with bind("127.0.0.1", 0, shared=True) as listener:
         descriptors = len(os.listdir("/proc/self/fd"))
         worker = workers._Worker(["command"], settings, listener, str(tmp_path))
         said = ""
