@@ -18,6 +18,9 @@ def index(
     corpus: Path = Option(help='JSONL of {"id", "contents"}'),
     encoder: Path = Option(help="Hugging Face encoder folder"),
     out: Path = Option(help="folder to create"),
+    import_: Path | None = Option(
+        None, "--import", help="a flat FAISS index of this corpus and encoder, taken over without encoding"
+    ),
     kind: Literal[KINDS] = Option("flat", help="exact needs no FAISS"),
     dtype: Literal[tuple(DTYPES)] = Option("fp32", help="of the stored vectors"),
     nlist: int | None = Option(
@@ -74,8 +77,28 @@ def index(
         device=device,
         batch_size=batch_size,
     )
+    parameters = {
+        "nlist": nlist,
+        "train_rows": train_rows,
+        "nprobe": nprobe,
+        "m": m,
+        "ef_construction": ef_construction,
+        "ef_search": ef_search,
+        "seed": seed,
+    }
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
+    if import_ is not None:
+        if (kind, dtype, gpu) != ("flat", "fp32", False):
+            raise ValueError(
+                f"--import={import_}: gives kind flat in fp32; leave out --kind, --dtype and --gpu"
+            )
+        from verl_credit_retriever.index.imported import import_index
+        from verl_credit_retriever.index.kinds import resolve
+
+        resolve("flat", 1, parameters)  # refuses what flat does not use
+        manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
+        return print(_made(out, manifest, plan_memory(manifest)))
     manifest = build_index(
         corpus,
         loaded,
@@ -87,16 +110,13 @@ def index(
         overwrite=overwrite,
         gpu=gpu,
         on_progress=ProgressLine(sys.stderr).show,
-        nlist=nlist,
-        train_rows=train_rows,
-        nprobe=nprobe,
-        m=m,
-        ef_construction=ef_construction,
-        ef_search=ef_search,
-        seed=seed,
+        **parameters,
     )
-    print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
-    print(f"to load it: {plan_memory(manifest).text()}")
+    print(_made(out, manifest, plan_memory(manifest)))
+
+
+def _made(out: Path, manifest: dict, memory) -> str:
+    return f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions\nto load it: {memory.text()}"
 
 
 class ProgressLine:

@@ -17,6 +17,7 @@ def serve(
     encoder: Path = Option(help="the encoder that built the index"),
     backend: Literal["faiss", "exact"] = "faiss",
     mmap: bool = Option(False, "--mmap", help="leave vectors in the file; implied by --workers"),
+    verify: bool = Option(False, "--verify", help="hash all files, also those that have not changed"),
     gpu: bool = Option(False, "--gpu", help="search with faiss-gpu-cu12"),
     nprobe: int | None = Option(None, parser=int, help="lists that are searched (ivf); default: the index's"),
     ef_search: int | None = Option(None, parser=int, help="candidates (hnsw); default: the index's"),
@@ -62,6 +63,7 @@ def serve(
         threads=threads,
         device=device,
         backend=backend,
+        verify="all" if verify else "known",
         workers=workers,
         # Several processes share one copy of the vectors, the file's; on a GPU each has its own.
         mmap=mmap or (workers > 1 and not gpu),

@@ -101,7 +101,7 @@ def build_index(
         try:
             shutil.rmtree(stage, ignore_errors=True)
             stage.mkdir(parents=True)
-            _require_disk(work, corpus.stat().st_size, "the copy of the corpus")
+            require_disk(work, corpus.stat().st_size, "the copy of the corpus")
             offsets = copy_corpus(corpus, stage / "corpus.jsonl")
             np.save(stage / "offsets.npy", offsets, allow_pickle=False)
             documents = Documents(stage / "corpus.jsonl", offsets)
@@ -117,7 +117,7 @@ def build_index(
             shards = Shards(work, documents, shard_rows=shard_rows, dim=shape["dim"], dtype=shape["dtype"])
             done = shards.find_done(overwrite=overwrite) if resume else 0
             freed = 0 if resume else size_of_shards(work)
-            _require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
+            require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
             if not resume:  # only now: encoded vectors are kept until every check has passed
                 start_over(work, settings, keep=stage)
             _encode(shards, encoder, batch_size * BATCHES_PER_CHUNK, done, on_progress)
@@ -198,7 +198,7 @@ def _vector_bytes(spec: dict, done: int) -> int:
     return shards + vectors + (plan_memory(spec).total - SEARCH_BUFFERS if "index.faiss" in files else 0)
 
 
-def _require_disk(folder: Path, needed: int, what: str) -> None:
+def require_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -131,8 +131,8 @@ def _missing_hint(folder: Path) -> str:
     return "build the index with `verl-credit-retriever index`"
 
 
-def check_files(folder: Path, manifest: dict) -> None:
-    """Compare every file's size and sha256 with the manifest (reads all of them once)."""
+def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | None = None) -> None:
+    """Compare every file's size and sha256 with the manifest. `hash_of` gives the hashes; None reads all files once."""
     where = folder / "manifest.json"
     for name in files_of(manifest["kind"]):
         path, expected = folder / name, manifest["files"].get(name)
@@ -146,7 +146,7 @@ def check_files(folder: Path, manifest: dict) -> None:
             raise IndexMismatch(
                 f"{path}: {size} bytes; the manifest says {expected['bytes']}; rebuild the index"
             )
-        if (found := sha256(path)) != expected["sha256"]:
+        if (found := (hash_of or sha256)(path)) != expected["sha256"]:
             raise IndexMismatch(
                 f"{path}: sha256={found}; the manifest says {expected['sha256']}; rebuild the index"
             )

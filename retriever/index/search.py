@@ -10,6 +10,7 @@ from verl_credit_retriever.index.build import build_index
 from verl_credit_retriever.index.corpus import Documents
 from verl_credit_retriever.index.exact import ExactSearch
 from verl_credit_retriever.index.kinds import resolve_search
+from verl_credit_retriever.index.known_hashes import known_sha256
 from verl_credit_retriever.index.manifest import (
     APPROXIMATE,
     IndexMismatch,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "SearchIndex", "build_index"]
 
 BACKENDS = ("faiss", "exact")
+VERIFY = ("all", "known", "none")
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -58,7 +60,7 @@ class SearchIndex:
         cls,
         folder: str | Path,
         *,
-        verify: bool = True,
+        verify: str = "all",
         backend: str = "faiss",
         mmap: bool = False,
         gpu: bool = False,
@@ -70,8 +72,9 @@ class SearchIndex:
 
         The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
         the file, in memory that all processes share. `nprobe` (ivf) and `ef_search` (hnsw) override the manifest's.
-        `verify=False` skips the hashes, which read every byte once, but not the row and dimension counts. The
-        memory plan is logged at INFO.
+        `verify` says of which files the hashes are computed: "all" reads every byte once, "known" those that have
+        changed since this user last computed them, "none" leaves row and dimension counts. The memory plan is logged
+        at INFO.
 
         Errors: IndexMismatch names the file, its value and the right one, or a folder replaced while loading;
         MemoryRefused says what would fit; ValueError for a parameter without effect, and for `gpu` without a GPU
@@ -86,6 +89,8 @@ class SearchIndex:
         manifest = read_manifest(folder)
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
+        if verify not in VERIFY:
+            raise ValueError(f"verify={verify!r}; accepted: {', '.join(VERIFY)}")
         kind = manifest["kind"]
         backend = "exact" if kind == "exact" else backend
         given = {"nprobe": nprobe, "ef_search": ef_search}
@@ -94,8 +99,8 @@ class SearchIndex:
         recorded, memory = _plan(folder, manifest, backend, mmap, check_memory)
         search = resolve_search(kind, manifest["parameters"], recorded, given)
         log.info("%s: %s", folder, memory.text())
-        if verify:
-            check_files(folder, manifest)
+        if verify != "none":
+            check_files(folder, manifest, None if verify == "all" else known_sha256)
         files = (open_vectors(folder, manifest), _open_documents(folder, manifest))
         index = cls(folder, manifest, *files, backend=backend, search=search, memory=memory)
         if backend == "faiss":

@@ -26,7 +26,8 @@ class ServeSettings:
     device: str = "cpu"
     backend: str = "faiss"
     workers: int = 1
-    verify: bool = True
+    verify: str = "known"
+    """Of which files the hashes are computed: all, known (those that changed since this user last did), none."""
     index_pin: str | None = None
     """`manifest.fingerprint` of the one manifest that may be served; None: any."""
     mmap: bool = False

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from verl_credit_retriever.index.known_hashes import known_sha256
 from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.serving.parent import alive, end_with
@@ -131,10 +132,10 @@ def run_workers(
         end_with(settings.parent_pid, force_after=end_seconds + 1)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.workers)
     index_pin = None
-    if settings.verify:  # once for all workers
+    if settings.verify != "none":  # once for all workers
         with refuse_replacement(settings.index):
             manifest = read_manifest(settings.index)
-            check_files(settings.index, manifest)
+            check_files(settings.index, manifest, None if settings.verify == "all" else known_sha256)
         index_pin = fingerprint(manifest)
     verified = True
     each = replace(
@@ -143,7 +144,7 @@ def run_workers(
         threads=threads,
         port_file=None,
         parent_pid=os.getpid(),
-        verify=False,
+        verify="none",
         index_pin=index_pin,
     )
     metrics_folder = _metrics_folder()

@@ -58,7 +58,7 @@ GOOD = '{"id": "a", "contents": "A\\ntext"}'
         ([GOOD, '{"id": "b", "contents": "  "}'], ":2: contents='  '"),
         ([GOOD, '{"id": 7, "contents": "x"}'], ":2: id=7"),
         ([GOOD, '["b"]'], ":2: .* is not an object"),
-        ([GOOD, ""], ":2: not JSON"),
+        ([GOOD, "", GOOD], ":2: not JSON"),
         ([GOOD, '{"id": "b", "contents": "\\ud800"}'], ":2: contents holds a lone surrogate"),
         ([GOOD, b"\xff\xfe"], ":2: not UTF-8"),
         ([], "no rows"),
@@ -100,7 +100,7 @@ def test_a_changed_value_in_the_manifest_is_refused_though_the_encoder_would_fol
     manifest = json.loads(file.read_text())
     file.write_text(json.dumps({**manifest, "encoder": manifest["encoder"] | change}))
     with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=.* one was changed; restore"):
-        SearchIndex.load(tmp_path / "index", verify=False)
+        SearchIndex.load(tmp_path / "index", verify="none")
     del manifest["manifest_sha256"]
     file.write_text(json.dumps(manifest))
     with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256=None"):
@@ -220,7 +220,7 @@ def test_without_hashes_truncated_files_and_wrong_shapes_are_still_refused(world
         for bad in (good[:-3], b"", (tmp_path / "small" / path.name).read_bytes()):
             path.write_bytes(bad)
             with pytest.raises(IndexMismatch, match=path.name):
-                SearchIndex.load(tmp_path / "index", verify=False)
+                SearchIndex.load(tmp_path / "index", verify="none")
         path.write_bytes(good)
 
 
@@ -230,7 +230,7 @@ def test_an_index_file_of_another_kind_is_refused_without_hashes(world, tmp_path
         build_index(root / "corpus.jsonl", encoder, tmp_path / kind, kind=kind)
     shutil.copy(tmp_path / "sq8" / "index.faiss", tmp_path / "hnsw" / "index.faiss")
     with pytest.raises(IndexMismatch, match="index.faiss: .*'sq8'; expected 'hnsw'|index.faiss: dtype=None"):
-        SearchIndex.load(tmp_path / "hnsw", verify=False)
+        SearchIndex.load(tmp_path / "hnsw", verify="none")
 
 
 @pytest.mark.parametrize("kind", ["flat", "exact"])
@@ -239,7 +239,7 @@ def test_nan_in_stored_vectors_never_becomes_an_answer(world, tmp_path, kind):
     build_index(root / "corpus.jsonl", encoder, tmp_path / "index", kind=kind)
     path = tmp_path / "index" / ("index.faiss" if kind == "flat" else "vectors.npy")
     path.write_bytes(path.read_bytes()[:-4] + np.float32(np.nan).tobytes())
-    index = SearchIndex.load(tmp_path / "index", verify=False, backend="exact")
+    index = SearchIndex.load(tmp_path / "index", verify="none", backend="exact")
     with pytest.raises(IndexMismatch, match="NaN or infinity"):
         index.search(encoder.encode_queries(["river"]), 3)
 

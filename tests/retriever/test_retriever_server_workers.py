@@ -31,7 +31,7 @@ from verl_credit_retriever.serving.sockets import bind
 from verl_credit_retriever.serving.workers import run_workers
 
 settings = ServeSettings(
-    Path("index"), Path("encoder"), workers=2, verify=False, token="secret-token", port_file=Path(sys.argv[2])
+    Path("index"), Path("encoder"), workers=2, verify="none", token="secret-token", port_file=Path(sys.argv[2])
 )
 command = [sys.executable, "-c", sys.argv[1], sys.argv[3]]
 sys.exit(run_workers(settings, bind("127.0.0.1", 0, shared=True), command=command, end_seconds=1.0))
@@ -247,7 +247,7 @@ def test_all_workers_are_told_which_index_was_verified(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no process"):
         run_workers(settings, None)
     (each,) = told
-    assert (each.verify, each.index_pin) == (False, fingerprint(manifest))
+    assert (each.verify, each.index_pin) == ("none", fingerprint(manifest))
 
 
 def test_a_signal_while_the_files_are_verified_ends_at_once(tmp_path, monkeypatch):
