@@ -199,6 +199,7 @@ def _vector_bytes(spec: dict, done: int) -> int:
 
 
 def require_disk(folder: Path, needed: int, what: str) -> None:
+    """Errors: OSError when the disk of `folder` has less room than `needed` bytes for `what`."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")

@@ -212,7 +212,7 @@ def test_the_disk_that_is_asked_for_is_what_a_build_writes(tmp_path, monkeypatch
         real(stage, out, files)
 
     monkeypatch.setattr(build, "move_into_place", move)
-    monkeypatch.setattr(build, "_require_disk", lambda folder, size, what: asked.update({what: size}))
+    monkeypatch.setattr(build, "require_disk", lambda folder, size, what: asked.update({what: size}))
     corpus, encoder = write_rows(tmp_path / "c.jsonl", 2000), TableEncoder(clustered(2000, 64, seed=1))
     build_index(corpus, encoder, tmp_path / "out", kind=kind, dtype=dtype)
     assert asked["vectors and index"] == pytest.approx(written[0], rel=0.02)
