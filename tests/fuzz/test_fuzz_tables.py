@@ -145,7 +145,7 @@ def checker(work: Path) -> Iterator[Check]:
         yield check
 
 
-@cuts(20)
+@cuts(20, failed=(3593, 3697))
 def test_a_damaged_table_is_read_as_far_as_it_goes_and_keeps_its_bytes(seeds, tmp_path):
     with checker(tmp_path) as check:
         try_all(check, seeds)

@@ -71,11 +71,12 @@ def try_all(check: Check, seeds: Iterable[int]) -> None:
             pytest.fail(f"seed {seed}: {why(error)}", pytrace=False)
 
 
-def cuts(first: int, share: int = 1):
-    """The parameters of a fuzz test: the first seeds among the fast tests, ``FUZZ_CASES // share`` more among the slow."""
+def cuts(first: int, share: int = 1, failed: tuple[int, ...] = ()):
+    """The parameters of a fuzz test: the first seeds and those that once failed among the fast tests,
+    ``FUZZ_CASES // share`` more among the slow."""
     more = range(first, first + FUZZ_CASES // share)
     return pytest.mark.parametrize(
-        "seeds", [range(first), pytest.param(more, marks=pytest.mark.slow)], ids=["a cut", "more"]
+        "seeds", [(*range(first), *failed), pytest.param(more, marks=pytest.mark.slow)], ids=["a cut", "more"]
     )
 
 

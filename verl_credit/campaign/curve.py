@@ -25,6 +25,8 @@ def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -
         raise NoArea("no values")
     if steps[0] > first or steps[-1] < last:
         raise NoArea(f"values from step {steps[0]} to {steps[-1]} do not cover the window {first} to {last}")
+    if steps[-1] > 1 << 53:
+        raise NoArea("a step above 2**53, which no run has made")
     ends = np.interp([first, last], steps, values)
     inside = [(s, v) for s, v in zip(steps, values, strict=True) if first < s < last]
     x = [first, *(s for s, _ in inside), last]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 
-from verl_credit.errors import ExitCode, did_you_mean, one_line
+from verl_credit.errors import ExitCode, did_you_mean, one_line, printable
 from verl_credit.lineage import LineageStore, RecipeEdit, Trial
 from verl_credit.lineage.trial import NUMBERS
 from verl_credit.run.files import write_text
@@ -30,7 +30,7 @@ def _command(work: Callable[..., int]) -> Callable[..., int]:
         try:
             return work(folder, *given, **named)
         except (NotKnown, OSError) as error:
-            print(f"verl-credit lineage --dir {folder}: {error}", file=sys.stderr)
+            print(f"verl-credit lineage --dir {folder}: {printable(str(error))}", file=sys.stderr)
             return ExitCode.PREFLIGHT
 
     return run
@@ -154,7 +154,7 @@ def _open(folder: Path, lower_is_better: bool | None = None, *, ordered: bool = 
     if not store.path.exists():
         raise NotKnown(f"{store.path} is not there; --dir names the folder of a table of trials")
     for one in store.damaged():
-        print(f"not read: {one}", file=sys.stderr)
+        print(f"not read: {printable(str(one))}", file=sys.stderr)
     if ordered and lower_is_better is None:
         facts = store.all_facts()
         known = [facts.get(trial.exp_id, {}).get("lower_is_better") for trial in store.all_trials()]

@@ -51,6 +51,9 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
             return decide(config, preset_of(config, name, overrides, config_dir))
     except (HydraException, OmegaConfBaseException) as error:
         raise _refusal(name, overrides, config_dir, error) from error
+    except AssertionError as error:  # of Hydra's, about a group's name
+        said = f"{name}: its defaults, or those of a file that they list, name a group by what is no text"
+        raise ConfigError(said, key="defaults") from error
     except ConfigError:
         raise
     except YAMLError as error:
@@ -218,7 +221,8 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not override '([^']+)'", message)
     if match is None:
-        return ConfigError(": ".join(part for part in (message, cause) if part))
+        where = "" if name in message else name  # such as an interpolation in a list of defaults
+        return ConfigError(": ".join(part for part in (where, message, cause) if part))
     key = match.group(1)
     try:
         base = compose_recipe(name, _groups(overrides), config_dir)

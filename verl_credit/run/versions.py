@@ -41,7 +41,7 @@ def read_versions(run_dir: Path) -> dict[str, str] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds {type(found).__name__}; expected an object of package: version")

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_credit.doctor.inputs.row import SELECTION, STEERING, Row, checked_row
-from verl_credit.errors import PreflightError
+from verl_credit.errors import PreflightError, printable
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.required import DATA
 from verl_credit.search.protocol import SCHEMA
@@ -87,7 +87,7 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
         dataset = parquet.ParquetDataset(file)
         return dataset.read(columns=_columns(dataset.schema, f"{key}: {path}", prompt_key)).to_pylist()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        said = printable((str(error).splitlines() or [type(error).__name__])[0])
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
 
 

@@ -17,6 +17,8 @@ OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 
 def validate_reward_manager(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong."""
+    if not isinstance(config.reward, DictConfig):
+        raise ConfigError.of(config, "reward", accepted="a section with keys")
     manager = config.reward.reward_manager
     if manager.source != "register":
         return  # a manager of the user's: its outcomes are looked at in every step (`checks`)
