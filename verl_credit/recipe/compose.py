@@ -51,9 +51,6 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
             return decide(config, preset_of(config, name, overrides, config_dir))
     except (HydraException, OmegaConfBaseException) as error:
         raise _refusal(name, overrides, config_dir, error) from error
-    except AssertionError as error:  # of Hydra's, about a group's name
-        said = f"{name}: its defaults, or those of a file that they list, name a group by what is no text"
-        raise ConfigError(said, key="defaults") from error
     except ConfigError:
         raise
     except YAMLError as error:
@@ -163,7 +160,11 @@ ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_glob
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """What files and overrides say; nothing is decided yet."""
     with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
-        config = compose(name, list(overrides))
+        try:
+            config = compose(name, list(overrides))
+        except (AssertionError, TypeError) as error:  # Hydra takes a group's name and choice for texts
+            said = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
+            raise ConfigError(f"{name}: a group or its choice is no text: see {said}") from error
     for key in ("actor_rollout_ref", "trainer"):
         if key not in config:
             start = "begin it with `defaults: [lab, _self_]`"
