@@ -65,7 +65,7 @@ class Guard:
         try:
             await self._app(scope, body.receive, counted_send)
         finally:
-            self._arriving -= body.bytes
+            self.has_come(body)
 
     def _refusal(self, route: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
         if self._hosts is not None and _name(headers.get(b"host", b"")) not in self._hosts:
@@ -92,6 +92,11 @@ class Guard:
         if self._arriving > BODIES_AT_A_TIME * self._max_body_bytes:
             raise HTTPException(503, "too many bodies arrive at a time", {"Retry-After": "1", **CLOSE})
 
+    def has_come(self, body: "_Body") -> None:
+        """The bytes of a body that is complete, or given up, are no longer arriving."""
+        self._arriving -= body.bytes
+        body.bytes = 0
+
     def _too_large(self) -> str:
         return f"body: more than {self._max_body_bytes} bytes, which is the limit"
 
@@ -117,6 +122,8 @@ class _Body:
             raise HTTPException(408, f"body: not complete after {BODY_SECONDS:g} s", CLOSE) from None
         self._complete = not message.get("more_body", False)
         self._guard.take(self, len(message.get("body", b"")))
+        if self._complete:
+            self._guard.has_come(self)
         return message
 
 

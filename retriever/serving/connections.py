@@ -4,6 +4,7 @@ import asyncio
 import logging
 import resource
 import time
+from contextlib import suppress
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -12,17 +13,20 @@ ACCEPTED_AT_A_TIME = 16
 """Connections that asyncio accepts before the protocol sees the first of them (it takes the server's backlog)."""
 RESERVED_FILES = 64 + 4 * ACCEPTED_AT_A_TIME
 """Descriptors of no connection: libraries, the index's files, pipes; and connections that are being closed."""
+MOST_FILES = 1 << 20
 LOG_EVERY_S = 60.0
 log = logging.getLogger("verl_credit_retriever")
 
 
 def most_connections() -> int:
-    """How many connections this process can hold, once its soft limit of open files is its hard one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        hard = 1 << 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(1, hard - RESERVED_FILES)
+    """How many connections this process can hold, once its soft limit of open files is its hard one, or a million."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if wanted > soft != resource.RLIM_INFINITY:
+        with suppress(ValueError, OSError):  # a kernel that allows fewer than the hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(1, (MOST_FILES if soft == resource.RLIM_INFINITY else soft) - RESERVED_FILES)
 
 
 def limited(most: int, header_seconds: float = HEADER_SECONDS) -> type[asyncio.Protocol]:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from kit.retriever_fakes import app_of, client_of
+from kit.retriever_fakes import app_of, client_of, metric
 from verl_credit_retriever.http import guard, server
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.serving import process
@@ -145,6 +145,31 @@ def test_bodies_that_arrive_together_are_bounded(monkeypatch):
             assert json.loads(body) == {"error": "too many bodies arrive at a time"}
         with ask_until_answered(port) as answer:
             assert answer.status_code == 200
+
+
+def test_bodies_that_have_come_do_not_count_while_their_requests_wait(monkeypatch):
+    monkeypatch.setattr(guard, "BODIES_AT_A_TIME", 2)
+    gate = threading.Event()
+    app, encoder = app_of(gate=gate, limits=Limits(max_body_bytes=1000))
+    with served(app) as port:
+        answers = []
+        body = {"queries": ["a"], "more": "x" * 800}
+        asking = [threading.Thread(target=lambda: answers.append(ask(port, json=body))) for _ in range(4)]
+        asking[0].start()
+        assert encoder.entered.wait(30)
+        for thread in asking[1:]:
+            thread.start()
+        deadline = time.monotonic() + 30
+        while metric_of(port, "cache_misses_total") < 4:
+            assert time.monotonic() < deadline and not answers
+        gate.set()
+        for thread in asking:
+            thread.join()
+    assert [answer.status_code for answer in answers] == [200] * 4
+
+
+def metric_of(port, name) -> float:
+    return metric(httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text, name)
 
 
 def readable(connections, one) -> bool:
