@@ -32,8 +32,9 @@ def import_index(
 ) -> dict:
     """Make `out` from the flat float32 index `source`, whose row r is line r of `corpus`. Returns the manifest.
 
-    The first, the last and `sample` seeded rows are encoded and compared with the stored vectors; the others are taken on
-    trust. The file is linked where it can be, else copied. One rename at the end creates `out`, as in `build_index`.
+    The first, the last and `sample` seeded rows are encoded and compared with the stored vectors; the others are taken
+    on trust, but for NaN and infinity. The file is linked where it can be, else copied. One rename at the end creates
+    `out`, as in `build_index`.
 
     Errors: IndexMismatch for another type, number of rows, dimension or metric, and for a sampled row whose vector is
     another; CorpusError, FileExistsError, BuildRefused and OSError as `build_index`; ValueError without FAISS.
@@ -64,6 +65,7 @@ def import_index(
                 stage, {"kind": "flat", "rows": rows, "dim": encoder.dim, "dtype": "float32"}
             )
             _compare(source, corpus, stored_M_D, documents, encoder, sample)
+            _require_finite(source, stored_M_D)
             manifest = write_manifest(stage, kind="flat", rows=rows, encoder=encoder.fingerprint())
             move_into_place(stage, out, files_of("flat"))
         finally:
@@ -114,6 +116,14 @@ def _compare(source, corpus, stored_M_D, documents, encoder, sample: int) -> Non
             raise IndexMismatch(
                 f"{source}: row {row} has length {length:.3f}; this encoder gives {own_length:.3f}: see --no-normalize"
             )
+
+
+def _require_finite(source: Path, stored_M_D: np.ndarray, block: int = 1 << 16) -> None:
+    """FAISS would answer from rows that hold NaN as if nothing were wrong."""
+    for first in range(0, len(stored_M_D), block):
+        bad = np.flatnonzero(~np.isfinite(stored_M_D[first : first + block]).all(axis=1))
+        if bad.size:
+            raise IndexMismatch(f"{source}: row {first + bad[0]} holds NaN or infinity")
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

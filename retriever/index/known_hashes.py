@@ -13,8 +13,9 @@ FOLDER = "verl_credit_retriever"
 def known_sha256(path: Path) -> str:
     """Hex digest of a file: the one of last time, where device, inode, size, mtime and ctime are still the same.
 
-    The kernel sets ctime at every change of content or times, and no program can set it back. Kept in the user's cache
-    folder, which others cannot write. What this does not see: a disk that gives other bytes than were written.
+    The kernel sets ctime at every write and at every change of times, and no program can set it back. Kept in the user's
+    cache folder, which others cannot write. What this does not see: a disk that gives other bytes than were written, and
+    writes through a memory map that was open when the file was hashed.
     """
     store = _folder() / "hashes.json"
     known, key = _read(store), _key(path)
@@ -37,7 +38,7 @@ def _key(path: Path) -> str:
 
 
 def _is_there(key: str) -> bool:
-    path = Path(key.split("|")[0])
+    path = Path(key.rsplit("|", 5)[0])
     try:
         return _key(path) == key
     except OSError:

@@ -55,6 +55,22 @@ def test_an_imported_index_answers_as_one_that_was_built(world, vectors_M_D, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e5_Flat.index", "out"]
 
 
+def test_a_row_that_no_sample_met_may_not_hold_nan(world, vectors_M_D, tmp_path):
+    rows = len(vectors_M_D)
+    sampled = {0, rows - 1, *np.random.default_rng(0).choice(rows, 4, replace=False).tolist()}
+    other = min(set(range(rows)) - sampled)
+    spoiled = vectors_M_D.copy()
+    spoiled[other, 3] = np.nan
+    with pytest.raises(IndexMismatch, match=f"row {other} holds NaN"):
+        import_index(
+            faiss_file(tmp_path / "i", spoiled),
+            world[0] / "corpus.jsonl",
+            world[1],
+            tmp_path / "out",
+            sample=4,
+        )
+
+
 def test_it_is_copied_where_it_cannot_be_linked(world, vectors_M_D, tmp_path, monkeypatch):
     def link(*_):
         raise OSError(18, "Invalid cross-device link")
