@@ -17,7 +17,7 @@ class Limits:
     """Longest query in characters (longer: 422). The encoder cuts at its own number of tokens."""
     max_body_bytes: int = 8 << 20
     """Largest request body in bytes (larger: 413)."""
-    max_queue_queries: int = 16_384
+    max_queue_queries: int = 8192
     """Most queries that wait for the encoder at a time (more: 429 with Retry-After)."""
     max_batch_tokens: int = 4096
     """Tokens of one encoder call, counted with padding: longest text times number of texts. A single text

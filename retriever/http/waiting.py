@@ -104,9 +104,12 @@ class WaitingQueries:
         An item whose deadline has passed is dropped, and its request fails with DeadlineExceeded.
         """
         batch, texts, longest, now = [], set(), 0, asyncio.get_running_loop().time()
+        fresh = set()  # requests that came while others were tokenized: their turn is the next batch
         for item in self.together():
             if item.ids is None:
-                break
+                fresh.add(item.request)
+            if item.request in fresh:
+                continue
             if item.request.deadline is not None and now >= item.request.deadline:
                 self._pop(item)
                 item.request.fail(DeadlineExceeded())

@@ -30,7 +30,7 @@ def parse_line(line: bytes, where: str) -> dict:
         raise CorpusError(f'{where}: {line[:80]!r} is not an object; expected {{"id": ..., "contents": ...}}')
     for key in ("id", "contents"):
         value = row.get(key)
-        if not isinstance(value, str) or not VISIBLE.search(value):
+        if not isinstance(value, str) or not value.strip():
             raise CorpusError(f"{where}: {key}={value!r}; expected a non-empty string")
         try:
             value.encode("utf-8")
@@ -54,7 +54,14 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
                 line = line.removeprefix(BOM)
             elif not line.strip() and not lines.peek(1):
                 break  # editors leave a blank line at the end
-            identity = parse_line(line, f"{source}:{number}")["id"].encode()
+            row = parse_line(line, f"{source}:{number}")
+            for (
+                key,
+                value,
+            ) in row.items():  # here alone: an index of before may hold such a document, and has to answer
+                if not VISIBLE.search(value):
+                    raise CorpusError(f"{source}:{number}: {key}={value!r}; expected a non-empty string")
+            identity = row["id"].encode()
             hashes.append(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little"))
             ends.append(ends[-1] + copy.write(line))
     if not hashes:

@@ -44,7 +44,10 @@ def _make_server(app):
     from verl_credit_retriever.serving.connections import ACCEPTED_AT_A_TIME, limited, most_connections
 
     class DrainingServer(uvicorn.Server):
-        """From the first signal on the app refuses new requests; once those before are answered, the server ends."""
+        """From the first signal on the app refuses new requests; once those before are answered, the server ends.
+
+        It does not wait for requests that came later: clients that try again at once would keep it.
+        """
 
         _refuse_until = 0.0
 
@@ -53,6 +56,7 @@ def _make_server(app):
                 return super().handle_exit(sig, frame)
             app.state.draining = True
             self._refuse_until = time.monotonic() + REFUSE_SECONDS
+            self._accepted = set(self.server_state.tasks)
             end_by_force_after(END_SECONDS)
 
         async def on_tick(self, counter: int) -> bool:
@@ -62,7 +66,7 @@ def _make_server(app):
             return await super().on_tick(counter)
 
         def _idle(self, now: float) -> bool:
-            return now > self._refuse_until and not self.server_state.tasks
+            return now > self._refuse_until and all(task.done() for task in self._accepted)
 
     config = uvicorn.Config(
         app,

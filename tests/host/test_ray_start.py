@@ -6,6 +6,7 @@ import socket
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from omegaconf import OmegaConf
@@ -151,6 +152,16 @@ def ending(monkeypatch):
         launch(load_config("lab", list(overrides)))
 
     return end
+
+
+@pytest.mark.parametrize("given", [None, "70000"])
+def test_rays_head_remembers_few_tasks_unless_the_environment_says_otherwise(ending, given):
+    name, kept, seen = *module.KEPT_TASKS, []
+    with patch.dict(module.os.environ, {} if given is None else {name: given}):
+        if given is None:
+            module.os.environ.pop(name, None)
+        ending(None, run_ppo=lambda config, task_runner_class: seen.append(module.os.environ[name]))
+    assert seen == [given or kept] and int(kept) <= 10_000
 
 
 @pytest.mark.parametrize(

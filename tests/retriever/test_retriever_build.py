@@ -410,6 +410,12 @@ def test_a_text_that_nobody_sees_is_empty(tmp_path, key, text):
         copy_corpus(_file(tmp_path / "corpus", json.dumps(row).encode()), tmp_path / "copy")
 
 
+def test_an_older_index_with_such_a_text_still_answers(tmp_path):
+    line = json.dumps({"id": "a", "contents": "\u200b"}).encode() + b"\n"
+    path = _file(tmp_path / "corpus", line)
+    assert Documents(path, np.array([0, len(line)]))[0]["contents"] == "\u200b"
+
+
 def _file(path, content):
     path.write_bytes(content)
     return path

@@ -81,6 +81,25 @@ def test_requests_take_turns():
         assert _ids(answer) == [[f"{query}/0"] for query in queries]
 
 
+def test_who_comes_while_others_are_tokenized_does_not_cut_their_batch_short():
+    async def run():
+        waiting = WaitingQueries(Limits(max_batch_tokens=30), ServerMetrics())
+        loop = asyncio.get_running_loop()
+        requests = [Request(loop.create_future(), [], 0, None) for _ in range(3)]
+
+        def items(request, number, ids):
+            return [Item(request, row, f"{id(request)} {row}", 1, ids=ids) for row in range(number)]
+
+        waiting.append(items(requests[0], 50, [0]))
+        waiting.append(items(requests[1], 1, None) + items(requests[2], 20, None))
+        assert [item.request for item in waiting.take()] == [requests[0]] * 30
+        for item in waiting.together():
+            item.ids = [0]
+        assert {item.request for item in waiting.take()} == {*requests}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_item_is_lost_or_taken_twice_whoever_comes_and_goes(seed):
     draw = random.Random(seed)
