@@ -135,7 +135,8 @@ def test_every_argument_and_every_field_of_an_agent_loop_is_a_steering_column():
     taken = set(output.as_dict())
     for function in (AgentLoopWorker._run_agent_loop, ToolAgentLoop.run):
         taken |= set(inspect.signature(function).parameters)
-    assert taken - STEERING == {"self", "kwargs", "agent_name", "_ray_trace_ctx"}
+    taken -= {"_ray_trace_ctx"}  # Ray adds it to a class that another test has made an actor of
+    assert taken - STEERING == {"self", "kwargs", "agent_name"}
 
 
 def test_the_prompts_are_in_the_column_that_the_recipe_names(tmp_path):

@@ -126,7 +126,7 @@ def checker(work: Path) -> Iterator[Check]:
         yield check
 
 
-@cuts(20, failed=(339, 397, 5391))
+@cuts(20, failed=(339, 353, 397, 5391))
 def test_a_file_of_rows_can_train_or_is_refused_in_one_line(seeds, tmp_path):
     with checker(tmp_path) as check:
         try_all(check, seeds)

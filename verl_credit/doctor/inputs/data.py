@@ -78,6 +78,7 @@ def read_rows(
 
 def _read(path: str, key: str, prompt_key: str) -> list[dict]:
     import pyarrow
+    import pyarrow.dataset as arrow_dataset
     import pyarrow.parquet as parquet
 
     file = Path(path).expanduser()
@@ -85,11 +86,11 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
         raise PreflightError(f"{key}: {path} does not exist")
     try:
         dataset = parquet.ParquetDataset(file)
-        for one in (
-            dataset.files
-        ):  # all columns, as the trainer reads them: a damaged one that is not ours ends it too
-            for _ in parquet.ParquetFile(one).iter_batches():
-                pass
+        # As the trainer reads them, all columns: a damaged one that no key names ends the trainer, too.
+        for one in dataset.files:
+            parquet.read_schema(one)
+        for _ in arrow_dataset.dataset(dataset.files, format="parquet").to_batches():
+            pass
         return dataset.read(columns=_columns(dataset.schema, f"{key}: {path}", prompt_key)).to_pylist()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         said = printable((str(error).splitlines() or [type(error).__name__])[0])
