@@ -84,8 +84,7 @@ def preset_of(
 
 def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
     """A composed recipe becomes a configuration: ``auto`` is decided, and what departs from the preset is listed."""
-    with suppress(OmegaConfBaseException):  # of a value that refers to nothing: refused later, by its key
-        _decide_auto(config)
+    _decide_auto(config)
     if preset is not None:
         config.credit_overrides = _changed(config, _decide_auto(preset))
     return config
@@ -101,18 +100,29 @@ def _scales_clip(mode: object) -> bool:
 def _decide_auto(config: DictConfig) -> DictConfig:
     """``dynamic_clip=auto`` becomes true or false, ``max_model_len=auto`` a number and ``param_dtype=auto`` a precision
     here, so that nothing after this has to know the word."""
-    loss, algorithm = OmegaConf.select(config, LOSS), config.get("algorithm")
-    if not all(isinstance(section, DictConfig) for section in (algorithm, config.get("data"))):
-        return config  # refused later
+    if all(
+        isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")
+    ):  # else refused later
+        for one in (_decide_clip, decide_precision, decide_trainer, _decide_model_len):
+            with suppress(
+                OmegaConfBaseException
+            ):  # of a value that refers to nothing: refused later, by its key
+                one(config)
+    return config
+
+
+def _decide_clip(config: DictConfig) -> None:
+    loss, algorithm = OmegaConf.select(config, LOSS), config.algorithm
     if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
         scaled = (
             _scales_clip(algorithm.get("info_gain_norm_mode")) and algorithm.get("algorithm_mode") is None
         )
         estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
         loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
-    decide_precision(config)
-    decide_trainer(config)
-    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
+
+
+def _decide_model_len(config: DictConfig) -> None:
+    rollout, algorithm = OmegaConf.select(config, "actor_rollout_ref.rollout"), config.algorithm
     if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
         row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
         taken = algorithm.get("info_gain_norm_mode") != "none" or algorithm.get("algorithm_mode") is not None
@@ -121,7 +131,6 @@ def _decide_auto(config: DictConfig) -> DictConfig:
             scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
             served = gains and scorer is not None and scorer.in_rollout
             rollout.max_model_len = engine_tokens(sum(row), served)
-    return config
 
 
 def _changed(config: DictConfig, preset: DictConfig) -> list[str]:
