@@ -1,13 +1,19 @@
 """verl's FSDP2 engine with prompts computed once, in float64: values and gradients are those of rows on their own."""
 
+from contextlib import contextmanager
+from functools import cache
+from unittest import mock
+
 import pytest
 import torch
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding
 
-from kit.tiny_engine import Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
+from kit.tiny_engine import Trajectories, batch, build_engine, infer, single_rank
 from kit.tiny_models import tiny_model
+from verl_credit.host.engine.shared_prompt_engine import COMPUTED, SharedPromptEngine
+from verl_credit.names import BRANCHES, SCORE_BRANCHES
 from verl_credit.turns.branches import encode_branches
-
-pytestmark = pytest.mark.slow
 
 ROWS = [(5, 12), (4, 7), (5, 1), (5, 9), (4, 7), (3, 6), (5, 12)]
 """Prompt and response tokens: four rollouts of the first prompt, not neighbours; its last repeats its first."""
@@ -37,8 +43,6 @@ def given(settings, **more):
     def nested(rows):
         return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
-    from verl.utils import tensordict_utils as tu
-
     tu.assign_non_tensor_stack(
         data, "multi_modal_inputs", [{} for _ in ROWS]
     )  # as verl's trainer has it for texts
@@ -52,8 +56,6 @@ def given(settings, **more):
 
 
 def response_parts(output, data):
-    from verl.workers.utils.padding import no_padding_2_padding
-
     return {name: no_padding_2_padding(value, data) for name, value in output.items()}
 
 
@@ -66,67 +68,69 @@ def loss_of(model_output, data, dp_group=None):
     return total, {}
 
 
-def rank_main(rank, ranks, folder, store, results):
-    from verl_credit.host.engine import shared_prompt_engine as module
+@pytest.fixture(scope="module")
+def engine_of(tmp_path_factory):
+    """Of these keys of the model: an engine in this process."""
+    folder = tmp_path_factory.mktemp("models")
 
-    with gloo_rank(rank, ranks, store):
-        shares = module.SharedPromptEngine._shares
-        for case, (family, model, settings, _) in CASES.items():
-            options = {"enable_gradient_checkpointing": False} | model
-            engine = build_engine(f"{folder}/{family}", precision="fp64", training=True, **options)
-            tokens = []
-            engine.module.register_forward_pre_hook(
-                lambda _, __, inputs, tokens=tokens: tokens.append(inputs["input_ids"].shape[1]),
-                with_kwargs=True,
-            )
-            found = {}
-            for way, chosen in (("shared", shares), ("alone", lambda *_: False)):
-                module.SharedPromptEngine._shares = chosen
-                tokens.clear()
-                found[way] = {"values": response_parts(infer(engine, given(settings)), given(settings))}
-                found[way]["tokens"] = sum(tokens)
-                found[way]["share"] = []
-                for entropy in (True, False):
-                    data = given(settings, calculate_entropy=entropy)
-                    engine.optimizer_zero_grad()
-                    with engine.train_mode():
-                        output = engine.forward_backward_batch(data, loss_of)
-                        found[way]["share"] += output["metrics"][module.COMPUTED]
-                        found[way]["gradients", entropy] = {
-                            name: weight.grad.full_tensor().clone()
-                            for name, weight in engine.module.named_parameters()
-                            if weight.grad is not None
-                        }
-            module.SharedPromptEngine._shares = shares
-            results[case] = found
-        results["said"] = engine.describe_log_probs()
-        results["branches"] = _with_answers(engine)
+    def made(family="qwen3", **model):
+        if not (folder / family).exists():
+            tiny_model(family, attention="sdpa").save_pretrained(folder / family)
+        options = {"enable_gradient_checkpointing": False} | model
+        return build_engine(f"{folder}/{family}", precision="fp64", training=True, **options)
+
+    with single_rank():
+        yield made
 
 
-def _with_answers(engine) -> bool:
-    from verl.utils import tensordict_utils as tu
-
-    from verl_credit.names import BRANCHES, SCORE_BRANCHES
-
-    data = given({"temperature": 1.0})
-    data[BRANCHES] = torch.nested.as_nested_tensor(
-        [encode_branches([(2, [7, 8])]) for _ in ROWS], layout=torch.jagged
+@contextmanager
+def tokens_of(engine):
+    """[tokens], one number for every forward."""
+    made = []
+    hook = engine.module.register_forward_pre_hook(
+        lambda _, __, inputs: made.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
-    tu.assign_non_tensor(data, **{SCORE_BRANCHES: True})
-    return engine._shares(data)
+    try:
+        yield made
+    finally:
+        hook.remove()
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    for family in {family for family, *_ in CASES.values()}:
-        tiny_model(family, attention="sdpa").save_pretrained(folder / family)
-    return on_ranks(1, rank_main, folder)
+def measured(engine_of):
+    """Of a case: {"shared" or "alone": what came out}."""
+
+    @cache
+    def of(case):
+        family, model, settings, _ = CASES[case]
+        engine = engine_of(family, **model)
+        with mock.patch.object(SharedPromptEngine, "_shares", lambda *_: False):
+            alone = outputs(engine, settings)
+        return {"shared": outputs(engine, settings), "alone": alone}
+
+    return of
+
+
+def outputs(engine, settings):
+    with tokens_of(engine) as tokens:
+        found = {"values": response_parts(infer(engine, given(settings)), given(settings)), "share": []}
+    found["tokens"] = sum(tokens)
+    for entropy in (True, False):
+        engine.optimizer_zero_grad()
+        with engine.train_mode():
+            output = engine.forward_backward_batch(given(settings, calculate_entropy=entropy), loss_of)
+            found["share"] += output["metrics"][COMPUTED]
+            found["gradients", entropy] = {
+                name: weight.grad.full_tensor().clone()
+                for name, weight in engine.module.named_parameters()
+                if weight.grad is not None
+            }
+    return found
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_rows_alone(case, measured):
-    shared, alone = measured[case]["shared"], measured[case]["alone"]
+    shared, alone = measured(case)["shared"], measured(case)["alone"]
     assert shared["values"].keys() == alone["values"].keys() == {"log_probs", "entropy"}
     for name, value in alone["values"].items():
         torch.testing.assert_close(shared["values"][name], value, rtol=1e-9, atol=1e-9, msg=name)
@@ -142,13 +146,38 @@ def test_shared_tokens_are_computed_once(case, measured):
     """Of 31 prompt tokens 5 + 4 + 3 are left; neither a repeated rollout costs anything nor 4 tokens of a common start."""
     rows = sum(p + r for p, r in ROWS)
     shares = CASES[case][-1]
-    assert measured[case]["alone"]["tokens"] == rows
+    assert measured(case)["alone"]["tokens"] == rows
     computed = rows - (31 - 12) - 12 - 4 if shares else rows
-    assert measured[case]["shared"]["tokens"] == computed
-    assert measured[case]["shared"]["share"] == 2 * [computed / rows]
-    assert measured[case]["alone"]["share"] == 2 * [1.0]
+    assert measured(case)["shared"]["tokens"] == computed
+    assert measured(case)["shared"]["share"] == 2 * [computed / rows]
+    assert measured(case)["alone"]["share"] == 2 * [1.0]
 
 
-def test_the_start_says_so(measured):
-    assert measured["said"].endswith("a prompt's rollouts share it within a micro-batch")
-    assert not measured["branches"]
+@pytest.fixture(scope="module")
+def plain(engine_of):
+    return engine_of()
+
+
+def test_the_start_says_so(plain):
+    assert plain.describe_log_probs().endswith("a prompt's rollouts share it within a micro-batch")
+
+
+def computed(engine, data) -> int:
+    with tokens_of(engine) as tokens:
+        infer(engine, data)
+    return sum(tokens)
+
+
+def test_rows_with_answers_behind_them_are_computed_whole(plain):
+    data = given({"temperature": 1.0})
+    data[BRANCHES] = torch.nested.as_nested_tensor(
+        [encode_branches([(2, [7, 8])]) for _ in ROWS], layout=torch.jagged
+    )
+    tu.assign_non_tensor(data, **{SCORE_BRANCHES: True})
+    assert computed(plain, data) == sum(p + r + 2 for p, r in ROWS)
+
+
+def test_rows_whose_logits_verl_reads_are_computed_whole(plain):
+    """Distillation compares all logits of a row, and its outputs are made by verl."""
+    data = given({"temperature": 1.0, "calculate_entropy": False, "calculate_sum_pi_squared": True})
+    assert computed(plain, data) == sum(p + r for p, r in ROWS)

@@ -1,9 +1,10 @@
-"""verl's FSDP2 engine around tiny models, on gloo ranks of their own, and batches for it."""
+"""verl's FSDP2 engine around tiny models, in this process or on gloo ranks of their own, and batches for it."""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from unittest import mock
 
 import torch
 import torch.multiprocessing as mp
@@ -136,14 +137,35 @@ def infer(engine, data, mode=None):
         return engine.infer_batch(data)["model_output"]
 
 
-@contextmanager
-def gloo_rank(rank, ranks, store):
-    """This process is one of ``ranks`` that meet in the file ``store``."""
-    os.environ |= {
+def _environment(rank, ranks) -> dict[str, str]:
+    return {
         "VERL_PLATFORM": "cpu", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1",
         "VERL_USE_EXTERNAL_PLUGINS": "none",
     }  # fmt: skip
+
+
+@contextmanager
+def single_rank():
+    """This process is the only rank, on a CPU, whatever verl chose when it was imported. Afterwards all is as before."""
+    with mock.patch.dict(os.environ, _environment(0, 1)):
+        from verl.plugin.platform import platform_manager
+
+        from verl_credit.host.cpu.platform import PlatformCPU
+
+        with mock.patch.object(platform_manager, "_current_platform", PlatformCPU()):
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group("cpu:gloo", store=store, rank=0, world_size=1)
+            try:
+                yield
+            finally:
+                torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def gloo_rank(rank, ranks, store):
+    """This process is one of ``ranks`` that meet in the file ``store``."""
+    os.environ |= _environment(rank, ranks)
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=ranks
