@@ -1,14 +1,17 @@
 """The start-up proof through verl's engine: right models pass in every precision, wrong masks do not."""
 
 import re
+from functools import cache
+from unittest import mock
 
 import pytest
 import torch
 
-from kit.tiny_engine import build_engine, gloo_rank, on_ranks
+from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.attention import kernels, pack_rows
 from verl_credit.attention.windows import sliding_layers
+from verl_credit.host.engine.attention_proof import GROWN, PACK_TOKENS, ROWS, prove
 
 RIGHT = kernels.KERNELS["sdpa"]
 
@@ -89,81 +92,76 @@ WINDOWS = {
 }  # fmt: skip
 
 
-def attempt(engine) -> str:
-    from verl_credit.host.engine.attention_proof import (
-        prove,  # verl asks for its platform when it is imported
-    )
-
-    try:
-        return prove(engine, VOCABULARY)
-    except (RuntimeError, NotImplementedError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def rank_main(rank, ranks, folder, store, results):
-    with gloo_rank(rank, ranks, store):
-        for case, (precision, *_) in CASES.items():
-            engine = build_engine(f"{folder}/{case}", precision=precision)
-            results[case, "right"] = attempt(engine)
-            for wrong in (*wrongs(case), *([misplaced] if precision == "fp32" else [too_short, too_long])):
-                kernels.KERNELS["sdpa"] = wrong
-                results[case, wrong.__name__] = attempt(engine)
-                kernels.KERNELS["sdpa"] = RIGHT
-        for case in WINDOWS:
-            results[case, "right"] = attempt(build_engine(f"{folder}/{case}"))
-
-
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
+    """Of a case and a kernel: what the proof says."""
     folder = tmp_path_factory.mktemp("models")
-    for case, (_, family, changes) in CASES.items():
+
+    @cache
+    def engine_of(case):
+        precision, family, changes = CASES[case] if case in CASES else ("fp32", *WINDOWS[case])
         tiny_model(family, attention="sdpa", **changes).save_pretrained(folder / case)
-    for case, (family, changes) in WINDOWS.items():
-        tiny_model(family, attention="sdpa", **changes).save_pretrained(folder / case)
-    return on_ranks(1, rank_main, folder)
+        return build_engine(f"{folder}/{case}", precision=precision)
+
+    def of(case, kernel=RIGHT) -> str:
+        with mock.patch.dict(kernels.KERNELS, sdpa=kernel):
+            try:
+                return prove(engine_of(case), VOCABULARY)
+            except (RuntimeError, NotImplementedError) as error:
+                return f"{type(error).__name__}: {error}"
+
+    with single_rank():
+        yield of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+def name_of(value) -> str:
+    return getattr(value, "__name__", value)
+
+
+def each(pairs):
+    """Deep models and half precision take long."""
+    return [pytest.param(*pair, marks=() if pair[0] == "fp32" else pytest.mark.slow) for pair in pairs]
+
+
+@pytest.mark.parametrize("case", each((case,) for case in CASES))
 def test_a_right_model_passes(case, said):
-    assert said[case, "right"].startswith("attention: sdpa (within")
-    assert "alone as with eager attention within" in said[case, "right"]
+    line = said(case)
+    assert line.startswith("attention: sdpa (within")
+    assert "alone as with eager attention within" in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "wrong"), [(case, wrong.__name__) for case in CASES for wrong in wrongs(case)]
+    ("case", "wrong"), each((case, wrong) for case in CASES for wrong in wrongs(case)), ids=name_of
 )
 def test_a_wrong_mask_does_not(case, wrong, said):
     largest, row, branch, every, dtype = LIMITS[CASES[case][0]]
-    assert said[case, wrong].startswith("RuntimeError: attention: sdpa (within")
-    assert said[case, wrong].endswith(
+    line = said(case, wrong)
+    assert line.startswith("RuntimeError: attention: sdpa (within")
+    assert line.endswith(
         f"in torch.{dtype} at most {largest} is accepted, in the mean of a row {row}, of a branch {branch}, of all "
         f"branches {every}"
     )
 
 
-@pytest.mark.slow
 def test_a_base_off_by_one_at_the_border_of_a_block_does_not_in_float32(said):
-    assert said["fp32", "misplaced"].startswith("RuntimeError: attention: sdpa (within")
+    assert said("fp32", misplaced).startswith("RuntimeError: attention: sdpa (within")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "wrong"),
     [
-        *((case, "too_short") for case in CASES if case != "fp32"),
+        *((case, too_short) for case in CASES if case != "fp32"),
         # A token too many in six of seven branches goes unnoticed in the model of experts, which is flat.
-        *((case, "too_long") for case in CASES if case not in ("fp32", "bf16, 24 layers of experts")),
+        *((case, too_long) for case in CASES if case not in ("fp32", "bf16, 24 layers of experts")),
     ],
+    ids=name_of,
 )
 def test_bases_off_by_one_do_not_in_half_precision(case, wrong, said):
-    assert said[case, wrong].startswith("RuntimeError: attention: sdpa (within")
+    assert said(case, wrong).startswith("RuntimeError: attention: sdpa (within")
 
 
 def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():
-    from verl_credit.host.engine.attention_proof import GROWN, PACK_TOKENS, ROWS
-
     pack = pack_rows(ROWS, GROWN)
     ends = {row.start + base for row in pack.rows for base, _ in row.branches}
     assert {127, 128, 129, 511, 512, 513} <= ends
@@ -193,7 +191,6 @@ def test_how_many_layers_slide(family, changes, count, key):
     assert sliding_layers(tiny_config(family, **changes)) == (count, key)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "text"),
     [
@@ -203,10 +200,9 @@ def test_how_many_layers_slide(family, changes, count, key):
 )  # fmt: skip
 def test_a_window_that_no_layer_asks_for_is_refused(case, text, said):
     """Rows shorter than the window, as the proof's are beside a real model's, read the same without it."""
-    assert said[case, "right"].startswith("NotImplementedError: ")
-    assert re.search(text, said[case, "right"])
+    line = said(case)
+    assert line.startswith("NotImplementedError: ") and re.search(text, line)
 
 
-@pytest.mark.slow
 def test_such_a_model_passes_without_its_window(said):
-    assert said["qwen2_moe, no window", "right"].startswith("attention: sdpa (within")
+    assert said("qwen2_moe, no window").startswith("attention: sdpa (within")

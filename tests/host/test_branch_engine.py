@@ -8,7 +8,17 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kit.tiny_engine import ANSWERS, TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
+from kit.tiny_engine import (
+    ANSWERS,
+    TRUNKS,
+    Trajectories,
+    batch,
+    build_engine,
+    gloo_rank,
+    infer,
+    on_ranks,
+    single_rank,
+)
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.turns.branches import decode_branches, encode_branches, plan_branches
 from verl_credit.turns.requests import Request
@@ -142,6 +152,54 @@ def test_branches_through_the_engine(case, rank, measured):
     assert result["proof"].startswith("attention: sdpa (within")
     torch.testing.assert_close(result["branch"], result["rows"], rtol=0, atol=limit)
     assert result["branch"].std() > 0.1
+
+
+# --- in this process ---
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("qwen3", attention="sdpa").save_pretrained(folder)
+    with single_rank():
+        yield build_engine(str(folder), enable_gradient_checkpointing=False)
+
+
+def test_a_branch_reads_as_its_row_with_the_answer_behind_it(engine):
+    """At temperature 1, where the row itself is read at the run's."""
+    from verl_credit.names import BRANCH_LOG_PROBS
+
+    turns = Trajectories([(5, 6), (3, 4)])
+    requests = [Request(0, 1, 0, 9, ANSWERS[0]), Request(1, 1, 0, 7, ANSWERS[2])]
+    plan = plan_branches(requests, turns)
+    found = infer(engine, batch(turns, plan))
+    scores = plan.scores(list(found[BRANCH_LOG_PROBS].unbind()))
+    whole = [p + r for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)]
+    for request, score in zip(requests, scores.tolist(), strict=True):
+        answer, alone = request.answer, Trajectories([])
+        alone.prompt_ids = [whole[request.row][: request.base]]
+        alone.response_ids = [list(answer.token_ids)]
+        log_probs = infer(engine, batch(alone, temperature=1.0))["log_probs"][0]
+        gold = slice(request.base + answer.gold_start - 1, request.base + answer.gold_end - 1)
+        assert score == pytest.approx(float(log_probs[gold].mean()), abs=2e-5)
+    plain = infer(engine, batch(turns))["log_probs"]
+    for ours, row in zip(found["log_probs"].unbind(), plain.unbind(), strict=True):
+        torch.testing.assert_close(ours[:-1], row[:-1], rtol=0, atol=2e-5)
+
+
+def test_rows_are_packed_where_a_batch_does_not_say_how(engine):
+    """As verl's own engine has it."""
+    from verl.utils import tensordict_utils as tu
+
+    said, unsaid = batch(Trajectories(TRUNKS)), batch(Trajectories(TRUNKS))
+    unsaid.pop("use_remove_padding")
+    for ours, row in zip(
+        infer(engine, unsaid)["log_probs"].unbind(), infer(engine, said)["log_probs"].unbind(), strict=True
+    ):
+        assert torch.equal(ours, row)
+    tu.assign_non_tensor(said, use_remove_padding=False)
+    with pytest.raises(ValueError, match="needs actor_rollout_ref.model.use_remove_padding=true"):
+        infer(engine, said)
 
 
 # --- planning, without an engine ---

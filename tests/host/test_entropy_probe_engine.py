@@ -7,12 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kit.tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
+from kit.tiny_engine import (
+    TRUNKS,
+    Trajectories,
+    batch,
+    build_engine,
+    gloo_rank,
+    infer,
+    on_ranks,
+    single_rank,
+)
 from kit.tiny_models import in_float64, tiny_model
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.probe.online import deal
-
-pytestmark = pytest.mark.slow
 
 ROWS_G = [[0, 3], [1, 2, 4]]  # of TRUNKS, in groups of two and of three rows
 TEMPERATURE = 0.75  # exact in float32, as which the engine keeps it
@@ -44,16 +51,20 @@ def training_batch(**settings):
     return data
 
 
+def weights_of(dealt):
+    """The same of dealt rows; a row that fills a gap has none."""
+    return [[values[row] * counts for row, _, counts in dealt] for values in weights()]
+
+
 def probe_batch(rank, ranks, micro=1, **settings):
     """This rank's part of the dealt rows."""
     from verl.utils import tensordict_utils as tu
 
-    dealt, scores = deal(ROWS_G, ranks, micro), weights()
+    dealt = deal(ROWS_G, ranks, micro)
     mine = dealt[rank * len(dealt) // ranks : (rank + 1) * len(dealt) // ranks]
     data = tu.index_select_tensor_dict(training_batch(**settings), [row for row, _, _ in mine])
-    for name, values in zip((PROBE_SCORE, PROBE_PATH), scores, strict=True):
-        cut = [values[row] * counts for row, _, counts in mine]
-        data[name] = torch.nested.as_nested_tensor(cut, layout=torch.jagged)
+    for name, values in zip((PROBE_SCORE, PROBE_PATH), weights_of(mine), strict=True):
+        data[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
     data[PROBE_GROUP] = torch.tensor([group for _, group, _ in mine])
     return data
 
@@ -107,8 +118,9 @@ def rank_main(rank, ranks, folder, store, results):
             output = measure(engine, kept, probe_batch(rank, ranks, micro=2, **rows))
             found["rows"] = {"along": list(output["along"].unbind())}
             results[case, rank] = found | {"calls": len(calls)}
-        results["flat", rank] = [flat_parameters(original) for original in (False, True)]
-        if ranks == 1:
+        if ranks == 2:
+            results["flat", rank] = [flat_parameters(original) for original in (False, True)]
+        else:
             results["trace"] = [two_updates(folder, probed) for probed in (False, True)]
 
 
@@ -200,6 +212,7 @@ def measured(tmp_path_factory):
     return {ranks: on_ranks(ranks, rank_main, folder) for ranks in (1, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", ["plain", "checkpointed"])
 def test_the_engine_finds_what_the_model_alone_gives(measured, case, ranks):
@@ -226,12 +239,14 @@ def test_the_engine_finds_what_the_model_alone_gives(measured, case, ranks):
                     torch.testing.assert_close(ours, read[point][row][number].detach(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_activations_are_dropped_as_in_training(measured):
     """A layer is computed in a forward at each point, and with gradient checkpointing once more in the backward."""
     plain, checkpointed = (measured[1][case, 0]["calls"] for case in ("plain", "checkpointed"))
     assert checkpointed == 3 / 2 * plain > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_of_adapters_only_their_own_parameters_move_and_count(measured, ranks):
     found = measured[ranks]["adapters", 0]
@@ -243,18 +258,19 @@ def test_of_adapters_only_their_own_parameters_move_and_count(measured, ranks):
         torch.testing.assert_close(other, first, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_flat_parameters_are_kept_and_put_in_place_alike(measured, ranks):
-    for rank in range(ranks):
-        for found, expected, at_kept, afterwards in measured[ranks]["flat", rank]:
-            assert found == pytest.approx(expected, rel=1e-6) and abs(expected) > 0.1
-            assert (
-                torch.equal(*at_kept)
-                and torch.equal(*afterwards)
-                and not torch.equal(at_kept[0], afterwards[0])
-            )
+def check_flat(found, expected, at_kept, afterwards):
+    assert found == pytest.approx(expected, rel=1e-6) and abs(expected) > 0.1
+    assert torch.equal(*at_kept) and torch.equal(*afterwards) and not torch.equal(at_kept[0], afterwards[0])
 
 
+@pytest.mark.slow
+def test_flat_parameters_are_kept_and_put_in_place_alike(measured):
+    for rank in range(2):
+        for result in measured[2]["flat", rank]:
+            check_flat(*result)
+
+
+@pytest.mark.slow
 def test_training_goes_on_to_the_bit_as_without_the_probe(measured):
     without, probed = measured[1]["trace"]
     assert without["norms"] == probed["norms"] and min(probed["norms"]) > 0
@@ -263,3 +279,41 @@ def test_training_goes_on_to_the_bit_as_without_the_probe(measured):
         for name, value in without[when].items():
             assert torch.equal(value, probed[when][name]), (when, name)
     assert not torch.equal(without["end"]["lm_head.weight"], without["then"]["lm_head.weight"])
+
+
+# --- in this process ---
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A folder with a model; this process is the only rank."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("qwen3", attention="sdpa").save_pretrained(folder)
+    with single_rank():
+        yield str(folder)
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_flat_parameters_of_a_single_rank(alone, original):
+    check_flat(*flat_parameters(original))
+
+
+def test_what_is_found_along_a_small_update_is_what_it_changed(alone):
+    """Of each group of rows: the weighted change of log-probs and entropies that are measured at both points."""
+    from verl_credit.host.actor.entropy_probe import KeptParameters, measure
+
+    engine = build_engine(alone, precision="fp64", training=True, enable_gradient_checkpointing=False)
+    before = infer(engine, training_batch())
+    kept = KeptParameters(engine)
+    update(engine, 1e-6)
+    found, dealt = measure(engine, kept, probe_batch(0, 1)), deal(ROWS_G, 1, 1)
+    changed_G, prompts = [0.0] * len(ROWS_G), [p for p, _ in TRUNKS]
+    for at, ((row, group, _), weight) in enumerate(
+        zip(dealt, zip(*weights_of(dealt), strict=True), strict=True)
+    ):
+        for name, weight_T in zip(("log_probs", "entropy"), weight, strict=True):
+            now, then = found[name][at], found[f"old_{name}"][at]
+            torch.testing.assert_close(then, before[name][row][prompts[row] - 1 : -1], rtol=0, atol=1e-12)
+            changed_G[group] += float((weight_T * (now - then)).sum())
+    along = found["along"][0, :, 0].tolist()
+    assert along == pytest.approx(list(accumulate(changed_G)), rel=1e-3) and min(map(abs, changed_G)) > 1e-7
