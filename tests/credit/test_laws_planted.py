@@ -12,12 +12,15 @@ from verl_credit.credit.laws.broken import Broken, same
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.laws import nonfinite
+from verl_credit.credit.laws.small_call import TURNS
+from verl_credit.credit.laws.tokens import weighs_by
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
     UncertaintyContext,
 )
+from verl_credit.credit.token.gtpo import SMALLEST_MEAN, gtpo_weights
 
 SEEN: list[float] = []
 CALLS: list[int] = []
@@ -314,6 +317,49 @@ def test_worlds_have_turns_with_a_score_and_turns_without():
     turns_K1 = torch.arange(world.state_score_B_K1.shape[1])
     scores = world.state_score_B_K1[turns_K1 <= world.n_tool_turns_B[:, None]]
     assert scores.isnan().any() and scores.isfinite().any()
+
+
+def test_worlds_mark_what_is_not_the_policys_as_training_does():
+    """With -1, also in rows of which nothing is the policy's."""
+    world = make_world(0, silent_rows=2)
+    silent_B = ~world.mask_B_T.any(dim=1)
+    assert silent_B.sum() == 2
+    assert torch.equal(world.turn_ids_B_T == -1, ~world.mask_B_T)
+
+
+@pytest.mark.parametrize("mean, weighs", [(SMALLEST_MEAN, True), (math.nextafter(SMALLEST_MEAN, 0), False)])
+def test_an_uncertainty_is_accepted_exactly_where_weights_follow_it(mean, weighs):
+    def uncertainty(context: UncertaintyContext):
+        """0 and twice the mean in turn, and the mean where the number is odd."""
+        n = len(context.logprobs)
+        return [mean] * (n % 2) + [0.0, 2 * mean] * (n // 2)
+
+    subject, world = own_subject(uncertainty, "mine"), make_world(0, group_sizes=(2,)).rows(torch.tensor([0]))
+    value_B_T = subject.uncertainty(world)
+    weights = gtpo_weights(value_B_T, world.counted_B_T)[world.counted_B_T]
+    assert (weights != 1).any() == weighs
+    if weighs:
+        weighs_by(subject, world)
+    else:
+        with pytest.raises(Broken, match="uncertainties from 0 to"):
+            weighs_by(subject, world)
+
+
+def test_what_a_transform_is_called_with_thousands_of_times_is_as_in_training():
+    """Lists of one length, and one advantage for all tokens of a turn."""
+    given = []
+
+    def transform(context: TransformContext):
+        given.append(context)
+        return context.turn_advantages_G
+
+    own_subject(transform, "mine").call()()
+    (context,) = given
+    lists = (context.logprobs_G, context.uncertainties_G, context.turn_advantages_G, TURNS["turn_ids_G"])
+    for log_probs, uncertainties, advantages, turn_ids in zip(*lists, strict=True):
+        assert len(log_probs) == len(uncertainties) == len(advantages)
+        of_turn = dict(zip(turn_ids, advantages, strict=True))
+        assert advantages == [of_turn[turn] for turn in turn_ids]
 
 
 @pytest.mark.slow

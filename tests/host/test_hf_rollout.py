@@ -2,15 +2,18 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
-
-pytest.importorskip("verl")
+from verl.workers.config import RolloutConfig
 
 from verl_credit.generation.generator import Generation, SamplingParams
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
+from verl_credit.host.hf_rollout.replica import HFReplica
 from verl_credit.host.hf_rollout.request import EngineOptions, sampling_params
+from verl_credit.host.hf_rollout.server import HFServer
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource
 
 # --- weights ---
@@ -284,6 +287,86 @@ def test_a_paused_server_is_drained_when_its_batch_has_ended(paused_first):
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
     assert recorder.batches == [[[1]], [[2]]]
+
+
+def test_a_paused_server_does_nothing_until_it_resumes():
+    """Its processors are the update's meanwhile."""
+
+    class Counting(RequestBatcher):
+        looked = 0
+
+        async def _until_quiet(self):
+            Counting.looked += 1
+            await super()._until_quiet()
+
+    async def scenario():
+        batcher = Counting(Recorder(), max_batch_size=8, quiet_seconds=0)
+        await batcher.pause(reject=False)
+        kept = asyncio.create_task(batcher.submit([1], ONE))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        looked = batcher.looked
+        batcher.resume()
+        await kept
+        return looked
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 1
+
+
+def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verl_adds_up():
+    """verl adds up the answers of a replica's servers. A batch that runs ends, so that nothing is aborted half-way."""
+    server = object.__new__(HFServer)  # without a model
+
+    async def scenario(reject):
+        server._batcher = batcher_of(Recorder())
+        waiting = asyncio.create_task(server._batcher.submit([1], ONE))
+        await asyncio.sleep(0)
+        said = await server.abort_all_requests(reject_request=reject)
+        assert said == {"aborted_count": 0, "request_ids": []}
+        await server.resume_generation()
+        return (await asyncio.gather(waiting, return_exceptions=True))[0]
+
+    assert isinstance(asyncio.run(scenario(True)), RequestRejected)
+    assert asyncio.run(scenario(False)).token_ids == [1]
+
+
+def test_a_server_stands_on_the_node_of_its_ranks(monkeypatch):
+    """Weights go from them to it, without a network between."""
+    made = []
+
+    class Actor:
+        def __init__(self, **given):
+            made.append(given)
+            self.launch_server = SimpleNamespace(remote=answer("address"))
+
+    def answer(value):
+        async def remote(*_):
+            return value
+
+        return remote
+
+    def options(**where):
+        made.append(where)
+        return SimpleNamespace(remote=Actor)
+
+    node = "0a" * 28
+    here = SimpleNamespace(get_node_id=lambda: node)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    monkeypatch.setattr(ray, "remote", lambda actor: SimpleNamespace(options=options))
+
+    async def in_worker(function):
+        return function(None)
+
+    config = RolloutConfig(name="hf", tensor_model_parallel_size=1)
+    replica = HFReplica(0, config, model_config=None)
+    with pytest.raises(ValueError, match="replica 0 got 0 workers"):
+        asyncio.run(replica.launch_servers())
+    replica.workers = [SimpleNamespace(__ray_call__=SimpleNamespace(remote=in_worker))]
+    asyncio.run(replica.launch_servers())
+    where, given = made
+    assert (where["scheduling_strategy"].node_id, where["scheduling_strategy"].soft) == (node, False)
+    assert where["name"] == "hf_server_0" and given["replica_rank"] == 0
+    assert replica.server_address == "address"
 
 
 def test_pause_keeps_requests_until_resume():

@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from verl.utils import tensordict_utils as tu
 
+from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
 from verl_credit.host.measure.generate import Generator, Wanted, outcome_of, parts_of, pieces_of
 from verl_credit.host.measure.rows import Row, reaches, replayed, trajectory_of
+from verl_credit.host.rollout.replay import DRAW, REPLAY
 from verl_credit.turns.book import RowRecord
 
 
@@ -154,3 +157,32 @@ def test_a_rollout_that_a_fault_ended_is_drawn_again():
 def test_a_fault_every_time_ends_it():
     with pytest.raises(IntegrityError, match="1 rollouts failed 4 times \\(deadline\\)"):
         list(Made(["deadline"] * 4)([Wanted(0, 1, "a", ())]))
+
+
+class Asked(Exception):
+    """The agent loops have their rows."""
+
+
+def test_agent_loops_are_told_the_policys_step_and_what_stands_already(monkeypatch):
+    """Without the step a rollout on a run's server would be scored, or not, as one of another step."""
+    FakeStore().install(monkeypatch)
+    given = []
+
+    def generate_sequences(batch):
+        given.append(batch)
+        raise Asked
+
+    trainer = SimpleNamespace(
+        config=SMALL, global_steps=7, watch=SimpleNamespace(begin=lambda count: None),
+        agent_loop_manager=SimpleNamespace(generate_sequences=generate_sequences),
+    )  # fmt: skip
+    data = [{"raw_prompt": [question]} for question in ("first", "second")]
+    with pytest.raises(Asked):
+        next(Generator(trainer, data)([Wanted(1, 4, "a", ((10, 11),)), Wanted(0, 2, "b", ())]))
+    (batch,) = given
+    told = {name: tu.get_non_tensor_data(batch, name, None) for name in ("global_steps", "validate")}
+    assert told == {"global_steps": 7, "validate": True}
+    columns = ("raw_prompt", "__rollout_n__", DRAW, REPLAY)
+    assert [[tu.get(batch, name)[row] for name in columns] for row in range(1)] == [
+        [["second"], 4, "a", "[[10, 11]]"]
+    ]

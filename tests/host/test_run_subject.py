@@ -6,6 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
+from verl_credit.fidelity.measure import Result
+from verl_credit.fidelity.measures import Measure
+from verl_credit.fidelity.report import as_dict
 from verl_credit.fidelity.request import ROLLOUTS, Request
 from verl_credit.fidelity.rollout import Start
 from verl_credit.fidelity.values import states_of, values_of
@@ -61,6 +64,16 @@ def made(tmp_path):
         return subject, subject._generate
 
     return make
+
+
+def test_a_result_says_which_engine_it_was_measured_with(made):
+    subject, _ = made()
+    result = Result(
+        groups=subject.roll(starts(subject)), turns=[], credits=[], gradients={}, agreements=[], of_prompts=3,
+        reliability=Measure(None), sure_pairs=(0, 0), integrity=[], contexts=6, otherwise=0.0,
+    )  # fmt: skip
+    said = as_dict(subject, result)
+    assert (said["policy"], said["step"], said["engine"]) == (subject.name, 5, "run")
 
 
 def starts(subject, name="rollout"):

@@ -42,6 +42,6 @@ def small_call(found: Any, name: str, kind: str, params: dict | None) -> Callabl
         planning_masks_G=PLANNING if spec.needs_planning else [[], []],
         params=params,
         uncertainties_G=TOKENS,
-        turn_advantages_G=[[0.5, 1.0], [-0.5, -1.0, -1.0]],
+        turn_advantages_G=[[1.0, 1.0], [-0.5, -1.0, -1.0]],
     )
     return lambda: spec.compute_context(context)

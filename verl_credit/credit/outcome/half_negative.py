@@ -22,4 +22,4 @@ def half_negative(
     Edge cases and errors are grpo's. Measured in evidence/fidelity/README.md.
     """
     z_B = grpo(outcome_B.to(torch.float64), group_B, row_valid_B=row_valid_B)
-    return torch.where(z_B > 0, z_B, WEIGHT * z_B).to(output_dtype(outcome_B))
+    return torch.maximum(z_B, WEIGHT * z_B).to(output_dtype(outcome_B))

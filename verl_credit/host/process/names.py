@@ -14,12 +14,11 @@ from verl_credit.recipe.rules.own_loss import MODULES
 
 
 def check_names(config: DictConfig) -> None:
-    """Estimator, loss, agent loop, tool format and engine must be in verl's registries, once the modules are imported that
-    the recipe names (imports verl)."""
+    """Estimator, loss, agent loop and tool format must be in verl's registries, once the modules are imported that the
+    recipe names (imports verl). Which engines there are is a rule of recipes (`recipe.rules.rollout`)."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator
-    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
     _import_modules(config.actor_rollout_ref.model.external_lib)
     estimators = {str(getattr(n, "value", n)) for n in ADV_ESTIMATOR_REGISTRY} | {
@@ -29,7 +28,6 @@ def check_names(config: DictConfig) -> None:
     loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
     _known("algorithm.adv_estimator", config.algorithm.adv_estimator, estimators)
     _known("actor_rollout_ref.actor.policy_loss.loss_mode", loss, set(POLICY_LOSS_REGISTRY))
-    _known("actor_rollout_ref.rollout.name", rollout.name, {name for name, _ in _ROLLOUT_REGISTRY})
     _known(
         "actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, set(ToolParser._registry)
     )

@@ -48,9 +48,9 @@ def _released(tables: Tables, outcome_B: torch.Tensor, turn_weight: float, norm:
     columns_K1 = torch.arange(tables.reward_B_K.shape[1] + 1, device=outcome_B.device)
     result_B = tables.result_turn_B
     if result_B is None:
-        first_B = torch.where(tables.has_reward_B_K, columns_K1[:-1], len(columns_K1))
-        first_B = torch.nn.functional.pad(first_B, (0, 1), value=len(columns_K1)).amin(dim=1)
-        result_B = torch.where(first_B < len(columns_K1), first_B, -1)
+        reward_or_end_B_K1 = torch.nn.functional.pad(tables.has_reward_B_K, (0, 1), value=True)
+        first_B = reward_or_end_B_K1.int().argmax(dim=1)
+        result_B = torch.where(first_B < columns_K1[-1], first_B, -1)
     turn_reward_B = tables.reward_B_K.sum(dim=1)
     without_B = tables.missing_reward_B_K.any(dim=1) & ~tables.has_reward_B_K.any(dim=1)
     known_B = tables.valid_B & ~tables.lost_reward_B_K.any(dim=1) & ~without_B
