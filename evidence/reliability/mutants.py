@@ -2,7 +2,7 @@
 
     python evidence/reliability/mutants.py map [TESTS ...]   # which fast test runs which line; these files or folders anew
     python evidence/reliability/mutants.py run [--count 100] # of each half; what mutants.jsonl holds is not tried again
-    python evidence/reliability/mutants.py again [TEXT ...]  # the survivors once more, in files with TEXT in their name
+    python evidence/reliability/mutants.py again [TEXT ...]  # the survivors once more, with TEXT in FILE:LINE
     python evidence/reliability/mutants.py table
 
 `map` needs coverage.py. All of it happens in a copy of the tree, one process at a time.
@@ -287,7 +287,7 @@ def again(words: list[str]) -> None:
     with copied_tree() as tree:
         for row in rows:
             if row["verdict"] not in ("killed", GONE) and (
-                not words or any(word in row["file"] for word in words)
+                not words or any(word in f"{row['file']}:{row['line']}" for word in words)
             ):
                 _load(row["half"])
                 row["line"] = where_it_is_now(row)

@@ -313,8 +313,8 @@ def test_a_paused_server_does_nothing_until_it_resumes():
     assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 1
 
 
-def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verl_adds_up():
-    """verl adds up the answers of a replica's servers. A batch that runs ends, so that nothing is aborted half-way."""
+def test_an_abort_keeps_or_rejects_what_waits_and_says_what_verls_servers_say():
+    """As servers do in verl, whose vLLM replica adds it up. A batch that runs ends, so that nothing is aborted half-way."""
     server = object.__new__(HFServer)  # without a model
 
     async def scenario(reject):
