@@ -2,6 +2,7 @@
 
     python evidence/reliability/mutants.py map [TESTS ...]   # which fast test runs which line; these files or folders anew
     python evidence/reliability/mutants.py run [--count 100] # of each half; what mutants.jsonl holds is not tried again
+    python evidence/reliability/mutants.py run --seed 21     # another draw, whose record is mutants_21.jsonl
     python evidence/reliability/mutants.py again [TEXT ...]  # the survivors once more, with TEXT in FILE:LINE
     python evidence/reliability/mutants.py table
 
@@ -62,11 +63,11 @@ MEMORY = 12 << 30
 Tests = dict[str, list[str]]  # by file
 
 
-def drawn(half: str, count: int) -> list[Place]:
+def drawn(half: str, count: int, seed: int = SEED) -> list[Place]:
     """The first ones of a shuffled list of all places, so that more of them begin with the same."""
     files = sorted(path for folder in HALVES[half] for path in (ROOT / folder).rglob("*.py"))
     found = [place for path in files for place in places(str(path.relative_to(ROOT)), path.read_text())]
-    random.Random(SEED).shuffle(found)
+    random.Random(seed).shuffle(found)
     return found[:count]
 
 
@@ -262,19 +263,19 @@ def _fails_unbroken(by: str, file: str, tests: Tests, limit_s: float) -> str | N
 # --- what is kept, and what is told -------------------------------------------------------------------
 
 
-def recorded() -> list[dict]:
-    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+def recorded(record: Path = RECORD) -> list[dict]:
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
-def run(count: int, halves: list[str]) -> None:
-    line_map = read_map()
-    done = {(row["file"], row["line"], row["before"], row["after"]) for row in recorded()}
+def run(count: int, halves: list[str], seed: int) -> None:
+    line_map, record = read_map(), RECORD if seed == SEED else RECORD.with_stem(f"mutants_{seed}")
+    done = {(row["file"], row["line"], row["before"], row["after"]) for row in recorded(record)}
     with copied_tree() as tree:
         for half in halves:
             _load(half)
-            for place in drawn(half, count):
+            for place in drawn(half, count, seed):
                 if (place.file, place.line, place.before, place.after) not in done:
-                    _keep([{"half": half, **asdict(place), **attempt(tree, place, line_map)}], "a")
+                    _keep([{"half": half, **asdict(place), **attempt(tree, place, line_map)}], "a", record)
 
 
 def again(words: list[str]) -> None:
@@ -294,7 +295,7 @@ def again(words: list[str]) -> None:
                 place = Place(*(row[name] for name in ("file", "line", "kind", "before", "after")))
                 at_first = row.get("at_first", row["verdict"])
                 row |= attempt(tree, place, line_map, whole_files=True) | {"at_first": at_first}
-                _keep(rows, "w", row)
+                _keep(rows, "w", RECORD, row)
 
 
 def where_it_is_now(row: dict) -> int:
@@ -313,8 +314,8 @@ def _load(half: str) -> None:
         plugin.load()
 
 
-def _keep(rows: list[dict], mode: str, shown: dict | None = None) -> None:
-    with RECORD.open(mode) as file:
+def _keep(rows: list[dict], mode: str, record: Path, shown: dict | None = None) -> None:
+    with record.open(mode) as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     row = shown or rows[-1]
     print(f"{row['file']}:{row['line']}  {row['before'].strip()}  ->  {row['after'].strip()}", flush=True)
@@ -355,6 +356,7 @@ def main() -> None:
     drawing = commands.add_parser("run")
     drawing.add_argument("--count", type=int, default=100)
     drawing.add_argument("--half", choices=HALVES)
+    drawing.add_argument("--seed", type=int, default=SEED)
     commands.add_parser("again").add_argument("words", nargs="*")
     commands.add_parser("table")
     chosen = parser.parse_args()
@@ -362,7 +364,7 @@ def main() -> None:
         case "map":
             write_map(chosen.words)
         case "run":
-            run(chosen.count, [chosen.half] if chosen.half else list(HALVES))
+            run(chosen.count, [chosen.half] if chosen.half else list(HALVES), chosen.seed)
         case "again":
             again(chosen.words)
         case "table":
