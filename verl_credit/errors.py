@@ -57,7 +57,7 @@ class ConfigError(ValueError):
     ) -> None:
         self.key, self.value = key, value
         self.accepted = accepted if isinstance(accepted, str) else list(accepted)
-        said = f"{key}={show_value(value) if shown is None else shown}"
+        said = f"{printable(key)}={show_value(value) if shown is None else shown}"
         if beside:
             said += " with " + ", ".join(f"{name}={show_value(other)}" for name, other in beside.items())
         if isinstance(self.accepted, list):
