@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from verl_credit_retriever.http.freed import FreedMemory
 from verl_credit_retriever.http.hits import Hits, check_hits
 from verl_credit_retriever.http.metrics import ServerMetrics
 
@@ -20,6 +21,7 @@ class Engine:
 
     def __init__(self, index, encoder, metrics: ServerMetrics):
         self._index, self._encoder, self._metrics = index, encoder, metrics
+        self._freed = FreedMemory()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self.open()
         self.rows, self.fingerprint = len(index), index.fingerprint
@@ -38,7 +40,7 @@ class Engine:
 
     async def encode(self, ids_N: list[list[int]]) -> np.ndarray:
         """Vectors of tokenized queries: float32 [N, D], finite."""
-        vectors_N_D = await self._run("encode", self._encoder.encode_tokens, ids_N)
+        vectors_N_D = await self._run("encode", self._encode, ids_N)
         if len(vectors_N_D) != len(ids_N) or not np.isfinite(vectors_N_D).all():
             raise RuntimeError(
                 f"the encoder gave vectors of shape {vectors_N_D.shape} for {len(ids_N)} texts, "
@@ -56,6 +58,11 @@ class Engine:
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
         self._threads = {}
+
+    def _encode(self, ids_N: list[list[int]]) -> np.ndarray:
+        vectors_N_D = self._encoder.encode_tokens(ids_N)
+        self._freed.give_back()
+        return vectors_N_D
 
     async def _run(self, stage: str, function: Callable, *arguments):
         if stage not in self._threads:
