@@ -30,6 +30,7 @@ from verl_credit_retriever.http.schema import (
     add_limits,
     problems,
 )
+from verl_credit_retriever.http.strict_json import StrictJsonRoute
 from verl_credit_retriever.http.waiting import DeadlineExceeded
 
 CANARY = "who founded the town by the river"
@@ -105,6 +106,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.router.route_class = StrictJsonRoute
     app.state.draining = False
     app.add_middleware(
         Guard,

@@ -10,37 +10,22 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kit.retriever_fakes import app_of, client_of, metric
+from kit.retriever_serving import served
 from verl_credit_retriever.http import guard, server
 from verl_credit_retriever.http.limits import Limits
-from verl_credit_retriever.serving import process
+from verl_credit_retriever.http.schema import PROBLEMS
+from verl_credit_retriever.serving import connections, process
 from verl_credit_retriever.serving.connections import limited
 from verl_credit_retriever.serving.sockets import LOOPBACK
 
 POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-
-
-@contextmanager
-def served(app, of=None, **limits):
-    """The port of a server of the app, in a thread of this process."""
-    limits = {"most": 100} | limits
-    serving = of or uvicorn.Server(uvicorn.Config(app, log_level="error", http=limited(**limits)))
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
-        thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            while not serving.started:
-                assert thread.is_alive()
-                time.sleep(0.01)
-            yield listening.getsockname()[1]
-        finally:
-            serving.should_exit = True
-            thread.join()
 
 
 def ask(port, **options):
@@ -75,6 +60,48 @@ def test_connections_above_the_limit_are_closed_and_those_below_served(caplog):
         record.getMessage() for record in caplog.records if "further ones are closed" in record.getMessage()
     ]
     assert said == ["3 connections are open, which is the limit; further ones are closed"]
+
+
+@pytest.mark.parametrize(
+    "soft, hard, allowed, most",
+    [
+        (150, 200, True, 72),  # 128 are for files that are no connections
+        (150, 200, False, 22),
+        (64, 64, True, 1),
+        (1024, resource.RLIM_INFINITY, True, (1 << 20) - 128),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, True, (1 << 20) - 128),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_and_connections_stay_below(monkeypatch, soft, hard, allowed, most):
+    def set_limit(kind, limits):
+        if not allowed:
+            raise ValueError("not allowed to raise maximum limit")
+        assert (kind, limits) == (resource.RLIMIT_NOFILE, (most + 128, hard))
+
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(connections.resource, "setrlimit", set_limit)
+    assert connections.most_connections() == most
+
+
+def test_bodies_are_parsed_by_httptools():
+    """uvicorn's other parser stalled everybody for seconds over a body of 300,000 chunks."""
+    assert issubclass(limited(1), HttpToolsProtocol)
+
+
+def test_what_is_no_http_is_a_400_that_says_so():
+    app, _ = app_of()
+    with served(app) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"no request at all\r\n\r\n")
+        head, _, body = all_of(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and body == b"Invalid HTTP request received."
+
+
+def test_the_table_of_the_docs_has_every_status():
+    text = (Path(__file__).parents[2] / "docs" / "retriever.md").read_text(encoding="utf-8")
+    _, table = text.split("| status | when |\n|---|---|\n")
+    cells = (line.split("|")[1] for line in table.partition("\n\n")[0].splitlines())
+    listed = {int(status) for cell in cells for status in cell.split(",")}
+    assert listed == {*PROBLEMS, 400, 404, 405}  # those three are no route's
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def _post(app, body, path="/v1/search", **headers):
         ({"queries": ["a"], "k": 101}, "k: 101; at most 100"),
         ({"queries": ["a"], "k": 1.5}, "k"),
         ({"queries": ["a"], "k": True}, "k"),
-        ({"queries": ["a"], "k": math.nan}, "k"),
+        ({"queries": ["a"], "k": math.nan}, "body: NaN is not JSON"),
         ({"queries": ["a"], "k": None}, "k"),
         ({"queries": ["a"], "k": 1, "topk": 1}, "topk"),
         ({"queries": ["x" * 100_000], "k": 1}, "queries.0: 100000 characters; at most 10000"),
@@ -61,6 +61,22 @@ def test_k_above_the_rows_gives_all_rows():
         answer = _post(app, {"queries": ["a"], k: ROWS + 5}, path).json()
         (hits,) = answer["results" if path == "/v1/search" else "result"]
         assert [hit["id"] for hit in hits] == [f"a/{row}" for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("path", ["/retrieve", "/v1/search"])
+@pytest.mark.parametrize(
+    "more, named",
+    [
+        (b'"queries": ["b"]', "'queries' occurs twice in the body"),
+        (b'"more": {"a": 1, "a": 1}', "'a' occurs twice in the body"),
+        (b'"more": [NaN]', "body: NaN is not JSON"),
+        (b'"more": -Infinity', "body: -Infinity is not JSON"),
+    ],
+)
+def test_what_is_no_json_or_has_two_meanings_is_refused_also_where_it_is_not_read(path, more, named):
+    app, encoder = app_of()
+    answer = _post(app, b'{"queries": ["a"], %s}' % more, path)
+    assert (answer.status_code, answer.json()) == (422, {"error": named}) and encoder.encoded == []
 
 
 @pytest.mark.parametrize("with_length", [True, False])
