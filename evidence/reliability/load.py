@@ -4,9 +4,10 @@
 
 The encoder is all-MiniLM-L6-v2 (`make weights`). It indexes generated articles, exact search says beforehand what every
 query must find, and 256 clients send single queries, one after the other, without a pause and without a cache. Meanwhile the
-youngest worker is killed (SIGKILL) at random times from a seed. Counted: wrong answers, failed ones by status (a 429 or 503
-has to carry Retry-After), broken connections apart, and the memory of the parent and the oldest worker with its slope over
-time. A result that is there is not measured again without --again. The clients run on the same cores as the server.
+youngest worker is killed (SIGKILL) at random times from a seed. A client opens another connection after 50 answers or so, so
+that the new worker, too, has clients when it is killed. Counted: wrong answers, failed ones by status (a 429 or 503 has to
+carry Retry-After), broken connections apart, and after a warm-up the memory of the parent and of the oldest worker. A result
+that is there is not measured again without --again. The clients run on the same cores as the server.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import os
 import platform
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -32,109 +31,27 @@ import numpy as np
 import psutil
 import torch
 from scipy import stats
+from towns import K, build
 
-from verl_credit.real.build import RealPaths, build_encoder
 from verl_credit_retriever.check.recall import (
     MalformedAnswer,
-    exact_answers,
     parse_served,
     recall_at,
     wrong_score,
     wrong_text,
 )
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
-from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
 
 HERE = Path(__file__).resolve().parent
-K = 3
 KILL_EVERY_S, QUIET_S = 60.0, 15.0
 """Mean pause between kills, and the shortest one."""
 SAMPLE_S = 2.0
+WARM_UP_S = 120.0
+"""Left out of the memory: the connections, and the code and buffers of each first batch, are there once."""
+ANSWERS_PER_CONNECTION = 50
+"""On average. A connection that is kept for ever stays with the worker that was there first."""
 PAUSE_S = 0.1
 """After a failed answer, as any client makes one."""
-SYLLABLES = (
-    "ka",
-    "vel",
-    "mor",
-    "sa",
-    "rin",
-    "to",
-    "bel",
-    "du",
-    "nar",
-    "li",
-    "gos",
-    "pe",
-    "tha",
-    "wen",
-    "zu",
-    "fro",
-)
-
-
-def name(draw: random.Random) -> str:
-    return "".join(draw.choices(SYLLABLES, k=draw.choice((2, 3)))).capitalize()
-
-
-def articles(rows: int) -> list[dict]:
-    """Short articles of towns: different, and all of one kind, so that a wrong one would be near."""
-    draw, found = random.Random(0), []
-    for row in range(rows):
-        town, river, mayor, trade = (
-            name(draw),
-            name(draw),
-            name(draw),
-            draw.choice(("salt", "bells", "glass", "wool", "ships")),
-        )
-        text = f"{town} is a town on the river {river}, founded in {draw.randint(900, 1900)}. "
-        text += f"Its mayor is {mayor} {name(draw)}. The town is known for its {trade} and for the bridge of {name(draw)}."
-        found.append(
-            {"id": str(row), "contents": f"{town} ({row})\n{text}", "asked": (town, river, mayor, trade)}
-        )
-    return found
-
-
-def questions(found: list[dict], number: int) -> list[str]:
-    draw, asked = random.Random(1), set()
-    forms = (
-        "Who is the mayor of {0}?",
-        "Which town lies on the river {1}?",
-        "Where is {2} the mayor?",
-        "Who makes {3} in {0}?",
-    )
-    while len(asked) < number:
-        asked.add(draw.choice(forms).format(*draw.choice(found)["asked"]))
-    return sorted(asked)
-
-
-def build(work: Path, rows: int) -> tuple[Path, Path, list[str], list[dict]]:
-    """(index, encoder, queries, what exact search finds for each); kept in ``work``."""
-    paths = RealPaths(work)
-    build_encoder(paths, lambda share, text: None)
-    found = articles(rows)
-    index = work / f"index-{rows}"
-    if not (index / "manifest.json").exists():
-        corpus = work / "corpus.jsonl"
-        lines = [json.dumps({key: row[key] for key in ("id", "contents")}) + "\n" for row in found]
-        corpus.write_text("".join(lines), encoding="utf-8")
-        command = [sys.executable, "-m", "verl_credit_retriever.cli", "index", "--corpus", str(corpus)]
-        command += [
-            "--encoder",
-            str(paths.encoder),
-            "--out",
-            str(index),
-            "--query-prefix",
-            "",
-            "--passage-prefix",
-            "",
-        ]
-        subprocess.run([*command, "--overwrite"], check=True, stdout=subprocess.DEVNULL)
-    queries = questions(found, rows)
-    encoder = SentenceEncoder(paths.encoder, query_prefix="", passage_prefix="")
-    vectors_N_D = encoder.encode_queries(queries)
-    exact = exact_answers(SearchIndex.load(index, backend="exact", mmap=True), vectors_N_D, K)
-    return index, paths.encoder, queries, exact
 
 
 @dataclass
@@ -173,7 +90,9 @@ async def client(
             place = draw.randrange(len(queries))
             body = {"queries": [queries[place]], "topk": K, "return_scores": True}
             try:
-                answer = await http.post(f"{url}/retrieve", json=body)
+                last = draw.random() < 1 / ANSWERS_PER_CONNECTION
+                headers = {"Connection": "close"} if last else {}
+                answer = await http.post(f"{url}/retrieve", json=body, headers=headers)
             except httpx.TransportError as error:
                 counts.connections[type(error).__name__] += 1
                 await asyncio.sleep(PAUSE_S)
@@ -221,30 +140,45 @@ async def kill(pid: int, workers: int, seed: int, kills: list[dict], begin: floa
         kills.append({"at_s": round(at - begin, 1), "replaced_after_s": round(time.monotonic() - at, 2)})
 
 
-async def sample(pid: int, samples: list[tuple[float, int, int]], begin: float, until: float) -> None:
-    """(seconds, resident bytes, those of them that are shared with nobody) of the parent and the oldest worker together."""
+Sample = tuple[float, int, int]
+"""Seconds, and the bytes that the parent and the oldest worker each share with nobody."""
+
+
+def private(process: psutil.Process) -> int:
+    """Resident bytes without the pages of files: those of the index are file cache, which all workers share."""
+    found = process.memory_info()
+    return found.rss - found.shared
+
+
+async def sample(pid: int, samples: list[Sample], begin: float, until: float) -> None:
+    oldest = workers_of(pid)[0]
     while (now := time.monotonic()) < until:
-        try:
-            infos = [one.memory_info() for one in (psutil.Process(pid), *workers_of(pid)[:1])]
-            samples.append((now - begin, sum(i.rss for i in infos), sum(i.rss - i.shared for i in infos)))
-        except psutil.Error:
-            pass
+        samples.append((now - begin, private(psutil.Process(pid)), private(oldest)))
         await asyncio.sleep(SAMPLE_S)
 
 
-def slope(seconds: np.ndarray, megabytes: np.ndarray, blocks: int = 30) -> dict:
-    """MB per hour by least squares over means of ``blocks`` equal parts, with its 95 % interval."""
+def memory(seconds: np.ndarray, megabytes: np.ndarray, blocks: int = 20) -> dict:
+    """Does it grow? A line by least squares through the means of equal parts of the time, with its 95 % interval.
+
+    Flat: in the measured time the line grows by no more than the noise, the standard deviation of a sample from the line
+    (or 0.1 MB, where there is none).
+    """
     parts = [part for part in np.array_split(np.arange(len(seconds)), blocks) if len(part)]
-    x = np.array([seconds[part].mean() / 3600 for part in parts])
-    y = np.array([megabytes[part].mean() for part in parts])
+    hours = seconds / 3600
+    x, y = (np.array([values[part].mean() for part in parts]) for values in (hours, megabytes))
     fit = stats.linregress(x, y)
     half = stats.t.ppf(0.975, len(x) - 2) * fit.stderr
+    noise = float(np.std(megabytes - fit.intercept - fit.slope * hours))
+    grown = float(fit.slope * (hours[-1] - hours[0]))
     return {
-        "slope_mb_per_hour": round(float(fit.slope), 3),
-        "interval": [round(float(fit.slope - half), 3), round(float(fit.slope + half), 3)],
-        "first_mb": round(float(y[0]), 1),
-        "last_mb": round(float(y[-1]), 1),
-        "blocks": len(x),
+        "flat": abs(grown) <= max(noise, 0.1),
+        "grown_mb": round(grown, 2),
+        "noise_mb": round(noise, 2),
+        "mb_per_hour": round(float(fit.slope), 2),
+        "mb_per_hour_95": [round(float(fit.slope - half), 2), round(float(fit.slope + half), 2)],
+        "mean_mb": round(float(megabytes.mean()), 1),
+        "largest_mb": round(float(megabytes.max()), 1),
+        "part_means_mb": [round(float(value), 1) for value in y],
     }
 
 
@@ -261,9 +195,8 @@ async def storm(
         kill(pid, options.workers, options.seed, kills, begin, until),
         sample(pid, samples, begin, until),
     )
-    took, warm = time.monotonic() - begin, 0.1 * 60 * options.minutes
-    seconds, rss, own = (np.array(column, dtype=np.float64) for column in zip(*samples, strict=True))
-    kept = seconds >= warm
+    took = time.monotonic() - begin
+    seconds, parent, worker = np.array([one for one in samples if one[0] >= WARM_UP_S]).T
     ordered = sorted(counts.latencies_s)
     at: Callable[[float], float] = lambda share: round(ordered[math.ceil(share * len(ordered)) - 1], 3)  # noqa: E731
     return {
@@ -283,9 +216,10 @@ async def storm(
         "longest_time_without_an_answer_s": round(counts.longest_gap_s, 2),
         "kills": kills,
         "memory": {
-            "of": "the parent and the oldest worker, which is not killed; the first tenth of the time left out",
-            "resident": slope(seconds[kept], rss[kept] / 1e6),
-            "shared_with_nobody": slope(seconds[kept], own[kept] / 1e6),
+            "of": "bytes that the process shares with nobody (without the pages of files)",
+            "warm_up_s": WARM_UP_S,
+            "parent": memory(seconds, parent / 1e6),
+            "oldest_worker": memory(seconds, worker / 1e6),
         },
     }
 
@@ -294,6 +228,35 @@ def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores"
+
+
+def table(report: dict) -> str:
+    """The report for load.md."""
+
+    def memory_of(process: str) -> str:
+        found = report["memory"][process]
+        low, high = found["mb_per_hour_95"]
+        return (
+            f"{found['mean_mb']:.0f} MB; grew by {found['grown_mb']:.1f} MB, noise {found['noise_mb']:.1f} MB "
+            f"({found['mb_per_hour']:.0f} MB an hour, {low:.0f} to {high:.0f}): {'' if found['flat'] else '**not** '}flat"
+        )
+
+    times = {name: report[f"{name}_s"] for name in ("p50", "p99", "longest")}
+    rows = {
+        "right answers": f"{report['right_answers']:,}, {report['answers_per_s']:.0f} a second; "
+        + ", ".join(f"{name} {value:.2f} s" for name, value in times.items()),
+        "wrong answers": report["wrong_answers"],
+        "failed as documented": sum(report["statuses"].get(status, 0) for status in ("429", "503"))
+        - sum(
+            n for said, n in report["failed_otherwise_than_documented"].items() if said[:3] in ("429", "503")
+        ),
+        "failed otherwise": report["failed_otherwise_than_documented"] or 0,
+        "broken connections": f"{sum(report['broken_connections'].values())}, from {len(report['kills'])} killed workers",
+        "longest time without an answer": f"{report['longest_time_without_an_answer_s']:.2f} s",
+        "memory of the parent": memory_of("parent"),
+        "memory of the older worker": memory_of("oldest_worker"),
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
 def main() -> None:
@@ -311,6 +274,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=HERE / "load.json")
     parser.add_argument("--again", action="store_true", help="measure again what is there")
     options = parser.parse_args()
+    if 60 * options.minutes < 2 * WARM_UP_S:
+        parser.error(
+            f"--minutes={options.minutes:g}: at least {2 * WARM_UP_S / 60:g}, half of it is the warm-up"
+        )
     if options.json.exists() and not options.again:
         print(f"{options.json} is there; --again measures again")
         return
@@ -330,8 +297,7 @@ def main() -> None:
     settings = {"rows": options.rows, "queries": len(queries), "k": K, "cache": "off"}
     report = {"command": command, "machine": machine, **settings, **result, "exit_code_of_the_server": code}
     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({key: value for key, value in report.items() if key != "kills"}, indent=1))
-    print(f"{len(result['kills'])} workers killed")
+    print(table(report))
 
 
 if __name__ == "__main__":
