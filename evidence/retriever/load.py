@@ -1,6 +1,7 @@
 """Sends single queries to servers under load, and records latencies, statuses and malformed answers."""
 
 import asyncio
+import itertools
 import math
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ class Load:
     wall_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     statuses: Counter = field(default_factory=Counter)  # "200", "429", ..., or the name of a transport error
+    asked_again: int = 0  # after a 429 or 503
     malformed: list[str] = field(default_factory=list)
     answers: dict[int, list[Served]] = field(default_factory=dict)  # by place in the list of queries
 
@@ -54,11 +56,12 @@ async def send_all(
     token: str | None = None,
     timeout_s: float = 60.0,
     busy_s: float = 0.0,
+    busy_pause_s: float = BUSY_PAUSE_S,
     keep: bool = False,
 ) -> Load:
     """Send every query once as a separate request, `concurrency` at a time, the servers in turn.
 
-    A 429 or 503 is sent again after a pause while the query is younger than `busy_s` (0: never). `keep`
+    A 429 or 503 is sent again after `busy_pause_s` while the query is younger than `busy_s` (0: never). `keep`
     keeps the parsed answers. No error of a server is raised: all are counted.
     """
     load, waiting = Load(), iter(enumerate(queries))
@@ -74,12 +77,13 @@ async def send_all(
             for place, query in waiting:
                 url, begin = urls[place % len(urls)], time.monotonic()
                 try:
-                    answer = await _post(client, url, query, k, begin + busy_s)
+                    answer, tries = await _post(client, url, query, k, begin + busy_s, busy_pause_s)
                 except httpx.HTTPError as error:
                     load.statuses[type(error).__name__] += 1
                     continue
                 seconds = time.monotonic() - begin
                 load.statuses[str(answer.status_code)] += 1
+                load.asked_again += tries - 1
                 if answer.status_code == 200:
                     load.latencies_s.append(seconds)
                     take(place, url, answer)
@@ -99,10 +103,13 @@ async def send_all(
     return load
 
 
-async def _post(client: httpx.AsyncClient, url: str, query: str, k: int, busy_until: float) -> httpx.Response:
-    while True:
-        body = {"queries": [query], "topk": k, "return_scores": True}
+async def _post(
+    client: httpx.AsyncClient, url: str, query: str, k: int, busy_until: float, busy_pause_s: float
+) -> tuple[httpx.Response, int]:
+    """The last answer, and how often the query was sent."""
+    body = {"queries": [query], "topk": k, "return_scores": True}
+    for tries in itertools.count(1):
         answer = await client.post(f"{url}/retrieve", json=body)
         if answer.status_code not in (429, 503) or time.monotonic() >= busy_until:
-            return answer
-        await asyncio.sleep(BUSY_PAUSE_S)
+            return answer, tries
+        await asyncio.sleep(busy_pause_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine
 
@@ -15,6 +16,11 @@ from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.pace import Pace
 from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, WaitingQueries
 
+REFUSED_AFTER_S, LOOK_AGAIN_S = 1.0, 0.05
+"""How long a request waits for room in the queue before it is refused, and how often it looks. Otherwise clients that ask
+again at once take the processor from the answers."""
+HELD = 1024
+"""Queries that may wait for room, or as many as the queue has: more are refused at once, which bounds memory."""
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -46,6 +52,7 @@ class Batcher:
         )
         self._waiting = WaitingQueries(limits, metrics)
         self._open: set[Request] = set()
+        self._held = 0  # queries that wait for room
         self._pace = Pace()
         self._drainer: asyncio.Task | None = None
         self._searching: asyncio.Task | None = None
@@ -66,7 +73,7 @@ class Batcher:
         hits = [None if canary else self._cache.get(query, k) for query in queries]
         missing = [row for row, found in enumerate(hits) if found is None]
         if not canary:
-            self._admit(len(missing))
+            await self._admit(len(missing), deadline)
             self._metrics.cache_hits.inc(len(queries) - len(missing))
             self._metrics.cache_misses.inc(len(missing))
         if not missing:
@@ -98,10 +105,26 @@ class Batcher:
         self._drainer = self._searching = None
         self._fail(self._open, RuntimeError("the server is ending"))
 
-    def _admit(self, queries: int) -> None:
-        waiting, limit = len(self._waiting), self._limits.max_queue_queries
-        if queries and waiting + queries > limit:
-            raise QueueFull(waiting, limit, self._pace.pause_s(waiting))
+    async def _admit(self, queries: int, deadline: float | None) -> None:
+        """Errors: QueueFull, when there is no room for a while."""
+        if not self._full(queries):
+            return
+        now, limit = asyncio.get_running_loop().time, self._limits.max_queue_queries
+        if self._held + queries <= max(HELD, limit):
+            until = min(now() + REFUSED_AFTER_S, math.inf if deadline is None else deadline)
+            self._held += queries
+            try:
+                while (full := self._full(queries)) and (left := until - now()) > 0:
+                    await asyncio.sleep(min(LOOK_AGAIN_S, left))
+            finally:
+                self._held -= queries
+            if not full:
+                return
+        waiting = len(self._waiting)
+        raise QueueFull(waiting, limit, self._pace.pause_s(waiting))
+
+    def _full(self, queries: int) -> bool:
+        return queries > 0 and len(self._waiting) + queries > self._limits.max_queue_queries
 
     def _drop(self, request: Request, reason: str) -> None:
         self._metrics.dropped.labels(reason).inc(self._waiting.remove(request))

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from kit.retriever_fakes import ROWS, FakeEncoder, FakeIndex, app_of, client_of, metric, until
+from verl_credit_retriever.http import batcher
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.server import create_app
 
@@ -175,7 +176,8 @@ async def _until_waiting(client, number):
             await asyncio.sleep(0.001)
 
 
-def test_a_full_queue_is_429_and_never_a_wrong_answer():
+def test_a_full_queue_is_429_and_never_a_wrong_answer(monkeypatch):
+    monkeypatch.setattr(batcher, "REFUSED_AFTER_S", 0)
     app, encoder, gate = _busy(limits=Limits(max_queue_queries=8, max_request_queries=4))
 
     async def run():
@@ -199,6 +201,31 @@ def test_a_full_queue_is_429_and_never_a_wrong_answer():
                 1 <= int(answer.headers["Retry-After"]) <= 60 and "8 queries wait" in answer.json()["error"]
             )
     assert (first.status_code, ready.status_code) == (200, 200)
+
+
+def test_a_request_waits_for_room_before_it_is_refused_but_only_so_many_do(monkeypatch):
+    """Clients that ask again at once took most of the answers that a full server could give."""
+    monkeypatch.setattr(batcher, "HELD", 3)
+    monkeypatch.setattr(batcher, "REFUSED_AFTER_S", 60)
+    app, encoder, gate = _busy(limits=Limits(max_queue_queries=2, max_request_queries=2))
+
+    async def run():
+        async with client_of(app) as client:
+            first = await _occupy(client, encoder)
+            queued = asyncio.create_task(client.post("/v1/search", json={"queries": ["a", "b"], "k": 1}))
+            await _until_waiting(client, 2)
+            body = {"queries": ["c", "d"], "k": 1}
+            late = await client.post("/v1/search", json=body, headers={"X-Deadline-Ms": "30"})
+            waits = asyncio.create_task(client.post("/v1/search", json=body))
+            await asyncio.sleep(0)
+            at_once = await client.post("/v1/search", json=body)  # two more would be four
+            assert not waits.done()
+            gate.set()
+            return [await task for task in (first, queued, waits)], [late, at_once]
+
+    answered, refused = asyncio.run(run())
+    assert [answer.status_code for answer in answered] == [200] * 3
+    assert [answer.status_code for answer in refused] == [429] * 2
 
 
 def test_a_deadline_that_passes_is_504_and_its_work_is_dropped():
