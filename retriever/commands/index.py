@@ -7,7 +7,7 @@ from typing import Literal
 
 from typer import Option
 
-from verl_credit_retriever.commands.compute import DEVICE, THREADS
+from verl_credit_retriever.commands.compute import THREADS
 from verl_credit_retriever.encoder.settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
 
@@ -51,16 +51,30 @@ def index(
     ),
     no_normalize: bool = Option(False, "--no-normalize", help="keep the vectors' lengths"),
     overwrite: bool = Option(False, "--overwrite", help="replace an index or an interrupted build"),
-    device: str = DEVICE,
+    shard: str | None = Option(
+        None, help="i/n: encode every n-th shard only, on one of n machines; --merge makes the index"
+    ),
+    merge: bool = Option(False, "--merge", help="make the index of shards that are all there; encodes none"),
+    device: str = Option("cpu", help="torch device of the encoder; several with commas have a process each"),
+    encode_dtype: Literal["fp32", "bf16", "fp16"] = Option(
+        "fp32", help="in which the encoder computes; bf16 or fp16 on GPUs"
+    ),
     threads: int | None = THREADS,
 ):
     import torch
     import transformers
 
     from verl_credit_retriever.encoder.encoder import SentenceEncoder
-    from verl_credit_retriever.index.build import build_index
+    from verl_credit_retriever.encoder.weights import device_for
+    from verl_credit_retriever.index.build import build_index, encode_share
     from verl_credit_retriever.index.memory import plan_memory
 
+    share = None if shard is None else _share(shard)
+    if [import_ is not None, share is not None, merge].count(True) > 1:
+        raise ValueError("--import, --shard and --merge: give one of them")
+    devices = [name.strip() for name in device.split(",")]
+    for name in devices[1:] and devices:  # a single one is looked at where it is used
+        device_for(name, encode_dtype)
     if threads is not None:
         torch.set_num_threads(threads)
         _set_faiss_threads(kind, threads)
@@ -74,8 +88,9 @@ def index(
         max_length=max_length,
         pooling=pooling,
         normalize=not no_normalize,
-        device=device,
+        device=devices[0] if len(devices) == 1 else "cpu",  # each process loads its own
         batch_size=batch_size,
+        dtype=encode_dtype,
     )
     parameters = {
         "nlist": nlist,
@@ -99,20 +114,32 @@ def index(
         resolve("flat", 1, parameters)  # refuses what flat does not use
         manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
         return print(_made(out, manifest, plan_memory(manifest)))
-    manifest = build_index(
-        corpus,
-        loaded,
-        out,
-        kind=kind,
-        dtype=dtype,
-        batch_size=batch_size,
-        shard_rows=shard_rows,
-        overwrite=overwrite,
-        gpu=gpu,
-        on_progress=ProgressLine(sys.stderr).show,
+    options = {
+        "kind": kind,
+        "dtype": dtype,
+        "batch_size": batch_size,
+        "shard_rows": shard_rows,
+        "overwrite": overwrite,
+        "devices": devices,
+        "on_progress": ProgressLine(sys.stderr).show,
         **parameters,
-    )
+    }
+    if share is not None:
+        shards = encode_share(corpus, loaded, out, share, **options)
+        return print(
+            f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
+            "shards in this folder, --merge instead of --shard makes the index"
+        )
+    manifest = build_index(corpus, loaded, out, gpu=gpu, merge=merge, **options)
     print(_made(out, manifest, plan_memory(manifest)))
+
+
+def _share(text: str) -> tuple[int, int]:
+    try:
+        part, parts = map(int, text.split("/"))
+    except ValueError:
+        raise ValueError(f"--shard={text!r}; expected i/n, such as 1/4") from None
+    return part, parts
 
 
 def _made(out: Path, manifest: dict, memory) -> str:

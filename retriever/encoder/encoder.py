@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from verl_credit_retriever.encoder.settings import read_settings
-from verl_credit_retriever.encoder.weights import load_model
+from verl_credit_retriever.encoder.weights import COMPUTE, device_for, load_model
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -36,11 +36,12 @@ class SentenceEncoder:
     folder, else the mean. `notes` lists options of those files that are not followed. `normalize=False` keeps the
     encoder's vector lengths. Texts longer than `max_length` tokens are cut; `self.max_length` is the smallest of the
     argument, the tokenizer's limit and the encoder's positions. A text's vector does not depend on its batch, up to
-    float32 rounding (1e-6).
+    the rounding of `dtype`, in which the model computes (fp32: 1e-6); pooling and vectors are float32.
 
     `path` is a local folder with config, tokenizer and `*.safetensors`; pickled weights and a model's own code are
     never loaded. Errors: FileNotFoundError when the folder or its weights are missing; ValueError for missing
-    tensors, for arguments or modules that contradict the folder, and for a pooled vector that is zero or not finite.
+    tensors, for arguments or modules that contradict the folder, for a device that is not here, and for a pooled
+    vector that is zero or not finite.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SentenceEncoder:
         normalize: bool = True,
         device: str = "cpu",
         batch_size: int = 64,
+        dtype: str = "fp32",
     ):
         self.path = Path(path)
         if not self.path.is_dir():
@@ -71,27 +73,33 @@ class SentenceEncoder:
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
         self.pooling = settings.resolve(self.path, pooling, normalize)
         self.normalize = bool(normalize)
-        self.device, self.batch_size = torch.device(device), batch_size
+        self.device, self.batch_size, self.dtype = device_for(device, dtype), batch_size, dtype
         self._tokenizer = AutoTokenizer.from_pretrained(
             str(self.path), local_files_only=True, trust_remote_code=False
         )
         # cls pooling reads position 0, and real tokens keep their positions.
         self._tokenizer.padding_side = "right"
         self._model = load_model(self.path)
-        self._model.to(self.device).eval()
+        self._model.to(self.device, COMPUTE[dtype]).eval()
         self.dim = int(self._model.config.hidden_size)
         self.max_length = min(max_length, self._tokenizer.model_max_length, self._positions())
         self._fingerprint: dict | None = None
 
     @classmethod
     def for_index(
-        cls, path: str | Path, manifest: dict, *, device: str = "cpu", batch_size: int = 64
+        cls,
+        path: str | Path,
+        manifest: dict,
+        *,
+        device: str = "cpu",
+        batch_size: int = 64,
+        dtype: str = "fp32",
     ) -> Self:
         """The encoder in `path` with the prefixes, length, pooling and normalisation of the index's manifest."""
         built_with = {"normalize": True, **manifest["encoder"]}
         keys = ("query_prefix", "passage_prefix", "max_length", "pooling", "normalize")
         settings = {key: built_with[key] for key in keys if key in built_with}
-        return cls(path, device=device, batch_size=batch_size, **settings)
+        return cls(path, device=device, batch_size=batch_size, dtype=dtype, **settings)
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         """Vectors of queries: float32 [N, D]; [0, D] for no query."""
@@ -122,7 +130,7 @@ class SentenceEncoder:
             batch = self._tokenizer.pad({"input_ids": [ids_N[row] for row in rows]}, return_tensors="pt").to(
                 self.device
             )
-            hidden_N_L_D = self._model(**batch).last_hidden_state
+            hidden_N_L_D = self._model(**batch).last_hidden_state.float()
             out_N_D[rows] = self._pool(hidden_N_L_D, batch["attention_mask"]).cpu().numpy()
         length_N = np.linalg.norm(out_N_D, axis=1)
         # NaN fails every comparison, so both conditions refuse zero and non-finite vectors.

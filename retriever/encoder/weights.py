@@ -7,6 +7,31 @@ from transformers import AutoModel
 
 UNUSED = "pooler."  # the classification head of BERT's family: sentence vectors are made without it
 NAMED = 3
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def device_for(name: str, dtype: str) -> torch.device:
+    """The torch device `name`. Errors: ValueError when it is not here, or does not compute in `dtype` of `COMPUTE`."""
+    if dtype not in COMPUTE:
+        raise ValueError(f"encode dtype={dtype!r}; accepted: {', '.join(COMPUTE)}")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r}; expected cpu, cuda, cuda:1 or another that torch knows") from None
+    if device.type == "cpu" and dtype == "fp16":
+        raise ValueError(
+            f"encode dtype=fp16 on device={name!r}; a CPU computes in fp32 or bf16, a GPU in all"
+        )
+    if device.type == "cuda":
+        if (device.index or 0) >= (here := torch.cuda.device_count()):
+            raise ValueError(f"device={name!r}; torch {torch.__version__} sees {here} GPUs")
+        major, minor = torch.cuda.get_device_capability(device)
+        if dtype == "bf16" and major < 8:
+            raise ValueError(
+                f"encode dtype=bf16 on device={name!r}: its compute capability is {major}.{minor}, bf16 "
+                "needs 8.0; use fp16"
+            )
+    return device
 
 
 def load_model(path: Path) -> torch.nn.Module:

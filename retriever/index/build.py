@@ -1,20 +1,26 @@
 """Builds an index: check the corpus, encode it in shards, make the kind, describe it, move it into place."""
 
 import shutil
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.encoding import Job, Progress, encode_missing
 from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.manifest import DTYPES, KINDS, files_of, write_manifest
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
 from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
-from verl_credit_retriever.index.shards import Shards, can_resume, size_of_shards, start_over
+from verl_credit_retriever.index.shards import (
+    BuildRefused,
+    Shards,
+    begin,
+    can_resume,
+    size_of_shards,
+    start_over,
+)
 from verl_credit_retriever.index.vectors import write_vectors
 
 if TYPE_CHECKING:
@@ -23,28 +29,6 @@ if TYPE_CHECKING:
 BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 STAGE = "index"  # the folder in the work folder in which the index is put together
 SHARD_ROWS = 20_000  # a killed build loses at most this many encoded rows
-
-
-@dataclass(frozen=True)
-class Progress:
-    """`done` of `total` rows. `rate` is rows per second, without the rows of an interrupted build."""
-
-    done: int
-    total: int
-    rate: float
-
-    @property
-    def seconds_left(self) -> float:
-        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
-
-    def text(self) -> str:
-        """Such as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
-        left = "unknown time"
-        if self.rate > 0:
-            minutes, seconds = divmod(round(self.seconds_left), 60)
-            left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-        share = 100 * self.done // self.total
-        return f"{self.done:,} of {self.total:,} rows ({share}%), {self.rate:,.0f} rows/s, {left} left"
 
 
 def build_index(
@@ -57,7 +41,9 @@ def build_index(
     batch_size: int = 128,
     shard_rows: int = SHARD_ROWS,
     overwrite: bool = False,
+    merge: bool = False,
     gpu: bool = False,
+    devices: Sequence[str] = (),
     on_progress: Callable[[Progress], None] | None = None,
     **parameters: int | None,
 ) -> dict:
@@ -67,44 +53,33 @@ def build_index(
     (nlist, nprobe, train_rows, m, ef_construction, ef_search, seed). Vectors are stored in `dtype` fp32 or fp16.
     The whole corpus is checked first, then encoded shard by shard in the folder `.<out>.building` beside `out`.
     The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
-    because it needs the same vectors. One rename at the end creates `out`, so that it is complete or absent.
+    because it needs the same vectors. `merge` takes shards that are all there (`encode_share`) and encodes none.
+    Several torch `devices` each get a process with the encoder; the caller's module must be importable then, as
+    multiprocessing asks. One rename at the end creates `out`, so that it is complete or absent.
     `overwrite` deletes nothing until corpus, parameters, memory and disk have passed. Returns the manifest.
 
     Disk: the corpus once, the vectors twice, thrice for ivf and hnsw.
 
     Errors: CorpusError names the line; FileExistsError when `out` exists, unless it is an index and
-    `overwrite` is set; BuildRefused when another build of `out` runs, or an interrupted one has other settings
-    or other lines and `overwrite` is not set; MemoryRefused; OSError when the disk is too full; ValueError for
-    parameters.
+    `overwrite` is set; BuildRefused when another build of `out` runs, an interrupted one has other settings
+    or other lines and `overwrite` is not set, or `merge` misses a shard; MemoryRefused; OSError when the disk is too
+    full; ValueError for parameters.
     """
     corpus, out = Path(corpus), Path(out)
     _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite)
     faiss_kinds = _faiss(kind, DTYPES[dtype], gpu)
-    if isinstance(encoder, str | Path):
-        from verl_credit_retriever.encoder.encoder import SentenceEncoder
-
-        encoder = SentenceEncoder(encoder, batch_size=batch_size)
-    fingerprint = encoder.fingerprint()
-    settings = {
-        "encoder": {key: value for key, value in fingerprint.items() if key != "name"},
-        "dtype": dtype,
-        "shard_rows": shard_rows,
-        "batch_size": batch_size,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = out.with_name(f".{out.name}.building")
+    encoder = _loaded(encoder, batch_size)
+    settings = _settings(encoder, dtype, shard_rows, batch_size)
+    work = _work_folder(out)
     with lock(out):
         restore(out)
         check_out(out, overwrite)  # another build may have ended since
-        resume = can_resume(work, settings, overwrite=overwrite)
+        resume = can_resume(work, settings, overwrite=overwrite and not merge)
+        if merge and not resume:
+            raise BuildRefused(f"{work} holds no shards to merge; encode them with --shard")
         stage = work / STAGE
         try:
-            shutil.rmtree(stage, ignore_errors=True)
-            stage.mkdir(parents=True)
-            require_disk(work, corpus.stat().st_size, "the copy of the corpus")
-            offsets = copy_corpus(corpus, stage / "corpus.jsonl")
-            np.save(stage / "offsets.npy", offsets, allow_pickle=False)
-            documents = Documents(stage / "corpus.jsonl", offsets)
+            documents = _take_corpus(corpus, stage)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
             built_with, searched_with = resolve(kind, shape["rows"], parameters)
             also = None
@@ -114,13 +89,16 @@ def build_index(
                 also = {"training": 8 * max(shape["dim"] * built_with["train_rows"], shape["rows"])}
             spec = {"kind": kind, "parameters": built_with, **shape}
             require_memory(spec, mmap=kind == "exact", also=also)
-            shards = Shards(work, documents, shard_rows=shard_rows, dim=shape["dim"], dtype=shape["dtype"])
-            done = shards.find_done(overwrite=overwrite) if resume else 0
+            layout = _layout(encoder, dtype, shard_rows, settings)
+            shards = Shards(work, documents, **layout)
+            done = shards.find_done(overwrite=overwrite and not merge) if resume else 0
+            if merge:
+                shards.require_all()
             freed = 0 if resume else size_of_shards(work)
             require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
             if not resume:  # only now: encoded vectors are kept until every check has passed
                 start_over(work, settings, keep=stage)
-            _encode(shards, encoder, batch_size * BATCHES_PER_CHUNK, done, on_progress)
+            _encode(shards, encoder, layout, batch_size, stage, done, on_progress, devices)
             if faiss_kinds:
                 index = faiss_kinds.create(
                     kind, shards.blocks, shards.take, **shape, parameters=built_with, gpu=gpu
@@ -132,7 +110,8 @@ def build_index(
                 stage,
                 kind=kind,
                 rows=shape["rows"],
-                encoder=fingerprint,
+                encoder=encoder.fingerprint(),
+                encoded_in=encoder.dtype,
                 dtype=shape["dtype"],
                 parameters=built_with,
                 search=searched_with,
@@ -145,6 +124,105 @@ def build_index(
             raise
         shutil.rmtree(work)
     return manifest
+
+
+def encode_share(
+    corpus: str | Path,
+    encoder: "str | Path | SentenceEncoder",
+    out: str | Path,
+    share: tuple[int, int],
+    *,
+    kind: str = "flat",
+    dtype: str = "fp32",
+    batch_size: int = 128,
+    shard_rows: int = SHARD_ROWS,
+    overwrite: bool = False,
+    devices: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+    **parameters: int | None,
+) -> Shards:
+    """Encode share (i, n), every n-th shard from the i-th on, into the work folder of `out`; makes no index.
+
+    n machines do this with the same corpus, on a shared disk or each on its own; `build_index(merge=True)` makes the
+    index once all shard files are in one work folder. `kind` and `parameters` are checked here and used there. Nothing
+    of other shares is deleted, whatever `overwrite` says: it allows that `out` exists. Errors: as `build_index`.
+    """
+    corpus, out = Path(corpus), Path(out)
+    _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite)
+    part, parts = share
+    if not 1 <= part <= parts:
+        raise ValueError(f"shard={part}/{parts}; expected i/n with i from 1 to n")
+    encoder = _loaded(encoder, batch_size)
+    settings = _settings(encoder, dtype, shard_rows, batch_size)
+    work = _work_folder(out)
+    stage = work / f"{STAGE}-{part}-of-{parts}"
+    with lock(out, share):
+        can_resume(work, settings, overwrite=False)
+        try:
+            documents = _take_corpus(corpus, stage)
+            resolve(kind, len(documents), parameters)
+            layout = {**_layout(encoder, dtype, shard_rows, settings), "share": share}
+            shards = Shards(work, documents, **layout)
+            done = shards.find_done(overwrite=False)
+            row_bytes = encoder.dim * np.dtype(DTYPES[dtype]).itemsize
+            require_disk(work, (shards.rows - done) * row_bytes, "vectors")
+            begin(work, settings)
+            _encode(shards, encoder, layout, batch_size, stage, done, on_progress, devices)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    return shards
+
+
+def _loaded(encoder, batch_size: int) -> "SentenceEncoder":
+    if not isinstance(encoder, str | Path):
+        return encoder
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+
+    return SentenceEncoder(encoder, batch_size=batch_size)
+
+
+def _settings(encoder, dtype: str, shard_rows: int, batch_size: int) -> dict:
+    """What the bits of the vectors depend on."""
+    settings = {
+        "encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"},
+        "dtype": dtype,
+        "shard_rows": shard_rows,
+        "batch_size": batch_size,
+    }
+    # Left out for fp32: builds that an older version began have no such key.
+    return settings if encoder.dtype == "fp32" else {**settings, "encode_dtype": encoder.dtype}
+
+
+def _layout(encoder, dtype: str, shard_rows: int, settings: dict) -> dict:
+    return {"shard_rows": shard_rows, "dim": encoder.dim, "dtype": DTYPES[dtype], "settings": settings}
+
+
+def _work_folder(out: Path) -> Path:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out.with_name(f".{out.name}.building")
+
+
+def _take_corpus(corpus: Path, stage: Path) -> Documents:
+    """Check the corpus and copy it to the new folder `stage`."""
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
+    offsets = copy_corpus(corpus, stage / "corpus.jsonl")
+    np.save(stage / "offsets.npy", offsets, allow_pickle=False)
+    return Documents(stage / "corpus.jsonl", offsets)
+
+
+def _encode(shards, encoder, layout: dict, batch_size: int, stage: Path, done: int, report, devices) -> None:
+    job, chunk_rows = None, batch_size * BATCHES_PER_CHUNK
+    if len(devices) > 1:
+        import torch
+
+        again = {"path": encoder.path, "manifest": {"encoder": encoder.fingerprint()}}
+        again |= {"batch_size": encoder.batch_size, "dtype": encoder.dtype}
+        job = Job(stage, shards.work, layout, chunk_rows, again, torch.get_num_threads())
+    encode_missing(
+        shards, encoder.encode_passages, chunk_rows, done=done, report=report, devices=devices, job=job
+    )
 
 
 def _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite) -> None:
@@ -174,20 +252,6 @@ def _faiss(kind: str, dtype: str, gpu: bool):
             raise ValueError(f"gpu: has no effect on building kind={kind!r}; it speeds up ivf")
         faiss_kinds.require_gpu(kind, dtype)
     return faiss_kinds
-
-
-def _encode(shards: Shards, encoder, chunk_rows: int, done: int, report) -> None:
-    start, resumed = time.monotonic(), done
-
-    def on_rows(rows: int) -> None:
-        nonlocal done
-        done += rows
-        elapsed = time.monotonic() - start
-        if report:
-            report(Progress(done, shards.rows, (done - resumed) / elapsed if elapsed > 0 else 0.0))
-
-    on_rows(0)
-    shards.encode_missing(encoder.encode_passages, chunk_rows, on_rows)
 
 
 def _vector_bytes(spec: dict, done: int) -> int:

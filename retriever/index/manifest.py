@@ -13,7 +13,12 @@ KINDS = ("flat", "sq8", "ivf", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
 OWN_HASH = "manifest_sha256"  # the hash of all other keys; formats 1 and 2 have none
-NOT_ANSWERS = ("versions", "format", OWN_HASH)  # manifest keys that no answer depends on
+NOT_ANSWERS = (
+    "versions",
+    "format",
+    OWN_HASH,
+    "encoded_in",
+)  # keys that no answer depends on, or that files' hashes tell
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -37,13 +42,15 @@ def write_manifest(
     kind: str,
     rows: int,
     encoder: dict,
+    encoded_in: str | None = None,
     dtype: str = "float32",
     parameters: dict | None = None,
     search: dict | None = None,
 ) -> dict:
     """Describe the index in `folder`, whose files are complete, in `folder/manifest.json`.
 
-    `parameters` is what the kind was built with, `search` what it is searched with unless overridden.
+    `parameters` is what the kind was built with, `search` what it is searched with unless overridden, `encoded_in` the
+    type in which the encoder computed the vectors (None: not known).
     """
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
@@ -59,6 +66,7 @@ def write_manifest(
         "rows": rows,
         "dim": encoder["dim"],
         "encoder": encoder,
+        "encoded_in": encoded_in,
         "corpus_sha256": files["corpus.jsonl"]["sha256"],
         "files": files,
         "versions": _versions(),

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,9 +24,20 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def lock(out: Path) -> Iterator[None]:
-    """One build of `out` at a time. The lock ends with the process, whatever ends it."""
-    path = out.with_name(f".{out.name}.lock")
+def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
+    """One build of `out` at a time, or all shares (i, n) of one. The lock ends with the process, whatever ends it."""
+    whole = out.with_name(f".{out.name}.lock")
+    own = whole if share is None else out.with_name(f".{out.name}.share-{share[0]}-of-{share[1]}.lock")
+    with _held(own, out):
+        shares = out.parent.glob(f".{escape(out.name)}.share-*.lock")
+        for other in list(shares) if share is None else [whole]:
+            with _held(other, out):  # nobody has it
+                pass
+        yield
+
+
+@contextmanager
+def _held(path: Path, out: Path) -> Iterator[None]:
     # Not 0 seconds: the file may be one that its last owner is just removing, and is then tried again.
     held = FileLock(path, timeout=0.1, fallback_to_soft=False)
     try:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +22,25 @@ class BuildRefused(ValueError):
 def can_resume(work: Path, settings: dict, *, overwrite: bool) -> bool:
     """Whether `work` holds an interrupted build with these settings. Changes nothing.
 
-    The bits of the vectors depend on `settings`. Errors: BuildRefused names the settings that differ, unless
+    The bits of the vectors depend on `settings`. Shards without the folder's settings were copied from other machines:
+    they have their own, which `find_done` compares. Errors: BuildRefused names the settings that differ, unless
     `overwrite` allows to start anew.
     """
     plan = work / PLAN
     if not plan.is_file():
-        return False
-    before = _read_json(plan)
-    differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        return any(work.glob("shard-*.json"))
+    differing = _differing(settings, _read_json(plan))
     if differing and not overwrite:
-        found = ", ".join(f"{key}={settings.get(key)!r} (was {before.get(key)!r})" for key in differing)
         raise BuildRefused(
-            f"{work} holds an interrupted build with other settings: {found}; "
+            f"{work} holds an interrupted build with other settings: {differing}; "
             "repeat its command to finish it, or pass overwrite to start anew"
         )
     return not differing
+
+
+def begin(work: Path, settings: dict) -> None:
+    """Record the settings of the build in its work folder."""
+    _write_whole(work / PLAN, json.dumps(settings, indent=2).encode())
 
 
 def start_over(work: Path, settings: dict, *, keep: Path) -> None:
@@ -46,8 +50,7 @@ def start_over(work: Path, settings: dict, *, keep: Path) -> None:
     for path in work.iterdir():
         if path.name not in (PLAN, keep.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    # Last, so that shards never stand beside the settings of another build.
-    _write_whole(work / PLAN, json.dumps(settings, indent=2).encode())
+    begin(work, settings)  # last, so that shards never stand beside the settings of another build
 
 
 def size_of_shards(work: Path) -> int:
@@ -58,31 +61,55 @@ def size_of_shards(work: Path) -> int:
 class Shards:
     """The shard files of `work`: shard s holds the vectors of rows s·shard_rows to (s + 1)·shard_rows - 1.
 
-    A shard is two files: raw vectors, and a JSON written after them with the hashes of the vectors and of their
-    corpus lines. Vectors without the JSON, or with another hash, are encoded again.
+    A shard is two files: raw vectors, and a JSON written after them with the build's settings and the hashes of the
+    vectors and of their corpus lines. Vectors without the JSON, or with another hash, are encoded again. `share` (i, n)
+    is every n-th shard from the i-th on (from 1): the part of one of n machines.
     """
 
-    def __init__(self, work: Path, documents: Documents, *, shard_rows: int, dim: int, dtype: str):
+    def __init__(
+        self,
+        work: Path,
+        documents: Documents,
+        *,
+        shard_rows: int,
+        dim: int,
+        dtype: str,
+        settings: dict,
+        share: tuple[int, int] = (1, 1),
+    ):
         self.work, self._documents, self._shard_rows = work, documents, shard_rows
-        self._dim, self._dtype = dim, np.dtype(dtype)
-        self.rows = len(documents)
-        self.count = -(-self.rows // shard_rows)
-        self._done = [False] * self.count
+        self._dim, self._dtype, self._settings = dim, np.dtype(dtype), settings
+        self.all_rows = len(documents)
+        self.count = -(-self.all_rows // shard_rows)
+        self._share = range(share[0] - 1, self.count, share[1])
+        self._done: set[int] = set()
+
+    @property
+    def rows(self) -> int:
+        """Of the share."""
+        return self._rows_of(self._share)
 
     def find_done(self, *, overwrite: bool) -> int:
-        """Check the shards of an interrupted build; returns how many rows are encoded.
+        """Check the share's shards that are there; returns how many rows are encoded.
 
-        Errors: BuildRefused when lines of a finished shard were changed or deleted; with `overwrite` that shard is
-        encoded again instead.
+        Errors: BuildRefused when lines of a finished shard were changed or deleted, or it was encoded with other
+        settings; with `overwrite` that shard is encoded again instead.
         """
         for path in sorted(self.work.glob("shard-*.json")):
             shard = int(path.stem.split("-")[1])
+            if shard < self.count and shard not in self._share:
+                continue
             record = _read_json(path)
             if not record.keys() >= {"rows", "corpus_sha256", "vectors_sha256"}:
                 continue  # damaged: this shard is encoded again
+            differing = _differing(self._settings, record.get("settings", self._settings))
+            if differing and not overwrite:
+                raise BuildRefused(
+                    f"{path} was encoded with other settings: {differing}; take it away, or pass overwrite to encode it anew"
+                )
             first, last = self._range(shard)
-            if shard < self.count and record["rows"] < last - first:
-                continue  # this was the last shard, and lines were added since
+            if differing or (shard < self.count and record["rows"] < last - first):
+                continue  # as the last shard, to which lines were added since
             same = (
                 shard < self.count
                 and record["rows"] == last - first
@@ -93,24 +120,34 @@ class Shards:
                     f"{self.work}: the corpus has changed in rows {first} to {first + record['rows'] - 1} since "
                     "the interrupted build; restore it, or pass overwrite to encode these rows anew"
                 )
-            if same:
-                file = self._file(shard)
-                self._done[shard] = file.is_file() and sha256(file) == record["vectors_sha256"]
-        done = (self._range(shard) for shard in range(self.count) if self._done[shard])
-        return sum(last - first for first, last in done)
+            file = self._file(shard)
+            if same and file.is_file() and sha256(file) == record["vectors_sha256"]:
+                self._done.add(shard)
+        return self._rows_of(self._done)
 
-    def encode_missing(self, encode: Callable[[list[str]], np.ndarray], chunk_rows: int, on_rows) -> None:
-        """Encode every shard that is not done; `on_rows(rows encoded)` after each chunk of texts."""
-        for shard in range(self.count):
-            if self._done[shard]:
-                continue
-            first, last = self._range(shard)
-            chunks = []
-            for start in range(first, last, chunk_rows):
-                rows = range(start, min(start + chunk_rows, last))
-                chunks.append(self._checked(encode([self._documents[row]["contents"] for row in rows]), rows))
-                on_rows(len(rows))
-            self._write(shard, np.concatenate(chunks))
+    def missing(self) -> list[int]:
+        """The share's shards that are not done."""
+        return [shard for shard in self._share if shard not in self._done]
+
+    def require_all(self) -> None:
+        """Errors: BuildRefused names the shards that are not done."""
+        if missing := self.missing():
+            named = ", ".join(self._file(shard).stem for shard in missing[:5])
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise BuildRefused(
+                f"{self.work}: {len(missing)} of {self.count} shards are missing or damaged: {named}{more}; encode "
+                "them with --shard, or leave out --merge to encode them here"
+            )
+
+    def encode(self, shard: int, encode: Callable[[list[str]], np.ndarray], chunk_rows: int, on_rows) -> None:
+        """Encode a shard and write it; `on_rows(rows encoded)` after each chunk of texts."""
+        first, last = self._range(shard)
+        chunks = []
+        for start in range(first, last, chunk_rows):
+            rows = range(start, min(start + chunk_rows, last))
+            chunks.append(self._checked(encode([self._documents[row]["contents"] for row in rows]), rows))
+            on_rows(len(rows))
+        self._write(shard, np.concatenate(chunks))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The vectors of every shard in order, [rows of the shard, D], memory-mapped."""
@@ -145,18 +182,27 @@ class Shards:
         _write_whole(self._file(shard), content)
         record = {
             "rows": last - first,
+            "settings": self._settings,
             "corpus_sha256": self._documents.sha256(first, last),
             "vectors_sha256": hashlib.sha256(content).hexdigest(),
         }
         _write_whole(self._file(shard).with_suffix(".json"), json.dumps(record).encode())
-        self._done[shard] = True
+
+    def _rows_of(self, shards: Iterable[int]) -> int:
+        return sum(last - first for first, last in map(self._range, shards))
 
     def _range(self, shard: int) -> tuple[int, int]:
         first = shard * self._shard_rows
-        return first, min(first + self._shard_rows, self.rows)
+        return first, min(first + self._shard_rows, self.all_rows)
 
     def _file(self, shard: int) -> Path:
         return self.work / f"shard-{shard:06}.vectors"
+
+
+def _differing(now: dict, before: dict) -> str:
+    """The settings that differ, with both values; "" for none."""
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return ", ".join(f"{key}={now.get(key)!r} (was {before.get(key)!r})" for key in keys)
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 class TableEncoder:
     """Encodes the text "row R" as row R of a table; `fingerprint` is that of a table, not of a model."""
 
+    dtype = "fp32"
+
     def __init__(self, table_M_D: np.ndarray, name: str = "table"):
         self.table_M_D, self.dim, self._name, self.calls = table_M_D, table_M_D.shape[1], name, 0
 

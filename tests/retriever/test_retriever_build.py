@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import build, memory
+from verl_credit_retriever.index import build, encoding, memory
 from verl_credit_retriever.index import search as index_module
-from verl_credit_retriever.index.build import Progress
 from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus
+from verl_credit_retriever.index.encoding import Progress
 from verl_credit_retriever.index.faiss_fill import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
@@ -361,14 +361,11 @@ def test_the_manifest_says_how_the_index_was_made(corpus, encoder, tmp_path):
 
 
 def test_progress_counts_only_this_runs_rows_for_its_rate(monkeypatch):
-    def encode_missing(encode, chunk_rows, on_rows):
-        on_rows(100)
-        on_rows(100)
-
     seen, now = [], iter([0.0, 0.0, 10.0, 20.0])
-    monkeypatch.setattr(build, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    shards = SimpleNamespace(rows=1000, encode_missing=encode_missing)
-    build._encode(shards, SimpleNamespace(encode_passages=None), 100, 200, seen.append)
+    monkeypatch.setattr(encoding, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    encode = lambda shard, encode, chunk_rows, on_rows: on_rows(100)  # noqa: E731
+    shards = SimpleNamespace(rows=1000, missing=lambda: [2, 3], encode=encode)
+    encoding.encode_missing(shards, None, 100, done=200, report=seen.append)
     assert seen == [Progress(200, 1000, 0.0), Progress(300, 1000, 10.0), Progress(400, 1000, 10.0)]
     assert seen[2].text() == "400 of 1,000 rows (40%), 10 rows/s, 0:01:00 left"
     assert "unknown time left" in Progress(0, 1000, 0.0).text()

@@ -1,0 +1,142 @@
+"""Encodes the shards that are missing: in this process, or in one process per device."""
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from verl_credit_retriever.index.corpus import Documents
+from verl_credit_retriever.index.shards import Shards
+
+LOOK_SECONDS = 0.2  # between two looks at what the processes have encoded
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` rows. `rate` is rows per second, without the rows of an interrupted build."""
+
+    done: int
+    total: int
+    rate: float
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
+
+    def text(self) -> str:
+        """Such as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
+        left = "unknown time"
+        if self.rate > 0:
+            minutes, seconds = divmod(round(self.seconds_left), 60)
+            left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        share = 100 * self.done // max(1, self.total)
+        return f"{self.done:,} of {self.total:,} rows ({share}%), {self.rate:,.0f} rows/s, {left} left"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to encode shards: the corpus copied to `stage`, the encoder as it was loaded, the shards."""
+
+    stage: Path
+    work: Path
+    shards: dict
+    chunk_rows: int
+    encoder: dict
+    threads: int
+
+
+def encode_missing(
+    shards: Shards,
+    encode: Callable[[list[str]], np.ndarray],
+    chunk_rows: int,
+    *,
+    done: int = 0,
+    report: Callable[[Progress], None] | None = None,
+    devices: Sequence[str] = (),
+    job: Job | None = None,
+) -> None:
+    """Encode the shards that are not done: with `encode`, or as `job` with a process for each of several `devices`.
+
+    A process takes the next missing shard when it has written one. The bytes are those of a single device of that sort
+    with as many threads. Errors: those of the encoder, and ChildProcessError when a process was killed; shards that
+    are written stay.
+    """
+    start, resumed = time.monotonic(), done
+
+    def on_rows(rows: int) -> None:
+        nonlocal done
+        done += rows
+        elapsed = time.monotonic() - start
+        if report:
+            report(Progress(done, shards.rows, (done - resumed) / elapsed if elapsed > 0 else 0.0))
+
+    on_rows(0)
+    if len(devices) > 1:
+        return _encode_on(devices, job, shards.missing(), on_rows)
+    for shard in shards.missing():
+        shards.encode(shard, encode, chunk_rows, on_rows)
+
+
+def _encode_on(devices: Sequence[str], job: Job, missing: list[int], on_rows) -> None:
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    free, rows = context.SimpleQueue(), context.SimpleQueue()
+    for device in devices:
+        free.put(device)
+    pool = ProcessPoolExecutor(len(devices), context, initializer=_start, initargs=(job, free, rows))
+    try:
+        left = {pool.submit(_encode_shard, shard) for shard in missing}
+        while left:
+            ended, left = wait(left, LOOK_SECONDS, FIRST_COMPLETED)
+            while not rows.empty():
+                on_rows(rows.get())
+            for future in ended:
+                future.result()
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a process that encodes was killed (no memory left?); the same command goes on at the missing shards"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_given: tuple = ()
+
+
+def _start(job: Job, free, rows) -> None:
+    global _given
+    _given = (job, free, rows)
+    parent = multiprocessing.parent_process()
+    if parent is not None:  # a pool's processes would wait for ever for a parent that was killed
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _encode_shard(shard: int) -> None:
+    shards, encoder = _loaded()
+    job, _, rows = _given
+    shards.encode(shard, encoder.encode_passages, job.chunk_rows, rows.put)
+
+
+@cache
+def _loaded():
+    """This process's shards and encoder, on the next free device. Here, so that a task reports what goes wrong."""
+    import torch
+    import transformers
+
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+
+    job, free, _ = _given
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(job.threads)
+    offsets = np.load(job.stage / "offsets.npy", allow_pickle=False)
+    documents = Documents(job.stage / "corpus.jsonl", offsets)
+    return Shards(job.work, documents, **job.shards), SentenceEncoder.for_index(
+        device=free.get(), **job.encoder
+    )
