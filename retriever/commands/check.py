@@ -18,10 +18,13 @@ def check(
     queries: Path = Option(help='.txt (one a line) or .jsonl ("query" or "question")'),
     k: str = Option("3,10", help="recall at these numbers of documents"),
     min_recall: float | None = Option(
-        None, parser=float, help="default: 0.99 for flat and exact, 0.95 for sq8, ivf and hnsw"
+        None, parser=float, help="default: 0.99 for flat and exact, 0.95 for sq8, ivf, ivfpq and hnsw"
     ),
     nprobe: int | None = Option(
-        None, parser=int, help="as the servers were told (ivf); default: the index's"
+        None, parser=int, help="as the servers were told (ivf, ivfpq); default: the index's"
+    ),
+    refine: int | None = Option(
+        None, parser=int, help="as the servers were told (ivfpq); default: the index's"
     ),
     ef_search: int | None = Option(
         None, parser=int, help="as the servers were told (hnsw); default: the index's"
@@ -47,7 +50,7 @@ def check(
     transformers.utils.logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
-    search = {"nprobe": nprobe, "ef_search": ef_search}
+    search = {"nprobe": nprobe, "refine": refine, "ef_search": ef_search}
     exact = SearchIndex.load(index, backend="exact", mmap=True, **search)
     report = check_servers(
         urls,

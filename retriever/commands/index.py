@@ -24,13 +24,19 @@ def index(
     kind: Literal[KINDS] = Option("flat", help="exact needs no FAISS"),
     dtype: Literal[tuple(DTYPES)] = Option("fp32", help="of the stored vectors"),
     nlist: int | None = Option(
-        None, parser=int, help="ivf: number of lists (default: 4·√rows, at most rows / 39)"
+        None, parser=int, help="ivf, ivfpq: number of lists (default: 4·√rows, at most rows / 39)"
     ),
     train_rows: int | None = Option(
-        None, parser=int, help="ivf: rows that the lists are learnt from (default: 64 per list)"
+        None, parser=int, help="ivf, ivfpq: rows that lists and codes are learnt from (default: 64 of each)"
     ),
     nprobe: int | None = Option(
-        None, parser=int, help="ivf: lists read per query (default: √lists, at least 8)"
+        None, parser=int, help="ivf, ivfpq: lists read per query (default: √lists, at least 8)"
+    ),
+    pq_bytes: int | None = Option(
+        None, parser=int, help="ivfpq: bytes of a row (default: dimensions / 4, or the divisor below)"
+    ),
+    refine: int | None = Option(
+        None, parser=int, help="ivfpq: candidates per document whose own vectors are compared (default: 16)"
     ),
     m: int | None = Option(None, parser=int, help="hnsw: links per row and level (default: 32)"),
     ef_construction: int | None = Option(
@@ -38,7 +44,7 @@ def index(
     ),
     ef_search: int | None = Option(None, parser=int, help="hnsw: candidates per query (default: 128)"),
     seed: int | None = Option(
-        None, parser=int, help="ivf, hnsw: of sampling, k-means and levels (default: 0)"
+        None, parser=int, help="ivf, ivfpq, hnsw: of sampling, k-means and levels (default: 0)"
     ),
     gpu: bool = Option(False, "--gpu", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12"),
     batch_size: int = Option(128, parser=int, help="texts per call of the encoder"),
@@ -96,6 +102,8 @@ def index(
         "nlist": nlist,
         "train_rows": train_rows,
         "nprobe": nprobe,
+        "pq_bytes": pq_bytes,
+        "refine": refine,
         "m": m,
         "ef_construction": ef_construction,
         "ef_search": ef_search,
@@ -111,7 +119,7 @@ def index(
         from verl_credit_retriever.index.imported import import_index
         from verl_credit_retriever.index.kinds import resolve
 
-        resolve("flat", 1, parameters)  # refuses what flat does not use
+        resolve("flat", 1, 1, parameters)  # refuses what flat does not use
         manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
         return print(_made(out, manifest, plan_memory(manifest)))
     options = {

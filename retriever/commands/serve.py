@@ -19,7 +19,12 @@ def serve(
     mmap: bool = Option(False, "--mmap", help="leave vectors in the file; implied by --workers"),
     verify: bool = Option(False, "--verify", help="hash all files, also those that have not changed"),
     gpu: bool = Option(False, "--gpu", help="search with faiss-gpu-cu12"),
-    nprobe: int | None = Option(None, parser=int, help="lists that are searched (ivf); default: the index's"),
+    nprobe: int | None = Option(
+        None, parser=int, help="lists that are searched (ivf, ivfpq); default: the index's"
+    ),
+    refine: int | None = Option(
+        None, parser=int, help="candidates per document (ivfpq); default: the index's"
+    ),
     ef_search: int | None = Option(None, parser=int, help="candidates (hnsw); default: the index's"),
     host: str = "127.0.0.1",
     port: int = Option(8000, parser=int, help="0 picks a free port"),
@@ -69,6 +74,7 @@ def serve(
         mmap=mmap or (workers > 1 and not gpu),
         gpu=gpu,
         nprobe=nprobe,
+        refine=refine,
         ef_search=ef_search,
         limits=Limits(
             topk,

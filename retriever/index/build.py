@@ -49,9 +49,10 @@ def build_index(
 ) -> dict:
     """Index `corpus` (JSONL) with `encoder` (folder, or a loaded SentenceEncoder) in the folder `out`.
 
-    Kinds: flat, sq8, ivf, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`
-    (nlist, nprobe, train_rows, m, ef_construction, ef_search, seed). Vectors are stored in `dtype` fp32 or fp16.
-    The whole corpus is checked first, then encoded shard by shard in the folder `.<out>.building` beside `out`.
+    Kinds: flat, sq8, ivf, ivfpq, hnsw (FAISS) and exact (no FAISS); `parameters` are those of `kinds.resolve`
+    (nlist, nprobe, train_rows, pq_bytes, refine, m, ef_construction, ef_search, seed). Vectors are stored in `dtype`
+    fp32 or fp16. The whole corpus is checked first, then encoded shard by shard in the folder `.<out>.building`
+    beside `out`.
     The same command resumes an interrupted build there and writes the same bytes; another kind may resume it too,
     because it needs the same vectors. `merge` takes shards that are all there (`encode_share`) and encodes none.
     Several torch `devices` each get a process with the encoder; the caller's module must be importable then, as
@@ -81,12 +82,12 @@ def build_index(
         try:
             documents = _take_corpus(corpus, stage)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
-            built_with, searched_with = resolve(kind, shape["rows"], parameters)
+            built_with, searched_with = resolve(kind, shape["rows"], shape["dim"], parameters)
             also = None
-            if (
-                kind == "ivf"
-            ):  # k-means holds its sample twice, as read and ordered; later each row's list is held
-                also = {"training": 8 * max(shape["dim"] * built_with["train_rows"], shape["rows"])}
+            if "train_rows" in built_with:
+                # k-means holds its sample twice, as read and ordered, ivfpq thrice; later each row's list is held.
+                sample = (12 if kind == "ivfpq" else 8) * shape["dim"] * built_with["train_rows"]
+                also = {"training": max(sample, 8 * shape["rows"])}
             spec = {"kind": kind, "parameters": built_with, **shape}
             require_memory(spec, mmap=kind == "exact", also=also)
             layout = _layout(encoder, dtype, shard_rows, settings)
@@ -160,7 +161,7 @@ def encode_share(
         can_resume(work, settings, overwrite=False)
         try:
             documents = _take_corpus(corpus, stage)
-            resolve(kind, len(documents), parameters)
+            resolve(kind, len(documents), encoder.dim, parameters)
             layout = {**_layout(encoder, dtype, shard_rows, settings), "share": share}
             shards = Shards(work, documents, **layout)
             done = shards.find_done(overwrite=False)

@@ -47,3 +47,14 @@ class ExactSearch:
                 best = np.lexsort((rows, -scores))[:k]
                 scores_N_K[query], rows_N_K[query] = scores[best], rows[best]
         return scores_N_K, rows_N_K
+
+    def among(self, queries_N_D: np.ndarray, rows_N_C: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k best of the rows given for each query (-1: none), as `search` would score them; -1 where too few are."""
+        scores_N_K = np.full((len(queries_N_D), k), -np.inf, dtype=np.float32)
+        rows_N_K = np.full((len(queries_N_D), k), -1, dtype=np.int64)
+        for query, rows_C in enumerate(rows_N_C):
+            rows = np.unique(rows_C[rows_C >= 0])  # in the order of the file, which may be on disk
+            scores = self._vectors_M_D[rows].astype(np.float32) @ queries_N_D[query]
+            best = np.lexsort((rows, -scores))[:k]
+            scores_N_K[query, : len(best)], rows_N_K[query, : len(best)] = scores[best], rows[best]
+        return scores_N_K, rows_N_K

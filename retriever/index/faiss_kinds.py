@@ -32,17 +32,19 @@ def create(
 
     `blocks()` iterates over the vectors in order, `take(rows)` reads some of them. flat stores the vectors, sq8 one
     byte per dimension between that dimension's smallest and largest value, ivf the vectors in lists of a k-means
-    over a seeded sample, hnsw the vectors in a graph with seeded levels. The same input gives the same bytes; hnsw
+    over a seeded sample, ivfpq in such lists a row's difference from the centre as `pq_bytes` codes, hnsw the vectors
+    in a graph with seeded levels. The same input gives the same bytes; hnsw
     needs one thread for that (`--threads 1`), because its graph depends on the order of insertion.
     """
     index = faiss.index_factory(dim, _factory(kind, dtype, parameters), faiss.METRIC_INNER_PRODUCT)
     if kind == "sq8":
         index.train(_extremes(blocks(), dim))
-    elif kind == "ivf":
+    elif kind in ("ivf", "ivfpq"):
         sample = np.random.default_rng(parameters["seed"]).choice(
             rows, parameters["train_rows"], replace=False, shuffle=False
         )
-        index.cp.seed, index.cp.min_points_per_centroid = parameters["seed"], 1
+        for clustering in [index.cp] + ([index.pq.cp] if kind == "ivfpq" else []):
+            clustering.seed, clustering.min_points_per_centroid = parameters["seed"], 1
         index.cp.max_points_per_centroid = parameters["train_rows"]  # the rows are sampled already
         if gpu:
             index = to_gpu(index, kind, dtype)
@@ -73,7 +75,7 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
     if mmap:
         if not hasattr(faiss, "IO_FLAG_MMAP_IFC"):
             raise ValueError(f"mmap: FAISS {faiss.__version__} cannot map every kind; it needs 1.11 or newer")
-        flags = faiss.IO_FLAG_MMAP if manifest["kind"] == "ivf" else faiss.IO_FLAG_MMAP_IFC
+        flags = faiss.IO_FLAG_MMAP if manifest["kind"] in ("ivf", "ivfpq") else faiss.IO_FLAG_MMAP_IFC
     try:
         index = faiss.read_index(str(path), flags)
     except (RuntimeError, MemoryError) as error:
@@ -87,9 +89,10 @@ def read(path: Path, manifest: dict, *, mmap: bool = False):
         "kind": manifest["kind"],
         "nlist": manifest["parameters"].get("nlist"),
         "m": manifest["parameters"].get("m"),
+        "pq_bytes": manifest["parameters"].get("pq_bytes"),
     }
-    # sq8 keeps one byte per dimension, whatever the dtype of vectors.npy.
-    right["dtype"] = None if manifest["kind"] == "sq8" else manifest["dtype"]
+    # These keep bytes, whatever the dtype of vectors.npy.
+    right["dtype"] = None if manifest["kind"] in ("sq8", "ivfpq") else manifest["dtype"]
     for what, value in found.items():
         if value != right[what]:
             raise IndexMismatch(f"{path}: {what}={value!r}; expected {right[what]!r}; rebuild the index")
@@ -148,6 +151,8 @@ def _factory(kind: str, dtype: str, parameters: dict) -> str:
         return stored
     if kind == "sq8":
         return "SQ8"
+    if kind == "ivfpq":
+        return f"IVF{parameters['nlist']},PQ{parameters['pq_bytes']}x8np"  # np: no training for Hamming distances
     return f"IVF{parameters['nlist']},{stored}" if kind == "ivf" else f"HNSW{parameters['m']},{stored}"
 
 
@@ -163,7 +168,9 @@ def _describe(index) -> dict:
     """An index's own properties under the manifest's names."""
     found = {"rows": index.ntotal, "dim": index.d, "metric": index.metric_type, "dtype": "float32"}
     name = type(index).__name__
-    if isinstance(index, faiss.IndexIVF):
+    if isinstance(index, faiss.IndexIVFPQ):
+        found |= {"kind": "ivfpq", "nlist": index.nlist, "pq_bytes": index.pq.M, "dtype": None}
+    elif isinstance(index, faiss.IndexIVF):
         found |= {"kind": "ivf", "nlist": index.nlist}
     elif isinstance(index, faiss.IndexHNSW):
         found |= {"kind": "hnsw", "m": index.hnsw.nb_neighbors(1)}

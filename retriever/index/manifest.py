@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 FORMAT = 3
-KINDS = ("flat", "sq8", "ivf", "hnsw", "exact")
-APPROXIMATE = ("sq8", "ivf", "hnsw")
+KINDS = ("flat", "sq8", "ivf", "ivfpq", "hnsw", "exact")
+APPROXIMATE = ("sq8", "ivf", "ivfpq", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
 OWN_HASH = "manifest_sha256"  # the hash of all other keys; formats 1 and 2 have none
 NOT_ANSWERS = (

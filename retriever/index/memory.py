@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_credit_retriever.index.kinds import CODES, resolve
+
 SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from the scores
 
 
@@ -39,19 +41,23 @@ def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> Me
     """The memory of a loaded index, computed without its files and without FAISS.
 
     `spec` is a manifest, or {"kind", "rows", "dim", "dtype": "float16" | "float32", "parameters"} of an index
-    that does not exist yet; parameters are ivf's `nlist` and hnsw's `m`. Per row of D dimensions and b
+    that does not exist yet; parameters are ivf's `nlist`, ivfpq's `pq_bytes` and hnsw's `m`. Per row of D dimensions and b
     bytes each:
         flat, exact  b·D
         sq8          D
         ivf          b·D + 8 (row number), and 4·D per list
+        ivfpq        pq_bytes + 8, and 4·D per list and code; the vectors stay mapped
         hnsw         b·D + 4·(2m + m/(m - 1)) (links at the bottom, and expected above) + 12 (level, offset)
-    `mmap` moves everything to `mapped` except the centres of ivf's lists.
+    `mmap` moves everything to `mapped` except the centres of lists, and codes' meaning.
     Example: 21,015,324 rows of 768 in float32, flat: 64.6 GB, the size of wiki-18 under e5-base.
     """
     kind, rows, dim = spec["kind"], spec["rows"], spec["dim"]
     width, parameters = np.dtype(spec["dtype"]).itemsize, spec.get("parameters", {})
     served = "exact" if backend == "exact" else kind
     parts = {"vectors": rows * dim * (1 if served == "sq8" else width)}
+    if served == "ivfpq":
+        parts = {"codes": rows * parameters["pq_bytes"], "row numbers": 8 * rows}
+        parts |= {"lists": 4 * dim * (parameters["nlist"] + CODES)}
     if served == "ivf":
         parts |= {"row numbers": 8 * rows, "lists": 4 * dim * parameters["nlist"]}
     if served == "hnsw":
@@ -60,6 +66,8 @@ def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> Me
     resident, mapped = ({}, parts) if mmap else (parts, {})
     if "lists" in mapped:  # FAISS reads the centres of the lists in any case
         resident["lists"] = mapped.pop("lists")
+    if served == "ivfpq":
+        mapped = {"vectors": rows * dim * width, **mapped}
     return MemoryPlan(
         what=f"{rows:,} rows x {dim} {spec['dtype']}, {kind}" + (", exact" if served != kind else ""),
         resident={**resident, "search buffers": SEARCH_BUFFERS},
@@ -111,11 +119,19 @@ def _alternatives(spec: dict) -> list[tuple[str, int]]:
     choices = {
         f"--dtype fp16 ({spec['kind']})": plan_memory(small),
         "--kind sq8": plan_memory({**spec, "kind": "sq8", "parameters": {}}),
+        "--kind ivfpq": _with_codes(spec),
         "the exact backend or mmap, which read vectors from disk": plan_memory(
             {**spec, "kind": "exact", "parameters": {}}, mmap=True
         ),
     }
-    return [(f"{name}: {gigabytes(plan.total)}", plan.total) for name, plan in choices.items()]
+    return [(f"{name}: {gigabytes(plan.total)}", plan.total) for name, plan in choices.items() if plan]
+
+
+def _with_codes(spec: dict) -> MemoryPlan | None:
+    if spec["rows"] < CODES:
+        return None
+    parameters, _ = resolve("ivfpq", spec["rows"], spec["dim"], {})
+    return plan_memory({**spec, "kind": "ivfpq", "parameters": parameters})
 
 
 def _free_in_machine(proc: Path) -> int:

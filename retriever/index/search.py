@@ -65,13 +65,12 @@ class SearchIndex:
         mmap: bool = False,
         gpu: bool = False,
         check_memory: bool = True,
-        nprobe: int | None = None,
-        ef_search: int | None = None,
+        **search: int | None,
     ) -> "SearchIndex":
         """Load an index after comparing its files with its manifest, if it fits into memory.
 
         The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
-        the file, in memory that all processes share. `nprobe` (ivf) and `ef_search` (hnsw) override the manifest's.
+        the file, in memory that all processes share. `search` (nprobe, refine, ef_search) overrides the manifest's.
         `verify` says of which files the hashes are computed: "all" reads every byte once, "known" those that have
         changed since this user last computed them, "none" leaves row and dimension counts. The memory plan is logged
         at INFO.
@@ -82,10 +81,10 @@ class SearchIndex:
         """
         folder = Path(folder)
         with refuse_replacement(folder):
-            return cls._load(folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search)
+            return cls._load(folder, verify, backend, mmap, gpu, check_memory, search)
 
     @classmethod
-    def _load(cls, folder, verify, backend, mmap, gpu, check_memory, nprobe, ef_search) -> "SearchIndex":
+    def _load(cls, folder, verify, backend, mmap, gpu, check_memory, given) -> "SearchIndex":
         manifest = read_manifest(folder)
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
@@ -93,7 +92,6 @@ class SearchIndex:
             raise ValueError(f"verify={verify!r}; accepted: {', '.join(VERIFY)}")
         kind = manifest["kind"]
         backend = "exact" if kind == "exact" else backend
-        given = {"nprobe": nprobe, "ef_search": ef_search}
         if backend == "exact" and gpu:
             raise ValueError("gpu: the exact backend runs on the CPU")
         recorded, memory = _plan(folder, manifest, backend, mmap, check_memory)
@@ -120,7 +118,7 @@ class SearchIndex:
     def search(self, vectors_N_D: np.ndarray, k: int) -> list[list[tuple[dict, float]]]:
         """The k documents of largest inner product per vector, best first: N lists of (document, score).
 
-        k above the number of rows returns all rows. The exact backend answers a query for which ivf or hnsw finds
+        k above the number of rows returns all rows. The exact backend answers a query for which ivf, ivfpq or hnsw finds
         fewer than k. Equal scores come in order of their rows. Errors: ValueError for k < 1, a wrong shape or
         vectors that are not finite; IndexMismatch when the index gives an impossible hit.
         """
@@ -143,7 +141,10 @@ class SearchIndex:
     def _search(self, vectors_N_D: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         if self._faiss is None:
             return self._checked(*self._exactly(vectors_N_D, k))
-        scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, k)
+        candidates = min(len(self), k * self.search_parameters.get("refine", 1))
+        scores_N_K, rows_N_K = self._faiss.search(vectors_N_D, candidates)
+        if self.manifest["kind"] == "ivfpq":  # its codes are rough: the candidates' own vectors decide
+            scores_N_K, rows_N_K = self._exact.among(vectors_N_D, rows_N_K, k)
         short_N = (rows_N_K == -1).any(axis=1)
         if short_N.any() and self.manifest["kind"] in APPROXIMATE:
             scores_N_K[short_N], rows_N_K[short_N] = self._exactly(vectors_N_D[short_N], k)

@@ -101,7 +101,7 @@ def _load_app(settings: ServeSettings):
     transformers.utils.logging.disable_progress_bar()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    names = ("verify", "backend", "mmap", "gpu", "nprobe", "ef_search")
+    names = ("verify", "backend", "mmap", "gpu", "nprobe", "refine", "ef_search")
     index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
     if settings.index_pin not in (None, fingerprint(index.manifest)):
         raise IndexMismatch(

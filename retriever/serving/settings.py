@@ -33,6 +33,7 @@ class ServeSettings:
     mmap: bool = False
     gpu: bool = False
     nprobe: int | None = None
+    refine: int | None = None
     ef_search: int | None = None
     limits: Limits = field(default_factory=Limits)
     token: str | None = field(default=None, repr=False)

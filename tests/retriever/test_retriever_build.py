@@ -108,11 +108,14 @@ def test_a_killed_build_is_taken_up_and_ends_with_the_same_bytes(corpus, encoder
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "out", "straight"]
 
 
-@pytest.mark.parametrize("kind", ["sq8", "ivf", "hnsw", "exact"])
+@pytest.mark.parametrize("kind", ["sq8", "ivf", "ivfpq", "hnsw", "exact"])
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(corpus, encoder, tmp_path, kind):
-    seed = {"seed": 5} if kind in ("ivf", "hnsw") else {}
+    seed = {"seed": 5} if kind in ("ivf", "ivfpq", "hnsw") else {}
     if kind == "ivf":
         seed |= {"nlist": 4, "train_rows": 50}
+    if kind == "ivfpq":
+        corpus, encoder = write_rows(tmp_path / "more.jsonl", 300), TableEncoder(clustered(300, DIM, seed=1))
+        seed |= {"nlist": 4, "train_rows": 280}
     for name in "ab":
         build_index(corpus, encoder, tmp_path / name, kind=kind, **seed)
     assert _hashes(tmp_path / "a") == _hashes(tmp_path / "b")
@@ -122,7 +125,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(corpus, enco
 
 
 @pytest.mark.parametrize(
-    "factory", ["Flat", "SQfp16", "SQ8", "IVF7,Flat", "IVF7,SQfp16", "HNSW4,Flat", "HNSW4,SQfp16"]
+    "factory",
+    ["Flat", "SQfp16", "SQ8", "IVF7,Flat", "IVF7,SQfp16", "IVF7,PQ4x8np", "HNSW4,Flat", "HNSW4,SQfp16"],
 )
 def test_room_made_beforehand_changes_no_byte(factory):
     table_M_D = clustered(500, DIM, seed=1)
@@ -201,7 +205,7 @@ def test_overwrite_deletes_nothing_before_all_was_found_right(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw", "exact"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "ivfpq", "hnsw", "exact"])
 def test_the_disk_that_is_asked_for_is_what_a_build_writes(tmp_path, monkeypatch, kind, dtype):
     asked, written = {}, []
     real = build.move_into_place

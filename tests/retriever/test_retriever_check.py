@@ -337,9 +337,9 @@ def test_the_memory_table_of_the_docs_is_what_is_computed():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 4 and cells[3].endswith(" GB"):
             found[cells[0].replace("`", "")] = cells[2:]
-    assert list(found) == ["flat", "sq8", "ivf", "hnsw", "exact", "exact with --mmap"]
+    assert list(found) == ["flat", "sq8", "ivf", "ivfpq", "hnsw", "exact", "exact with --mmap"]
     for name, sizes in found.items():
         kind, mmap = name.split()[0], "mmap" in name
-        spec = {"kind": kind, "rows": rows, "dim": 768, "parameters": resolve(kind, rows, {})[0]}
+        spec = {"kind": kind, "rows": rows, "dim": 768, "parameters": resolve(kind, rows, 768, {})[0]}
         for dtype, size in zip(("float32", "float16"), sizes, strict=True):
             assert size == gigabytes(plan_memory({**spec, "dtype": dtype}, mmap=mmap).total), (name, dtype)

@@ -14,7 +14,7 @@ from verl_credit_retriever.index.manifest import files_of
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROWS, DIM, K = 3000, 24, 10
-KINDS = ["flat", "sq8", "ivf", "hnsw", "exact"]
+KINDS = ["flat", "sq8", "ivf", "ivfpq", "hnsw", "exact"]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_flat_equals_exact(folder, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("kind, least", [("sq8", 0.95), ("ivf", 0.80), ("hnsw", 0.95)])
+@pytest.mark.parametrize("kind, least", [("sq8", 0.95), ("ivf", 0.80), ("ivfpq", 0.80), ("hnsw", 0.95)])
 def test_recall_of_the_approximate_kinds(folder, kind, least, dtype):
     path = folder / f"{kind}-{dtype}"
     found, expected = (
@@ -117,8 +117,31 @@ def test_ivf_that_reads_every_list_is_exact_and_one_list_is_not(folder):
     assert _rows(SearchIndex.load(path, nprobe=1), _queries()) != expected
 
 
+def test_ivfpq_scores_the_own_vectors_of_its_candidates(folder):
+    """Its codes are rough: the candidates' order and scores are exact, and all candidates of all lists are exact search."""
+    path = folder / "ivfpq-fp32"
+    exact = SearchIndex.load(path, backend="exact")
+    nlist = exact.manifest["parameters"]["nlist"]
+    expected, rough = exact.search(_queries(), K), SearchIndex.load(path, nprobe=nlist, refine=1)
+    products_N_M = _queries() @ exact.vectors().T
+    for hits, products_M in zip(rough.search(_queries(), K), products_N_M, strict=True):
+        scores = [score for _, score in hits]
+        rows = [int(document["id"][1:]) for document, _ in hits]
+        assert scores == sorted(scores, reverse=True) == pytest.approx(products_M[rows].tolist(), abs=1e-6)
+    shares = []
+    for refine in (1, 8, -(-ROWS // K)):
+        found = SearchIndex.load(path, nprobe=nlist, refine=refine).search(_queries(), K)
+        pairs = zip(found, expected, strict=True)
+        shares.append(np.mean([len({d["id"] for d, _ in f} & {d["id"] for d, _ in e}) / K for f, e in pairs]))
+    assert shares[0] < shares[1] <= shares[2] == 1
+
+
 def test_what_lists_or_graph_do_not_hold_is_found_exactly(folder):
-    for path, parameters in (("ivf-fp32", {"nprobe": 1}), ("hnsw-fp32", {"ef_search": 1})):
+    for path, parameters in (
+        ("ivf-fp32", {"nprobe": 1}),
+        ("ivfpq-fp16", {"nprobe": 1}),
+        ("hnsw-fp32", {"ef_search": 1}),
+    ):
         index = SearchIndex.load(folder / path, **parameters)
         (rows,) = _rows(index, _queries(1), ROWS)
         assert sorted(rows) == list(range(ROWS))
@@ -150,6 +173,8 @@ def test_search_parameters_are_in_the_manifest_and_in_the_fingerprint(folder):
         ("ivf", {"nprobe": 0}, "nprobe=0; expected an integer from 1 to 76"),
         ("ivf", {"nprobe": 77}, "nprobe=77; expected an integer from 1 to 76"),
         ("hnsw", {"ef_search": -1}, "ef_search=-1"),
+        ("ivf", {"refine": 4}, "refine=4 has no effect on kind='ivf'; it takes nprobe"),
+        ("ivfpq", {"refine": 0}, "refine=0; expected an integer from 1 to 1024"),
         ("flat", {"backend": "cuda"}, "backend='cuda'; accepted: faiss, exact"),
         ("exact", {"gpu": True}, "exact backend runs on the CPU"),
         ("hnsw", {"gpu": True}, "no GPU index for kind='hnsw'"),

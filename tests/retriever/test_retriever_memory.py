@@ -40,6 +40,8 @@ def test_wiki_18_under_e5_base():
     assert _size(kind="sq8") == _size(kind="sq8", dtype="float16") == pytest.approx(16.14, abs=0.01)
     assert _size(kind="ivf", parameters={"nlist": 18337}) == pytest.approx(64.56 + 0.168 + 0.056, abs=0.01)
     assert _size(kind="hnsw", parameters={"m": 32}) == pytest.approx(64.56 + 5.72, abs=0.02)
+    codes = {"nlist": 18337, "pq_bytes": 192}
+    assert _size(kind="ivfpq", parameters=codes) == pytest.approx(4.035 + 0.168 + 0.057, abs=0.01)
 
 
 def test_mapped_vectors_and_the_exact_backend():
@@ -52,7 +54,7 @@ def test_mapped_vectors_and_the_exact_backend():
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "sq8", "ivf", "ivfpq", "hnsw"])
 def test_the_plan_agrees_with_what_faiss_holds(tmp_path, kind, dtype):
     faiss.omp_set_num_threads(1)
     rows, dim = 2000, 32
@@ -92,6 +94,7 @@ print(peak() - before, len(faiss.serialize_index(index)))
         ("flat", "float16", {}),
         ("sq8", "float32", {}),
         ("ivf", "float32", {"nlist": 8, "train_rows": 100, "seed": 0}),
+        ("ivfpq", "float32", {"nlist": 8, "train_rows": 300, "seed": 0, "pq_bytes": 256}),
         ("hnsw", "float32", {"m": 2, "ef_construction": 2, "seed": 0}),
     ],
 )
@@ -107,8 +110,9 @@ def test_building_takes_no_more_than_the_index(kind, dtype, parameters):
     "available, fitting, not_fitting",
     [
         (40 * GB, ["fp16", "sq8", "mmap"], []),
-        (20 * GB, ["sq8", "mmap"], ["fp16"]),
-        (1 * GB, ["mmap"], ["fp16", "sq8"]),
+        (20 * GB, ["sq8", "ivfpq", "mmap"], ["fp16"]),
+        (5 * GB, ["ivfpq", "mmap"], ["fp16", "sq8"]),
+        (1 * GB, ["mmap"], ["fp16", "sq8", "ivfpq"]),
         (1000, ["more memory"], ["fp16", "sq8", "mmap"]),
     ],
 )
