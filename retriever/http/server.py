@@ -108,6 +108,7 @@ def create_app(
     )
     app.router.route_class = StrictJsonRoute
     app.state.draining = False
+    app.state.warming = getattr(index, "warming", lambda: None)
     app.add_middleware(
         Guard,
         state=app.state,
@@ -200,6 +201,8 @@ def _add_state_routes(app: FastAPI, batcher: Batcher, metrics: ServerMetrics, de
     async def readyz() -> Response:
         if app.state.draining:
             return JSONResponse({"status": "not ready", "error": "the server is ending"}, 503)
+        if left := app.state.warming():
+            return JSONResponse({"status": "not ready", "error": left}, 503)
         try:
             await ask_canary()
         except Exception as error:

@@ -22,6 +22,7 @@ from verl_credit_retriever.index.manifest import (
 from verl_credit_retriever.index.memory import MemoryPlan, plan_memory, require_memory
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.index.vectors import open_vectors
+from verl_credit_retriever.index.warm import Warming
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder.encoder import SentenceEncoder
@@ -46,6 +47,7 @@ class SearchIndex:
         self._vectors_M_D = vectors_M_D
         self._exact = ExactSearch(vectors_M_D)
         self._faiss = None
+        self._warming: Warming | None = None
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -110,6 +112,20 @@ class SearchIndex:
     def vectors(self) -> np.ndarray:
         """The vectors as they were encoded, [rows, D] in the index's dtype: a read-only memory map."""
         return self._vectors_M_D
+
+    def warm(self) -> None:
+        """Begin to read the mapped files into memory, where they fit; `warming` says how far that is."""
+        mapped, files = set(self.memory.mapped), {self.folder / "offsets.npy"}
+        codes = self.manifest["kind"] == "ivfpq"
+        if "vectors" in mapped and (self.backend == "exact" or codes):
+            files.add(Path(self._vectors_M_D.filename))
+        if self.backend == "faiss" and mapped - {"offsets", *(["vectors"] if codes else [])}:
+            files.add(self.folder / "index.faiss")
+        self._warming = Warming(sorted(files))
+
+    def warming(self) -> str | None:
+        """How far the mapped files are read, such as "warming: 12.3 GB of 64.8 GB"; None: no reading is under way."""
+        return self._warming and self._warming.text()
 
     def check_encoder(self, encoder: "SentenceEncoder") -> None:
         """Refuse an encoder other than the one that built the index. Errors: IndexMismatch."""

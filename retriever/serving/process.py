@@ -103,6 +103,7 @@ def _load_app(settings: ServeSettings):
         torch.set_num_threads(settings.threads)
     names = ("verify", "backend", "mmap", "gpu", "nprobe", "refine", "ef_search")
     index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
+    index.warm()
     if settings.index_pin not in (None, fingerprint(index.manifest)):
         raise IndexMismatch(
             f"{settings.index}: the index has been replaced since this server started; restart it"
