@@ -25,12 +25,15 @@ from verl_credit_retriever.index.memory import SEARCH_BUFFERS
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 KS = (3, 10)
-KINDS: list[tuple[str, str, dict, dict]] = [
-    ("flat", "fp32", {}, {}),
-    ("flat", "fp16", {}, {}),
-    ("sq8", "fp32", {}, {}),
-    ("ivf", "fp32", {}, {}),
-    ("hnsw", "fp32", {}, {}),
+# What an index is built with, and the searches that are tried with it.
+KINDS: list[tuple[str, str, dict, list[dict]]] = [
+    ("flat", "fp32", {}, [{}]),
+    ("flat", "fp16", {}, [{}]),
+    ("sq8", "fp32", {}, [{}]),
+    ("hnsw", "fp32", {}, [{}]),
+    ("ivf", "fp32", {}, [{}, {"nprobe": 64}, {"nprobe": 256}]),
+    ("ivfpq", "fp32", {"pq_bytes": 48}, [{"nprobe": 256, "refine": refine} for refine in (1, 4, 16)]),
+    ("ivfpq", "fp32", {}, [{}, {"nprobe": 64}, *({"nprobe": 256, "refine": n} for n in (1, 4, 16))]),
 ]
 
 
@@ -116,11 +119,14 @@ def main() -> None:
     build_index(corpus, kept, options.work / "exact", kind="exact", overwrite=True)
     exact = exact_answers(SearchIndex.load(options.work / "exact"), queries_N_D, max(KS))
     results = []
-    for kind, dtype, built, search in KINDS:
+    for kind, dtype, built, searches in KINDS:
         folder = options.work / "index"
-        build_index(corpus, kept, folder, kind=kind, dtype=dtype, overwrite=True, **built, **search)
-        results.append({"kind": kind, "dtype": dtype, **built, **measure(folder, exact, queries_N_D, {})})
-        print(json.dumps(results[-1]), flush=True)
+        build_index(corpus, kept, folder, kind=kind, dtype=dtype, overwrite=True, **built)
+        for search in searches:
+            results.append(
+                {"kind": kind, "dtype": dtype, **built, **measure(folder, exact, queries_N_D, search)}
+            )
+            print(json.dumps(results[-1]), flush=True)
     if options.json:
         head = {"rows": len(texts), "dim": encoder.dim, "queries": len(asked)}
         options.json.write_text(json.dumps({**head, "kinds": results}, indent=1) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ def serve(
     backend: Literal["faiss", "exact"] = "faiss",
     mmap: bool = Option(False, "--mmap", help="leave vectors in the file; implied by --workers"),
     verify: bool = Option(False, "--verify", help="hash all files, also those that have not changed"),
-    gpu: bool = Option(False, "--gpu", help="search with faiss-gpu-cu12"),
+    gpu: bool = Option(False, "--gpu", help="search with faiss-gpu-cu12 on all visible GPUs"),
     nprobe: int | None = Option(
         None, parser=int, help="lists that are searched (ivf, ivfpq); default: the index's"
     ),

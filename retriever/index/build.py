@@ -68,7 +68,7 @@ def build_index(
     """
     corpus, out = Path(corpus), Path(out)
     _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite)
-    faiss_kinds = _faiss(kind, DTYPES[dtype], gpu)
+    faiss_kinds = _faiss(kind, gpu)
     encoder = _loaded(encoder, batch_size)
     settings = _settings(encoder, dtype, shard_rows, batch_size)
     work = _work_folder(out)
@@ -238,7 +238,7 @@ def _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite
         raise FileNotFoundError(f"corpus={str(corpus)!r} does not exist; expected a JSONL file")
 
 
-def _faiss(kind: str, dtype: str, gpu: bool):
+def _faiss(kind: str, gpu: bool):
     """The module that builds `kind`; None for exact. Missing software is reported before anything is encoded."""
     if kind == "exact":
         if gpu:
@@ -251,7 +251,7 @@ def _faiss(kind: str, dtype: str, gpu: bool):
     if gpu:
         if kind != "ivf":
             raise ValueError(f"gpu: has no effect on building kind={kind!r}; it speeds up ivf")
-        faiss_kinds.require_gpu(kind, dtype)
+        faiss_kinds.require_gpu(kind)
     return faiss_kinds
 
 

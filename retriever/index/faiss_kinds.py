@@ -12,6 +12,7 @@ from verl_credit_retriever.index.manifest import IndexMismatch
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
 ON_GPU = ("flat", "ivf")
+BLOCK = 1 << 17  # rows that are copied to a GPU at a time
 # Flat search uses one matrix product from this many queries on. FAISS 1.15 ignores its own default and reads the
 # vectors once per query: 64 queries over 50,000 rows then take six times as long.
 faiss.cvar.distance_compute_blas_threshold = 4
@@ -47,7 +48,7 @@ def create(
             clustering.seed, clustering.min_points_per_centroid = parameters["seed"], 1
         index.cp.max_points_per_centroid = parameters["train_rows"]  # the rows are sampled already
         if gpu:
-            index = to_gpu(index, kind, dtype)
+            index = _to_gpu(index, kind)
         index.train(np.ascontiguousarray(take(np.sort(sample)), dtype=np.float32))
     elif kind == "hnsw":
         index.hnsw.efConstruction = parameters["ef_construction"]
@@ -107,10 +108,61 @@ def set_search(index, search: dict) -> None:
         index.hnsw.efSearch = search["ef_search"]
 
 
-def require_gpu(kind: str, dtype: str) -> None:
+def set_search_on_gpus(index, search: dict) -> None:
+    """As `set_search`, through all shards of an index that is divided over GPUs."""
+    for name, value in search.items():
+        faiss.GpuParameterSpace().set_index_parameter(index, name, value)
+
+
+def flat_on_gpus(vectors_M_D: np.ndarray, gpus: int):
+    """The rows divided evenly over the first `gpus` GPUs, in their own dtype; FAISS searches all and merges.
+
+    They are read from the file a block at a time: the machine's memory never has all of them.
+    """
+    rows, dim = vectors_M_D.shape
+    whole = faiss.IndexShards(
+        dim, True, True
+    )  # a thread for each; the rows are numbered on from shard to shard
+    step = -(-rows // gpus)
+    for device, first in enumerate(range(0, rows, step)):
+        part = _flat_on(device, dim, half=vectors_M_D.dtype == np.float16)
+        for start in range(first, min(first + step, rows), BLOCK):
+            block_C_D = vectors_M_D[start : min(start + BLOCK, first + step)]
+            part.add(np.ascontiguousarray(block_C_D, dtype=np.float32))
+        whole.add_shard(part)
+    return whole
+
+
+def ivf_on_gpus(index, gpus: int):
+    """The index's lists divided over the first `gpus` GPUs by FAISS; each has all centres."""
+    options = faiss.GpuMultipleClonerOptions()
+    options.shard = True
+    return faiss.index_cpu_to_all_gpus(index, options, gpus)
+
+
+def free_gpu_memory() -> tuple[int, list[int] | None]:
+    """(GPUs that FAISS sees, the free bytes of each; None where torch does not see all of them)."""
+    import torch
+
+    gpus = faiss.get_num_gpus()
+    if torch.cuda.device_count() < gpus:
+        return gpus, None
+    return gpus, [torch.cuda.mem_get_info(device)[0] for device in range(gpus)]
+
+
+def _flat_on(device: int, dim: int, *, half: bool):
+    config = faiss.GpuIndexFlatConfig()
+    config.device, config.useFloat16 = device, half
+    resources = faiss.StandardGpuResources()
+    index = faiss.GpuIndexFlatIP(resources, dim, config)
+    index.referenced_objects = [resources]  # must live as long as the index; FAISS takes no other attribute
+    return index
+
+
+def require_gpu(kind: str) -> None:
     """Errors: ValueError with the reason when this kind cannot be on a GPU here."""
-    if kind not in ON_GPU or (kind == "flat" and dtype != "float32"):
-        raise ValueError(f"gpu: FAISS has no GPU index for kind={kind!r} in {dtype}; use flat fp32 or ivf")
+    if kind not in ON_GPU:
+        raise ValueError(f"gpu: no GPU index for kind={kind!r}; use {' or '.join(ON_GPU)}")
     if not hasattr(faiss, "StandardGpuResources"):
         raise ValueError(
             f"gpu: the installed FAISS {faiss.__version__} was built without GPU support; {_install_gpu()}"
@@ -136,12 +188,12 @@ def _install_gpu() -> str:
     )
 
 
-def to_gpu(index, kind: str, dtype: str):
-    """The index on the first visible GPU. Errors: those of `require_gpu`."""
-    require_gpu(kind, dtype)
+def _to_gpu(index, kind: str):
+    """The index on the first visible GPU, to be built there. Errors: those of `require_gpu`."""
+    require_gpu(kind)
     resources = faiss.StandardGpuResources()
     moved = faiss.index_cpu_to_gpu(resources, 0, index)
-    moved.kept_resources = resources  # must live as long as the index
+    moved.referenced_objects = [resources]  # must live as long as the index; FAISS takes no other attribute
     return moved
 
 

@@ -1,6 +1,7 @@
 """The memory that an index takes, computed before its files are read, and the memory that is available here."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from verl_credit_retriever.index.kinds import CODES, resolve
 
+GPU_BUFFERS = 1536 << 20  # FAISS takes this on every GPU for its own work
 SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from the scores
 
 
@@ -102,6 +104,34 @@ def require_memory(
     raise MemoryRefused(
         f"{plan.text()}; available: {gigabytes(available)}. "
         f"Would fit: {'; '.join(fitting) or 'nothing here: use a machine with more memory'}"
+    )
+
+
+def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
+    """What each of the `gpus` takes, over which FAISS divides the rows; `free` is what each has, None: not known.
+
+    flat and ivf as in `plan_memory`, b·D rounded up to whole rows per GPU; every GPU has all centres of ivf's lists.
+    Errors: MemoryRefused when one has too little, with the plan and what would fit.
+    """
+
+    def each(spec: dict, gpus: int) -> MemoryPlan:
+        part = plan_memory({**spec, "rows": -(-spec["rows"] // gpus)}).resident
+        parts = {name: size for name, size in part.items() if name != "search buffers"}
+        what = f"{spec['rows']:,} rows x {spec['dim']} {spec['dtype']}, {spec['kind']}, each of {gpus} GPUs"
+        return MemoryPlan(what, {**parts, "FAISS's buffers": GPU_BUFFERS}, {})
+
+    plan = each(spec, gpus)
+    if free is None or plan.total <= min(free):
+        return plan
+    fitting = []
+    if spec["dtype"] == "float32" and (half := each({**spec, "dtype": "float16"}, gpus).total) <= min(free):
+        fitting.append(f"an index in --dtype fp16: {gigabytes(half)} each")
+    room = min(free) - (plan.total - plan.resident["vectors"])
+    if room > 0:
+        fitting.append(f"about {-(-plan.resident['vectors'] * gpus // room)} such GPUs")
+    least = ", ".join(f"cuda:{number} {gigabytes(size)}" for number, size in enumerate(free))
+    raise MemoryRefused(
+        f"gpu: {plan.text()}; free: {least}. Would fit: {'; '.join(fitting) or 'nothing on these GPUs'}"
     )
 
 

@@ -19,7 +19,7 @@ from verl_credit_retriever.index.manifest import (
     fingerprint,
     read_manifest,
 )
-from verl_credit_retriever.index.memory import MemoryPlan, plan_memory, require_memory
+from verl_credit_retriever.index.memory import MemoryPlan, plan_gpus, plan_memory, require_memory
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.index.vectors import open_vectors
 from verl_credit_retriever.index.warm import Warming
@@ -72,7 +72,8 @@ class SearchIndex:
         """Load an index after comparing its files with its manifest, if it fits into memory.
 
         The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
-        the file, in memory that all processes share. `search` (nprobe, refine, ef_search) overrides the manifest's.
+        the file, in memory that all processes share. `gpu` divides the index over all GPUs that FAISS sees. `search`
+        (nprobe, refine, ef_search) overrides the manifest's.
         `verify` says of which files the hashes are computed: "all" reads every byte once, "known" those that have
         changed since this user last computed them, "none" leaves row and dimension counts. The memory plan is logged
         at INFO.
@@ -94,6 +95,7 @@ class SearchIndex:
             raise ValueError(f"verify={verify!r}; accepted: {', '.join(VERIFY)}")
         kind = manifest["kind"]
         backend = "exact" if kind == "exact" else backend
+        mmap = mmap or (gpu and kind == "flat")  # the file is copied to the GPUs
         if backend == "exact" and gpu:
             raise ValueError("gpu: the exact backend runs on the CPU")
         recorded, memory = _plan(folder, manifest, backend, mmap, check_memory)
@@ -194,14 +196,25 @@ class SearchIndex:
             raise ValueError(
                 f"backend='faiss' needs FAISS ({error}); install faiss-cpu or use backend='exact'"
             ) from None
-        kind, dtype = self.manifest["kind"], self.manifest["dtype"]
         if gpu:
-            faiss_kinds.require_gpu(kind, dtype)
+            return self._load_on_gpus(faiss_kinds, mmap)
+        self._faiss = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
+        faiss_kinds.set_search(self._faiss, self.search_parameters)
+
+    def _load_on_gpus(self, faiss_kinds, mmap: bool) -> None:
+        faiss_kinds.require_gpu(self.manifest["kind"])
+        gpus, free = faiss_kinds.free_gpu_memory()
+        log.info("%s: %s", self.folder, plan_gpus(self.manifest, free, gpus).text())
+        if free is None:
+            log.warning(
+                "torch does not see the %d GPUs of FAISS: whether they have this much is not known", gpus
+            )
+        if self.manifest["kind"] == "flat":
+            self._faiss = faiss_kinds.flat_on_gpus(self._vectors_M_D, gpus)
+            return
         index = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
-        if gpu:
-            index = faiss_kinds.to_gpu(index, kind, dtype)
-        faiss_kinds.set_search(index, self.search_parameters)
-        self._faiss = index
+        self._faiss = faiss_kinds.ivf_on_gpus(index, gpus)
+        faiss_kinds.set_search_on_gpus(self._faiss, self.search_parameters)
 
 
 def _open_documents(folder: Path, manifest: dict) -> Documents:

@@ -54,7 +54,8 @@ def run_server(settings: ServeSettings) -> int:
 def _memory_of(settings: ServeSettings) -> str:
     """The memory plan as text. Several workers load at the same time, so their sum is checked here."""
     manifest = read_manifest(settings.index)
-    how = {"backend": settings.backend, "mmap": settings.mmap}
+    on_gpus = settings.gpu and manifest["kind"] == "flat"  # whose file is copied to them
+    how = {"backend": settings.backend, "mmap": settings.mmap or on_gpus}
     try:
         if settings.workers == 1:
             return plan_memory(manifest, **how).text()

@@ -46,7 +46,7 @@ def test_what_is_mapped_is_read_whole(folder, kind, options, files):
 
 def test_how_far_it_is_is_said_until_it_is_done(tmp_path, monkeypatch):
     go, file = threading.Event(), tmp_path / "file"
-    file.write_bytes(b"x" * 200_000_000)
+    file.write_bytes(b"x" * 1_000_000)
     began = threading.Event()
 
     def opened(path, *_, **__):
@@ -56,10 +56,10 @@ def test_how_far_it_is_is_said_until_it_is_done(tmp_path, monkeypatch):
 
     monkeypatch.setattr(warm, "open", opened, raising=False)
     warming = warm.Warming([file])
-    assert began.wait(60) and warming.text() == "warming: 0.0 MB of 0.2 GB"
+    assert began.wait(60) and warming.text() == "warming: 0.0 MB of 1.0 MB"
     go.set()
     warming.thread.join(60)
-    assert warming.text() is None and warming._read == 200_000_000
+    assert warming.text() is None and warming._read == 1_000_000
 
 
 def test_what_is_larger_than_the_memory_is_left_and_a_lost_file_ends_it(tmp_path, monkeypatch, caplog):

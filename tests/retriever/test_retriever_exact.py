@@ -209,7 +209,7 @@ def test_two_wheels_of_one_faiss_are_told_apart(monkeypatch, installed, advice):
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     monkeypatch.setattr(faiss_kinds, "distributions", lambda name: [name] if name in installed else [])
     with pytest.raises(ValueError, match=advice):
-        faiss_kinds.require_gpu("ivf", "float32")
+        faiss_kinds.require_gpu("ivf")
 
 
 def test_vectors_are_kept_once(folder):
