@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from typer import Option
 
-from verl_credit_retriever.commands.compute import DEVICE, THREADS
+from verl_credit_retriever.commands import DEVICE, THREADS
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, read_token
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from typer import Option
 
-from verl_credit_retriever.commands.compute import THREADS
+from verl_credit_retriever.commands import THREADS
 from verl_credit_retriever.encoder.settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
 from verl_credit_retriever.index.encoding import Job, Progress, encode_missing
+from verl_credit_retriever.index.exact import write_vectors
 from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.manifest import DTYPES, KINDS, files_of, write_manifest
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
@@ -21,7 +22,6 @@ from verl_credit_retriever.index.shards import (
     size_of_shards,
     start_over,
 )
-from verl_credit_retriever.index.vectors import write_vectors
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder.encoder import SentenceEncoder

@@ -9,9 +9,9 @@ import numpy as np
 
 from verl_credit_retriever.index.build import require_disk
 from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.exact import open_vectors
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of, write_manifest
 from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
-from verl_credit_retriever.index.vectors import open_vectors
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder.encoder import SentenceEncoder

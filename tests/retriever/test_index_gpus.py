@@ -1,4 +1,4 @@
-"""Search on several GPUs: the plan, the refusal, and the division of rows. No GPU is used: CPU indexes stand in for theirs."""
+"""Search on several GPUs: the plan, the refusal, and the division of rows. CPU indexes stand in for those of GPUs."""
 
 import faiss
 import numpy as np

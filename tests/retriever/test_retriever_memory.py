@@ -180,7 +180,7 @@ def test_this_machine_has_some_memory():
 
 def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):
     corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 50), TableEncoder(np.eye(50, dtype=np.float32))
-    total = plan_memory(build_index(corpus, encoder, tmp_path / "out")).total
+    total = plan_memory(build_index(corpus, encoder, tmp_path / "out", kind="ivf")).total
     started = []
     monkeypatch.setattr(workers, "run_workers", lambda *_: started.append(True) or 0)
     settings = ServeSettings(tmp_path / "out", tmp_path, workers=3, gpu=True)
