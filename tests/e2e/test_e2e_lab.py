@@ -3,14 +3,6 @@
 One update a step, so that no row's mini-batch depends on how rows are shared out.
 """
 
-import os
-import secrets
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import islice
@@ -24,6 +16,7 @@ from omegaconf import OmegaConf
 from torchdata.stateful_dataloader.sampler import RandomSampler
 from transformers import AutoTokenizer
 
+from kit.ray_cluster import TOKEN, RayCluster
 from kit.run_values import assert_agree, measured_by_run
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
@@ -39,7 +32,6 @@ from verl_credit.probe.stored import read_rollouts
 from verl_credit.probe.update import adamw_step
 from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
-from verl_credit.run.network import RAY
 from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
 from verl_credit.turns.step_credit import group_numbers
 from verl_credit.twin.credit import Credit
@@ -270,54 +262,11 @@ def texts_of(tokenizer, ids, turn_ids):
     return [tokenizer.decode(ids[turns == turn]) for turn in range(int(turns.max()) + 1)]
 
 
-# Ray asks everyone who joins or uses a cluster for its token.
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def cluster(tmp_path):
-    """Two raylets on this machine that believe to be two; each says that it has a GPU (verl asks for one per rank)."""
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=8", "--num-gpus=1"]
-    ray += ["--object-store-memory=150000000", "--disable-usage-stats"]
-    port, folder = free_port(), tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
-    head = [*ray, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
-    environment, nodes = {**os.environ, **TOKEN, "RAY_worker_niceness": "0"}, []
-    environment.pop(RAY, None)  # with it nobody may join
-
-    def start(command):
-        with open(tmp_path / "nodes.log", "a") as log:
-            nodes.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-            )
-
-    try:
-        start(head)
-        wait_for(port, nodes[0])
-        start([*ray, f"--address=127.0.0.1:{port}"])
-        yield f"127.0.0.1:{port}"
-    finally:
-        for node in reversed(nodes):
-            os.killpg(node.pid, signal.SIGKILL)  # asked to end, a node waits half a minute for its workers
-        for node in nodes:
-            node.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def wait_for(port, node):
-    for _ in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        with suppress(subprocess.TimeoutExpired):
-            node.wait(timeout=0.1)
-            raise RuntimeError(f"Ray ended with code {node.returncode}")
-    raise TimeoutError(f"no Ray on port {port}")
+    """Two raylets; each says that it has a GPU (verl asks for one per rank)."""
+    with RayCluster(tmp_path / "nodes.log", ["--num-cpus=8", "--num-gpus=1"]) as running:
+        yield running.address
 
 
 def test_two_nodes_straight_on_have_the_losses_of_one_rank_that_was_interrupted_and_not_probed(
