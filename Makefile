@@ -28,7 +28,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/pip install --quiet --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever,lab,real,campaign,dev]"
+	$(BIN)/pip install --quiet --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever-ray,lab,real,campaign,dev]"
 	touch $@
 
 demo: install

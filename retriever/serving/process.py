@@ -11,7 +11,7 @@ from collections.abc import Callable
 from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint
 from verl_credit_retriever.serving.parent import end_by_force_after, end_with
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import BACKLOG, LOOPBACK
+from verl_credit_retriever.serving.sockets import BACKLOG
 
 REFUSE_SECONDS = 1.0  # new requests are answered with 503 for at least this long after SIGTERM
 DRAIN_SECONDS = 25.0  # queued requests may take this long then
@@ -113,8 +113,6 @@ def _load_app(settings: ServeSettings):
 
         faiss.omp_set_num_threads(settings.threads)
     encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
-    # Without a token a web page that a browser on this machine shows must not reach the server.
-    hosts = LOOPBACK if settings.token is None and settings.host in LOOPBACK else None
-    app = create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=hosts)
+    app = create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=settings.hosts)
     probe(index, encoder)
     return app

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.serving.sockets import LOOPBACK
 
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 
@@ -45,6 +46,12 @@ class ServeSettings:
                 raise ValueError(f"--{name}={value}; at least 1")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port={self.port}; expected 0 to 65535")
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The names that a Host header may have; None: any. Without a token a web page that a browser on this machine
+        shows must not reach the server."""
+        return LOOPBACK if self.token is None and self.host in LOOPBACK else None
 
     def to_json(self) -> str:
         """The settings for `from_json`, token included: send them through pipes only."""
