@@ -5,6 +5,7 @@ import sys
 from typer import Typer
 
 from verl_credit_retriever.commands.check import check
+from verl_credit_retriever.commands.deploy import deploy, undeploy
 from verl_credit_retriever.commands.index import index
 from verl_credit_retriever.commands.serve import serve
 
@@ -17,6 +18,8 @@ app = Typer(
 )
 app.command(help="encode a corpus and write an index")(index)
 app.command(help="answer POST /retrieve and POST /v1/search")(serve)
+app.command(help="answer the same on a running Ray cluster: the index in shards, each with replicas")(deploy)
+app.command(help="take the deployment away again")(undeploy)
 app.command(help="compare what is served with exact search, and time it")(check)
 
 

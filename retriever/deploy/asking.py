@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 
 from verl_credit_retriever.deploy.parts import Found, Part
@@ -55,8 +54,6 @@ class Asking:
                 raise error.cause from None
             except TimeoutError:
                 self._refuse_absent(part)
-            except DeploymentUnavailableError as error:
-                raise _unavailable(f"{part}: {error}") from None
             except RayError:  # the replica, or its answer, is lost
                 time.sleep(AGAIN_SECONDS)
                 asked[number] = self._send(number, vectors_N_D, k)
