@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
 from verl_credit_retriever.deploy.front import APP, FRONT, app_builder, shard_name
@@ -73,7 +74,7 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
         url = url_of("127.0.0.1" if settings.host == "0.0.0.0" else settings.host, settings.port)
         _await_answer(url, settings.token, deadline)
     except BaseException:
-        undeploy()
+        _remove()
         raise
     _say(parts, index.manifest, backend)
     print(f"serving on {url} of every machine with a replica; fingerprint {index.fingerprint}", flush=True)
@@ -81,10 +82,16 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
 
 def undeploy() -> None:
     """Take the deployment away, and Ray Serve too if nothing else runs on it. Errors: ValueError when there is none."""
-    applications = serve.status().applications
-    if APP not in applications:
+    if APP not in serve.status().applications:
         raise ValueError(f"nothing is deployed as {APP!r} on this cluster")
-    serve.delete(APP) if len(applications) > 1 else serve.shutdown()
+    _remove()
+
+
+def _remove() -> None:
+    if serve.status().applications.keys() - {APP}:
+        serve.delete(APP)
+    else:
+        serve.shutdown()
 
 
 def _refuse_second() -> None:
@@ -101,9 +108,16 @@ def _require_cpus(needed: int) -> None:
 
 
 def _start_serve(settings: ServeSettings) -> None:
-    """Errors: ValueError when Ray Serve runs already and listens elsewhere: that cannot be changed."""
+    """Errors: ValueError when it cannot listen there, or runs already and listens elsewhere: that cannot be changed."""
     wanted = {"host": settings.host, "port": settings.port}
-    serve.start(proxy_location="EveryNode", http_options=wanted)
+    try:
+        serve.start(proxy_location="EveryNode", http_options=wanted)
+    except RayError as error:
+        _remove()
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(
+            f"--host={settings.host} --port={settings.port}: {PACKAGE.sub('', reason)}"
+        ) from None
     there = _get_global_client().get_serve_details()["http_options"]
     for name, value in wanted.items():
         if there[name] != value:
@@ -165,7 +179,7 @@ def _await_answer(url: str, token: str | None, deadline: float) -> None:
                 return
             problem = f"{answer.status_code}: {answer.text[:200]}"
         time.sleep(POLL_SECONDS)
-    raise TimeoutError(f"{url}/readyz: {problem}")
+    raise TimeoutError(f"{url}/readyz: {problem}; deploy asks where it runs: run it on the head node")
 
 
 def _say(parts: Sequence[Part], manifest: dict, backend: str) -> None:
