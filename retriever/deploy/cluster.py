@@ -76,6 +76,8 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
     except BaseException:
         _remove()
         raise
+    most = options["max_replicas_per_node"]
+    print(f"{len(nodes)} machines, at most {most} replica(s) of a shard on each")
     _say(parts, index.manifest, backend)
     print(f"serving on {url} of every machine with a replica; fingerprint {index.fingerprint}", flush=True)
 

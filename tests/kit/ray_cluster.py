@@ -30,7 +30,7 @@ class RayCluster:
         self._log, self._folder = log, tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
         self._start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         self._start += ["--object-store-memory=150000000", "--disable-usage-stats"]
-        self._count, self.nodes = nodes, []
+        self._count, self._joined, self.nodes = nodes, 0, []
         port = free_port()
         self.address = f"127.0.0.1:{port}"
 
@@ -38,7 +38,6 @@ class RayCluster:
         port = self.address.split(":")[1]
         try:
             self._run("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._folder}")
-            _wait_for(int(port), self.nodes[0])
             for _ in range(1, self._count):
                 self.add()
         except BaseException:
@@ -64,6 +63,8 @@ class RayCluster:
         node.wait(timeout=60)
 
     def _run(self, *options: str) -> None:
+        """One node more; returns when it has joined."""
+        self._joined += 1
         environment = {**os.environ, **TOKEN, "RAY_worker_niceness": "0"}
         environment.pop(ON_LOOPBACK, None)
         with open(self._log, "a") as log:
@@ -72,6 +73,7 @@ class RayCluster:
                     [*self._start, *options], stdout=log, stderr=log, env=environment, start_new_session=True
                 )
             )
+        _wait_for(self._joined, self._log, self.nodes[-1])
 
 
 def _kill(node: subprocess.Popen) -> None:
@@ -79,12 +81,11 @@ def _kill(node: subprocess.Popen) -> None:
         os.killpg(node.pid, signal.SIGKILL)
 
 
-def _wait_for(port: int, node: subprocess.Popen) -> None:
+def _wait_for(joined: int, log: Path, node: subprocess.Popen) -> None:
     for _ in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if log.read_text().count("Ray runtime started") >= joined:
+            return
         with suppress(subprocess.TimeoutExpired):
             node.wait(timeout=0.1)
             raise RuntimeError(f"Ray ended with code {node.returncode}")
-    raise TimeoutError(f"no Ray on port {port}")
+    raise TimeoutError(f"no Ray after a minute; see {log}")

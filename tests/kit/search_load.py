@@ -74,9 +74,10 @@ class SearchLoad:
 
     def _ask(self, number: int) -> None:
         draw = random.Random(number)
-        while not self._ended:
-            # A connection of its own for each query: one that is kept would always reach the same process.
-            with httpx.Client(timeout=60, trust_env=False) as client:
+        # A connection for each query: one that is kept would always reach the same process.
+        none_kept = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(timeout=60, trust_env=False, limits=none_kept) as client:
+            while not self._ended:
                 place, began = draw.randrange(len(self.queries)), time.monotonic()
                 body = {"queries": [self.queries[place]], "topk": self.k, "return_scores": True}
                 try:
@@ -84,12 +85,12 @@ class SearchLoad:
                 except httpx.HTTPError as error:
                     self._count(type(error).__name__, str(error))
                     continue
-            if answer.status_code != 200:
-                self._count(str(answer.status_code), answer.text[:300])
-            elif said := problem(answer, self.exact[place], self.k):
-                self._count("wrong", said)
-            else:
-                self._count("200", "", time.monotonic() - began)
+                if answer.status_code != 200:
+                    self._count(str(answer.status_code), answer.text[:300])
+                elif said := problem(answer, self.exact[place], self.k):
+                    self._count("wrong", said)
+                else:
+                    self._count("200", "", time.monotonic() - began)
 
     def _count(self, what: str, said: str, latency_s: float | None = None) -> None:
         with self._came:
