@@ -1,4 +1,4 @@
-"""The three trainers on the lab: step time, held-out EM, the time in which both cores work, the rollouts' ages.
+"""The three trainers on the lab: step time, held-out EM per minute, the time in which both cores work, the rollouts' ages.
 
     python evidence/async/measure.py --dir DIR [--seeds 1 2 3] [--modes credit credit_separate_async] [-- OVERRIDES]
     python evidence/async/measure.py --dir DIR --delay 0.5      with a search that answers after half a second
@@ -6,24 +6,28 @@
     python evidence/async/measure.py --logged evidence/async/h100/MODE.json      the figures of a GPU run
 
 One run after the other, `verl-credit train --config-name lab` with an evaluation every ten steps, in DIR/MODE-SEED. Runs
-that are done are left out the next time. While a run goes on, the use of every core is noted once a second. Overrides go to
-every run; runs with others, or another delay, need a folder of their own. Writes DIR/measured.json and prints a table;
-`--read` runs nothing.
+that are done are left out the next time; one that was cut off is put aside and made again from its beginning, because a
+resumed one has other times; one that fails does not keep the others from being made. While a run goes on, the use of every
+core is noted once a second. Overrides go to every run; runs with others, or another delay, need a folder of their own.
+Writes DIR/measured.json and prints the tables of `comparison.py`; `--read` runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import psutil
+from comparison import tables
 
 from verl_credit.names import TRAINING_MODES
 from verl_credit.recipe.compose import load_config
@@ -46,68 +50,91 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--modes", nargs="+", choices=TRAINING_MODES, default=list(TRAINING_MODES))
     parser.add_argument("--read", action="store_true", help="only read the runs of DIR")
-    parser.add_argument(
-        "--delay",
-        type=float,
-        default=0.0,
-        help="seconds before every answer of the search; needs a built lab",
-    )
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer of the search")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     if options.logged:
         print(json.dumps(logged(json.loads(options.logged.read_text())), indent=1))
         return
     options.dir.mkdir(parents=True, exist_ok=True)
-    with searched(options.dir, options.delay if not options.read else 0.0) as search:
+    failed = [] if options.read else make_runs(options)
+    runs = {path.parent.name: read(path.parent) for path in sorted(options.dir.glob(f"*/{SAMPLES}"))}
+    (options.dir / "measured.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    if runs:
+        print(tables(runs))
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def make_runs(options: argparse.Namespace) -> list[str]:
+    """Those that are missing; why some of them failed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started ends with it
+    failed = []
+    with searched(options.dir, options.delay, options.overrides) as search:
         for seed in options.seeds:
             for mode in options.modes:
                 run_dir = options.dir.resolve() / f"{mode}-{seed}"
-                if not options.read and not (run_dir / SAMPLES).exists():
-                    train(run_dir, mode, seed, [*search, *options.overrides])
-    runs = {path.parent.name: read(path.parent) for path in sorted(options.dir.glob(f"*/{SAMPLES}"))}
-    (options.dir / "measured.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
-    print(table(runs))
+                if (run_dir / SAMPLES).exists():
+                    continue
+                if run_dir.exists():
+                    run_dir.rename(run_dir.with_name(f"{run_dir.name}.cut-off-{int(time.time())}"))
+                if code := train(run_dir, mode, seed, [*search, *options.overrides]):
+                    failed.append(f"{run_dir}: exit code {code}; {run_dir / 'output.txt'} says why")
+                    print(failed[-1], file=sys.stderr, flush=True)
+    return failed
 
 
 @contextmanager
-def searched(folder: Path, delay: float) -> Iterator[list[str]]:
+def searched(folder: Path, delay: float, overrides: Sequence[str]) -> Iterator[list[str]]:
     """Overrides for a search that answers after ``delay`` seconds; none for the lab's own."""
     if not delay:
         yield []
         return
-    lab = Path(load_config("lab", []).lab.dir)
+    from verl_credit.lab.build import build_lab
+
+    lab = load_config("lab", overrides).lab
+    build_lab(Path(lab.dir), world_seed=lab.world_seed, size=lab.size)
     port_file = folder.resolve() / "port"
     port_file.unlink(missing_ok=True)
     script = Path(__file__).with_name("slow_search.py")
-    command = [sys.executable, str(script), "--lab", str(lab), "--seconds", str(delay)]
-    with subprocess.Popen([*command, "--port-file", str(port_file)]) as server:
+    command = [sys.executable, str(script), "--lab", lab.dir, "--seconds", str(delay)]
+    with ended_with_this([*command, "--port-file", str(port_file)]) as server:
+        while not port_file.exists():
+            if server.poll() is not None:
+                raise SystemExit(f"the slow search ended with {server.returncode}")
+            time.sleep(0.2)
+        yield [f"search.url=http://127.0.0.1:{port_file.read_text()}"]
+
+
+@contextmanager
+def ended_with_this(command: list[str], **options) -> Iterator[subprocess.Popen]:
+    with subprocess.Popen(command, **options) as process:
         try:
-            while not port_file.exists():
-                if server.poll() is not None:
-                    raise SystemExit(f"the slow search ended with {server.returncode}")
-                time.sleep(0.2)
-            yield [f"search.url=http://127.0.0.1:{port_file.read_text()}"]
+            yield process
         finally:
-            server.terminate()
+            if process.poll() is None:
+                process.terminate()
 
 
-def train(run_dir: Path, mode: str, seed: int, overrides: list[str]) -> None:
-    """One run. The cores' use is written last, so that its file says the run is done."""
+def train(run_dir: Path, mode: str, seed: int, overrides: list[str]) -> int:
+    """One run; 0, or the exit code of one that failed. The cores' use is written last: its file says the run is done."""
     command = [
         *(sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "train", "--config-name", "lab"),
         *(f"run_dir={run_dir}", f"trainer.v1.trainer_mode={mode}", f"seed={seed}"),
         *(f"trainer.total_training_steps={STEPS}", "trainer.test_freq=10", *overrides),
     ]
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True)
     samples = []
-    with open(run_dir / "output.txt", "w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    with (
+        open(run_dir / "output.txt", "w", encoding="utf-8") as output,
+        ended_with_this(command, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
         while process.poll() is None:
-            steps = len(read_json_lines(run_dir / METRICS)) if (run_dir / METRICS).exists() else 0
+            steps = len(read_json_lines(run_dir / METRICS))
             samples.append([round(time.time(), 1), steps, psutil.cpu_percent(interval=1, percpu=True)])
-    if process.returncode not in (0, 3):
-        raise SystemExit(f"{run_dir}: exit code {process.returncode}; {run_dir / 'output.txt'} says why")
-    (run_dir / SAMPLES).write_text(json.dumps(samples), encoding="utf-8")
+    if process.returncode == 0:
+        (run_dir / SAMPLES).write_text(json.dumps(samples), encoding="utf-8")
+    return process.returncode
 
 
 def read(run_dir: Path) -> dict:
@@ -119,14 +146,14 @@ def read(run_dir: Path) -> dict:
     trained = [cores for _, steps, cores in samples if WARM <= steps < len(rows)]
     working = [sum(use > BUSY for use in cores) for cores in trained]
     ages = [row["credit/staleness/mean"] for row in warm if "credit/staleness/mean" in row]
-    steps_s = [row["perf/time_per_step"] for row in rows]
+    minutes = [0.0, *accumulate(row["perf/time_per_step"] / 60 for row in rows)]
     return {
         "steps": len(rows),
         "step_s": statistics.median(row["perf/time_per_step"] for row in warm),
         "generation_s": statistics.median(row["timing_s/gen"] for row in warm),
-        "minutes_of_steps": sum(steps_s) / 60,
+        "minutes_of_steps": minutes[-1],
         "em": {step: row[score] for step, row in held_out.items()},
-        "area": statistics.mean(row[score] for row in held_out.values()),
+        "em_at_minute": {step: minutes[step] for step in held_out},
         "both_cores": sum(number >= 2 for number in working) / len(working),
         "cores_used": statistics.mean(sum(cores) for cores in trained) / 100,
         "age": statistics.mean(ages) if ages else 0.0,
@@ -155,22 +182,6 @@ def logged(run: dict) -> dict:
         "oldest": max(all_of("credit/staleness/oldest"), default=0.0),
         "held_out": run["held_out"],
     }
-
-
-def table(runs: dict[str, dict]) -> str:
-    lines = [
-        "| run | step, s | of it generation | minutes of steps | held-out EM, greedy, by step | mean of them |"
-    ]
-    lines[0] += " both cores work | cores used | mean age | oldest | clipped |"
-    lines.append("|" + "---|" * 11)
-    for name, run in runs.items():
-        em = ", ".join(f"{value:.2f}" for value in run["em"].values())
-        lines.append(
-            f"| {name} | {run['step_s']:.1f} | {run['generation_s']:.1f} | {run['minutes_of_steps']:.1f} | {em} "
-            f"| {run['area']:.3f} | {run['both_cores']:.0%} | {run['cores_used']:.2f} | {run['age']:.2f} "
-            f"| {run['oldest']:.0f} | {run['clipped']:.4f} |"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
