@@ -1,11 +1,15 @@
 """verl's rollout correction: what is set and read by nothing is said, what verl would refuse later is refused now."""
 
-import pytest
+from itertools import cycle
 
-from kit.recipes import load_config
+import pytest
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+
+from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.correction import check_correction
-from verl_credit.recipe.rules.correction import correction_without_effect
+from verl_credit.names import TRAINING_MODES
+from verl_credit.recipe.rules.correction import DEFAULTS, compares_with_the_writer, correction_without_effect
 from verl_credit.recipe.unread import idle_lines
 
 KEY = "algorithm.rollout_correction"
@@ -54,6 +58,56 @@ def test_nothing_is_said_of_what_acts_or_is_off(overrides):
 def test_what_verl_would_refuse_at_its_first_step_is_refused_before_the_start(overrides, words):
     with pytest.raises(ConfigError, match=words):
         check_correction(load_config("lab", list(overrides)))
+
+
+PRESETS = [name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)]
+
+
+def test_every_preset_of_verl_is_accepted_and_what_it_leaves_undone_is_said():
+    assert {"decoupled_token_icepop", "bypass_pg_token_icepop", "decoupled_geo_rs"} < set(PRESETS)
+    for name, mode in zip(PRESETS, cycle(TRAINING_MODES), strict=False):
+        preset = getattr(RolloutCorrectionConfig, name)()
+        keys = {key: getattr(preset, key) for key in (*DEFAULTS, "bypass_mode")}
+        given = [f"{KEY}.{key}={'null' if value is None else value}" for key, value in keys.items()]
+        scorer = ["algorithm.info_gain_scorer=rows"] if preset.bypass_mode else []
+        config = check(f"trainer.v1.trainer_mode={mode}", *given, *scorer)
+        check_correction(config)
+        corrected = bool(preset.rollout_is or preset.rollout_rs)
+        idle = preset.bypass_mode and (corrected or preset.loss_type != "ppo_clip")
+        assert bool(correction_without_effect(config)) == idle, name
+        asynchronous = mode != "credit" and not corrected
+        assert compares_with_the_writer(config) == (preset.bypass_mode or asynchronous)
+
+
+@pytest.mark.parametrize("mode", TRAINING_MODES)
+def test_bypass_mode_needs_a_scorer_with_a_forward_of_its_own_in_every_trainer(mode):
+    with pytest.raises(
+        ConfigError, match="answers ride on the old_log_probs forward, which is then not made"
+    ):
+        check(BYPASS[0], f"trainer.v1.trainer_mode={mode}")
+    check(*BYPASS, f"trainer.v1.trainer_mode={mode}")
+
+
+def test_two_bounds_that_were_read_as_one_number_are_refused():
+    key = f"{KEY}.rollout_is_threshold"
+    for bounds, value in (("0.5_5", 0.55), ("0.9", 0.9)):
+        with pytest.raises(ConfigError, match="0.5_5 is read as the number 0.55") as caught:
+            check(f"{KEY}.rollout_is=token", f"{key}={bounds}")
+        assert (caught.value.key, caught.value.value) == (key, value)
+    for bounds in ("0.5_5.0", "1", "2.0"):
+        check(f"{KEY}.rollout_is=token", f"{key}={bounds}")
+
+
+def test_verls_loss_for_bypass_mode_is_not_given_log_probs_of_the_trainer():
+    loss, mode = "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode", "trainer.v1.trainer_mode"
+    with pytest.raises(
+        ConfigError, match="takes old_log_probs for the rollout engine's, and they are the trainer's"
+    ):
+        check(loss)
+    with pytest.raises(ConfigError, match="they are the trainer's"):
+        check(loss, f"{mode}=credit_colocate_async", f"{KEY}.rollout_is=token")
+    check(loss, f"{mode}=credit_colocate_async")  # the writer's, as the engine has them
+    check(loss, *BYPASS)
 
 
 def test_that_bypass_mode_applies_nothing_is_still_true_of_verl():

@@ -17,12 +17,20 @@ WRONG = {
     "trainer.v1.sampler.max_off_policy_threshold=null": "set a whole number",
     "keep_rollouts=3": "rollouts of one policy, and these may be of several; set it to 0",
 }
+NO_VALUE = {
+    "trainer.v1.sampler.max_off_policy_threshold=0": "expected a whole number of at least 1 or null",
+    "trainer.v1.sampler.max_off_policy_threshold=2.5": "expected a whole number of at least 1 or null",
+    "trainer.v1.sampler.max_off_policy_strategy=keep": "accepted are drop, wait",
+    "trainer.v1.colocate_async.num_warmup_batches=-1": "expected a number of at least 0",
+    "trainer.v1.separate_async.num_warmup_batches=many": "expected a number of at least 0",
+}
 OF_SEPARATE = {
     "actor_rollout_ref.rollout.nnodes=0": "its rollouts have devices of their own",
     "actor_rollout_ref.rollout.n_gpus_per_node=0": "its rollouts have devices of their own",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=naive": "object_store on CPUs",
     "trainer.v1.separate_async.parameter_sync_step=3": "every update takes a mini-batch of its own",
 }
+SHARED_REWARD = ("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=false")
 
 
 @pytest.mark.parametrize("mode", [COLOCATE, SEPARATE])
@@ -36,6 +44,32 @@ def test_what_cannot_work_is_refused_with_the_mode_and_the_remedy(override, mode
 def test_what_separate_devices_need_is_asked_for_by_them_alone(override):
     refused(override, SEPARATE, OF_SEPARATE[override])
     check(override, COLOCATE)
+
+
+def test_a_reward_model_needs_devices_beside_rollouts_that_never_pause():
+    with pytest.raises(ConfigError, match="share devices with rollouts that never pause; set it to true"):
+        check(SEPARATE, *SHARED_REWARD)
+    check(COLOCATE, *SHARED_REWARD)
+
+
+@pytest.mark.parametrize("override", NO_VALUE)
+def test_a_value_that_verl_only_asserts_is_refused_in_every_mode(override):
+    for mode in (f"{MODE}=credit", COLOCATE, SEPARATE):
+        with pytest.raises(ConfigError, match=NO_VALUE[override]) as caught:
+            check(mode, override)
+        assert caught.value.key == override.split("=")[0]
+
+
+@pytest.mark.parametrize("name, mode", [("colocate_async", COLOCATE), ("separate_async", SEPARATE)])
+def test_batches_ahead_that_would_all_be_too_old_are_refused(name, mode):
+    """With w batches ahead a step trains on what was handed out w steps before, w + 1 versions of the weights."""
+    bound, key = "trainer.v1.sampler.max_off_policy_threshold", f"trainer.v1.{name}.num_warmup_batches"
+    check(mode, f"{bound}=3", f"{key}=2")
+    check(mode, f"{bound}=3", f"{key}=9", "trainer.v1.sampler.max_off_policy_strategy=wait")
+    for ahead in ("3", "2.5"):
+        with pytest.raises(ConfigError, match="be dropped; at most 2") as caught:
+            check(mode, f"{bound}=3", f"{key}={ahead}")
+        assert caught.value.key == key and f"{bound}=3" in str(caught.value)
 
 
 def refused(override, mode, why):
@@ -65,12 +99,46 @@ def test_a_mode_that_is_none_is_refused_with_those_that_are():
         ("trainer.v1.colocate_async.num_warmup_batches=2", [COLOCATE]),
         ("trainer.v1.separate_async.num_warmup_batches=2", [SEPARATE]),
         ("actor_rollout_ref.hybrid_engine=false", [SEPARATE]),
+        ("trainer.v1.separate_async.hybrid_rollout.switch_threshold_ratio=0.5", [SEPARATE]),
+        ("trainer.v1.sampler.sync_refill_failed_groups=True", [f"{MODE}=credit"]),
     ],
 )
 def test_a_key_of_another_trainer_is_said_to_be_without_effect(override, readers):
     line = f"{override}: only {MODE}={' or '.join(reader.split('=')[1] for reader in readers)} reads it"
     for mode in (f"{MODE}=credit", COLOCATE, SEPARATE):
         assert (line in without_effect(check(override, mode))) == (mode not in readers)
+
+
+def test_updates_between_two_syncs_are_said_to_be_without_effect_in_another_trainer():
+    line = f"trainer.v1.separate_async.parameter_sync_step=3: only {SEPARATE} reads it"
+    for mode in (f"{MODE}=credit", COLOCATE):
+        assert line in without_effect(check("trainer.v1.separate_async.parameter_sync_step=3", mode))
+        assert not any("parameter_sync_step" in said for said in without_effect(check(mode)))
+
+
+def test_devices_that_cannot_be_lent_are_said():
+    switch = "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"
+    line = f"{switch}: with actor_rollout_ref.hybrid_engine=false the devices that train never roll out"
+    assert line in without_effect(check(SEPARATE, switch))
+    assert line not in without_effect(check(SEPARATE, switch, "actor_rollout_ref.hybrid_engine=true"))
+
+
+def test_every_engine_that_is_accepted_can_abort():
+    """An engine that cannot would go on writing with old weights while new ones come."""
+    import ast
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    import verl_credit
+
+    hf = Path(verl_credit.__file__).parent / "host/hf_rollout/server.py"
+    vllm = Path(find_spec("verl").origin).parent / "workers/rollout/vllm_rollout/vllm_async_server.py"
+    for source in (hf, vllm):  # vLLM itself is not installed here
+        names = {node.name for node in ast.walk(ast.parse(source.read_text())) if hasattr(node, "name")}
+        assert {"abort_all_requests", "resume_generation"} <= names, source
+    for engine in ("sglang", "trtllm"):
+        with pytest.raises(ConfigError, match="built for and tested with hf and vllm"):
+            check(COLOCATE, f"actor_rollout_ref.rollout.name={engine}")
 
 
 def test_the_defaults_are_verls():

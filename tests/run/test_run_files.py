@@ -220,6 +220,9 @@ def test_resume_says_what_differs(tmp_path):
     assert describe_resume(colocate, 3)[0] == (
         f"resume: from step 3, not exact: {mode}: rollouts that were under way begin again, by newer weights"
     )
+    back = describe_resume(config, 3)[0]
+    assert "\n" not in back and "trainer_mode was credit_colocate_async, is credit; " in back
+    assert back.endswith(f"{mode}: rollouts ahead of the step are left out")
     with pytest.raises(ValueError, match="step 3; expected 1, 4"):
         folder.rename(folder.with_name("global_step_4"))
         describe_resume(config, 4)

@@ -12,6 +12,7 @@ from verl_credit.redact import without_secrets
 from verl_credit.run.files import STATE, plain, write_text
 
 VERSION = 1
+MODE = "trainer.v1.trainer_mode"
 
 # Old and new values that saved configurations name, so that older runs resume exactly.
 MOVED = {
@@ -119,10 +120,12 @@ def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
     differences = _differences(state["config"], deciding_keys(config))
     if not (folder / "data.pt").exists():
         differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
-    if (mode := OmegaConf.select(config, "trainer.v1.trainer_mode")) in ASYNC_MODES:
-        differences.append(
-            f"trainer.v1.trainer_mode={mode}: rollouts that were under way begin again, by newer weights"
+    if (before := state["config"].get(MODE)) in ASYNC_MODES:
+        again = OmegaConf.select(config, MODE) in ASYNC_MODES
+        fate = (
+            "that were under way begin again, by newer weights" if again else "ahead of the step are left out"
         )
+        differences.append(f"{MODE}={before}: rollouts {fate}")
     if not differences:
         return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
     more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""

@@ -19,6 +19,7 @@ from verl_credit.config.keys.verl import (
     KL,
     Actor,
     ActorEngine,
+    ColocateAsync,
     Data,
     Losses,
     Model,
@@ -26,6 +27,8 @@ from verl_credit.config.keys.verl import (
     Reference,
     ReferenceEngine,
     Rollout,
+    Sampler,
+    SeparateAsync,
     Trainer,
     TrainerV1,
 )
@@ -34,7 +37,8 @@ from verl_credit.config.keys.verl import (
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
 # fmt: off
 VERLS: tuple[type[Section], ...] = (
-    KL, Data, Model, Actor, ActorEngine, Losses, Rollout, Reference, ReferenceEngine, Trainer, TrainerV1, RayInit,
+    KL, Data, Model, Actor, ActorEngine, Losses, Rollout, Reference, ReferenceEngine, Trainer, TrainerV1, Sampler,
+    ColocateAsync, SeparateAsync, RayInit,
 )
 # fmt: on
 

@@ -128,6 +128,22 @@ class TrainerV1(VerlSection):
     trainer_mode: Literal[TRAINER_MODES]
 
 
+class Sampler(VerlSection):
+    prefix = "trainer.v1.sampler"
+    max_off_policy_threshold: Positive | None
+    max_off_policy_strategy: Literal["drop", "wait"]
+
+
+class ColocateAsync(VerlSection):
+    prefix = "trainer.v1.colocate_async"
+    num_warmup_batches: AtLeast0
+
+
+class SeparateAsync(VerlSection):
+    prefix = "trainer.v1.separate_async"
+    num_warmup_batches: AtLeast0
+
+
 class RayInit(VerlSection):
     prefix = "ray_kwargs.ray_init"
     num_cpus: Positive | None

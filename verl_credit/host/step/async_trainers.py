@@ -14,7 +14,9 @@ from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.step import store
 from verl_credit.host.step.trainer import CreditSteps
 from verl_credit.names import COLOCATE_MODE, SEPARATE_MODE
+from verl_credit.recipe.rules.correction import compares_with_the_writer
 from verl_credit.run import events
+from verl_credit.turns.scorers.rows import RowScorer
 from verl_credit.turns.staleness import staleness_metrics
 
 
@@ -23,6 +25,13 @@ class AsyncSteps(CreditSteps):
 
     Departure from verl: its ratio is to the weights before the update, whoever wrote the token, if nothing is corrected.
     """
+
+    def _build_replay_buffer(self):
+        """Of finished prompts of the same step verl takes the first of a set, whose order is another in every process."""
+        buffer = super()._build_replay_buffer()
+        select = buffer._select_prompt_uids
+        buffer._select_prompt_uids = lambda partition, uids, size: select(partition, sorted(uids), size)
+        return buffer
 
     def _check_workers(self, agent_loop_manager) -> None:
         super()._check_workers(agent_loop_manager)
@@ -37,9 +46,7 @@ class AsyncSteps(CreditSteps):
 
     @property
     def _to_the_writer(self) -> bool:
-        """Not where verl's rollout correction weighs or rejects tokens by the difference between the two."""
-        given = self.config.algorithm.get("rollout_correction") or {}
-        return given.get("rollout_is") is None and given.get("rollout_rs") is None
+        return compares_with_the_writer(self.config)
 
     def _compute_advantage(self, batch, metrics):
         turns = self._turns
@@ -60,6 +67,10 @@ class AsyncSteps(CreditSteps):
             written = store.read(batch, "rollout_log_probs")["rollout_log_probs"]
             batch = store.write(batch, {"old_log_probs": written})
         return batch
+
+
+NOW, AT_SYNC = "now", 0
+"""Copies of the weights: verl numbers its own, the first is that of the last sync."""
 
 
 @register_trainer(COLOCATE_MODE)
@@ -95,6 +106,20 @@ class CreditSeparateAsync(AsyncSteps, trainer_separate_async.PPOTrainerSeparateA
 
     VERL_MODE = "separate_async"
     WORKER = DetachedCreditWorker
+
+    def _compute_old_log_prob(self, batch, metrics):
+        """verl computes log-probs with the weights of the last sync. So does a scorer by the forwards that it adds."""
+        adds_forwards = self.settings.algorithm.info_gain_scorer == RowScorer.name
+        if not self.local_trigger_step or self._bypass or not adds_forwards:
+            return super()._compute_old_log_prob(batch, metrics)
+        workers = self.actor_rollout_wg
+        workers.save_model_to_cpu(NOW)
+        workers.restore_model_from_cpu(AT_SYNC)
+        try:
+            return super()._compute_old_log_prob(batch, metrics)
+        finally:
+            workers.restore_model_from_cpu(NOW)
+            workers.clear_cpu_model(NOW)
 
     def _setup(self):
         # With hybrid_engine=false verl 0.9.1 logs a line with arguments that its logger does not take.

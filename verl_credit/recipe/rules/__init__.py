@@ -15,6 +15,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, AGENTS, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.rules.budget import validate_budgets
+from verl_credit.recipe.rules.correction import validate_correction
 from verl_credit.recipe.rules.entropy_probe import validate_entropy_probe
 from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.own_loss import validate_loss
@@ -65,6 +66,7 @@ def _validate(config: DictConfig) -> None:
     validate_scorer(config, settings)
     validate_entropy_probe(config)
     validate_trainer_mode(config)
+    validate_correction(config)
     OmegaConf.to_container(config, resolve=True)  # every interpolation must resolve now, not in a worker
     validate_pipeline(config, settings.algorithm)
     validate_rollout(config)

@@ -1,13 +1,19 @@
-"""verl's rollout correction beside our pipeline: keys that are set and change nothing."""
+"""verl's rollout correction beside our pipeline: keys that change nothing, and values that cannot have been meant."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.keys import LOSS
+from verl_credit.errors import ConfigError
+from verl_credit.names import ASYNC_MODES
+from verl_credit.recipe.trainer_mode import MODE
 
 KEY = "algorithm.rollout_correction"
-
+BYPASS = "bypass_mode"
+"""Name of verl's switch, and of the loss that it has for it."""
 
 DEFAULTS = {
     "rollout_is": None,
@@ -17,6 +23,36 @@ DEFAULTS = {
     "rollout_rs_threshold": None,
     "loss_type": "ppo_clip",
 }
+
+
+def validate_correction(config: DictConfig) -> None:
+    """Raise ConfigError for what verl takes and nobody can mean; what verl refuses: `host.process.correction`."""
+    given = config.algorithm.get("rollout_correction") or {}
+    upper = given.get("rollout_is_threshold")
+    if given.get("rollout_is") is not None and isinstance(upper, int | float) and upper < 1:
+        use = (
+            "an upper bound below 1 would shrink every weight, those of unchanged tokens included. Two bounds (IcePop) are "
+            "written 0.5_5.0: without a point in the second, 0.5_5 is read as the number 0.55"
+        )
+        raise ConfigError.of(config, f"{KEY}.rollout_is_threshold", f"{KEY}.rollout_is", accepted=use)
+    if OmegaConf.select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
+        use = (
+            "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "
+            f"{KEY}.{BYPASS}=true"
+        )
+        raise ConfigError.of(config, f"{LOSS}.loss_mode", MODE, f"{KEY}.{BYPASS}", accepted=use)
+
+
+def compares_with_the_writer(config: DictConfig) -> bool:
+    """The loss's ratio of a token is to the weights that wrote it, as the engine has them.
+
+    In the asynchronous trainers, but where the correction weighs or rejects tokens by the difference between the two.
+    """
+    given = config.algorithm.get("rollout_correction") or {}
+    if given.get(BYPASS, False):
+        return True
+    corrected = given.get("rollout_is") is not None or given.get("rollout_rs") is not None
+    return OmegaConf.select(config, MODE) in ASYNC_MODES and not corrected
 
 
 def correction_without_effect(config: DictConfig) -> list[str]:

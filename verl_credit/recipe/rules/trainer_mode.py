@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import ConfigError
-from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE
+from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE, TRAINER_MODE
 from verl_credit.recipe.trainer_mode import BATCH, HYBRID, MINI_BATCH, MODE, UPDATES
 
 V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"
 BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
+REWARDS, POOL = (f"reward.reward_model.{name}" for name in ("enable", "enable_resource_pool"))
 KEPT = "keep_rollouts"
 LOG_PROBS, PROBE = f"{ROLLOUT}.calculate_log_probs", "probe.every"
-OLDEST = f"{V1}.sampler.max_off_policy_threshold"
+OLDEST, STRATEGY = (f"{V1}.sampler.max_off_policy_{name}" for name in ("threshold", "strategy"))
+WARM_UP = {
+    COLOCATE_MODE: f"{V1}.colocate_async.num_warmup_batches",
+    SEPARATE_MODE: f"{V1}.separate_async.num_warmup_batches",
+}
+SWITCH = "separate_async.hybrid_rollout"
 READ_BY = {
     "sampler.max_off_policy_threshold": (8, ASYNC_MODES),
     "sampler.max_off_policy_strategy": ("drop", ASYNC_MODES),
+    "sampler.sync_refill_failed_groups": (False, (TRAINER_MODE,)),
     "colocate_async.num_warmup_batches": (1, (COLOCATE_MODE,)),
     "separate_async.num_warmup_batches": (1, (SEPARATE_MODE,)),
-    "separate_async.hybrid_rollout.enable_switch": (False, (SEPARATE_MODE,)),
+    f"{SWITCH}.enable_switch": (False, (SEPARATE_MODE,)),
+    f"{SWITCH}.switch_threshold_ratio": (0.4, (SEPARATE_MODE,)),
+    f"{SWITCH}.adaptive_switch_threshold": (True, (SEPARATE_MODE,)),
+    f"{SWITCH}.switch_threshold_step_up": (0.05, (SEPARATE_MODE,)),
+    f"{SWITCH}.switch_threshold_step_down": (0.03, (SEPARATE_MODE,)),
+    f"{SWITCH}.switch_threshold_release_steps": (2, (SEPARATE_MODE,)),
+    f"{SWITCH}.switch_cost_window_size": (3, (SEPARATE_MODE,)),
 }
 """Key below trainer.v1: verl's default, and our modes that read it."""
 
@@ -45,11 +59,21 @@ def validate_trainer_mode(config: DictConfig) -> None:
     if OmegaConf.select(config, OLDEST) is None:
         use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
         raise ConfigError.of(config, OLDEST, MODE, accepted=use)
+    _not_older_than_that(config)
     if OmegaConf.select(config, KEPT):
         use = "who reads them takes them for rollouts of one policy, and these may be of several; set it to 0"
         raise ConfigError.of(config, KEPT, MODE, accepted=use)
     if OmegaConf.select(config, MODE) == SEPARATE_MODE:
         _separate(config)
+
+
+def _not_older_than_that(config: DictConfig) -> None:
+    """A step takes the oldest prompts first: with w batches ahead they were handed out w steps before."""
+    key = WARM_UP[OmegaConf.select(config, MODE)]
+    oldest, ahead = OmegaConf.select(config, OLDEST), OmegaConf.select(config, key)
+    if OmegaConf.select(config, STRATEGY) == "drop" and math.ceil(ahead) >= oldest:
+        use = f"all rollouts would be older than that when they are trained on, and be dropped; at most {oldest - 1}"
+        raise ConfigError.of(config, key, OLDEST, accepted=use)
 
 
 def _separate(config: DictConfig) -> None:
@@ -61,6 +85,9 @@ def _separate(config: DictConfig) -> None:
     if OmegaConf.select(config, BACKEND) == "naive":
         use = "weights go to other devices: nccl, nixl, mooncake or another backend of verl's; object_store on CPUs"
         raise ConfigError.of(config, BACKEND, MODE, accepted=use)
+    if OmegaConf.select(config, REWARDS) and not OmegaConf.select(config, POOL):
+        use = "the reward model would share devices with rollouts that never pause; set it to true"
+        raise ConfigError.of(config, POOL, MODE, accepted=use)
     batch, mini, updates = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
     if batch != mini * updates:
         use = f"every update takes a mini-batch of its own, so that it is {BATCH} / {MINI_BATCH}; set it to auto"
@@ -76,6 +103,12 @@ def _idle(config: DictConfig) -> Iterator[str]:
     mode = OmegaConf.select(config, MODE)
     if not OmegaConf.select(config, HYBRID) and mode != SEPARATE_MODE:
         yield f"{HYBRID}=false: only {MODE}={SEPARATE_MODE} reads it"
+    batch, mini, updates = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
+    if updates != batch // mini and mode != SEPARATE_MODE:
+        yield f"{UPDATES}={updates}: only {MODE}={SEPARATE_MODE} reads it"
+    switched = f"{V1}.{SWITCH}.enable_switch"
+    if mode == SEPARATE_MODE and OmegaConf.select(config, switched) and not OmegaConf.select(config, HYBRID):
+        yield f"{switched}=true: with {HYBRID}=false the devices that train never roll out"
     for name, (default, modes) in READ_BY.items():
         value = OmegaConf.select(config, f"{V1}.{name}", default=default)
         if value != default and mode not in modes:
