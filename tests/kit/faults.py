@@ -7,9 +7,11 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as parquet
@@ -18,6 +20,8 @@ from omegaconf import OmegaConf
 from kit.train_run import TrainRun
 from verl_credit.errors import ExitCode
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.run.tables import TURNS, read_table, table_path
+from verl_credit.turns.staleness import NAME as STALENESS
 
 PLANTED = Path(__file__).with_name("planted")
 STEPS, SAVED = 4, 2  # every SAVED steps: a checkpoint and an evaluation
@@ -39,6 +43,7 @@ SETTINGS = (
 NOT_COMPARED = re.compile(
     r"timing|perf/|/mfu|credit/sync/|seconds|rollout_corr/|rollout_probs_diff|rollout_actor_probs"
 )
+AGES, SAME_WEIGHTS = f"{STALENESS}/", 1e-4
 MARK = "VERL_CREDIT_RUN_MARK"  # in the environment of every process of a run, however it is orphaned
 
 
@@ -85,6 +90,14 @@ KILL_POINTS = (
     KillPoint("evaluation", f"{TRAINER}._validate", "SIGTERM", call=3),
     KillPoint("report", "verl_credit.report:write_report"),
 )
+STEP = "verl_credit.host.step.trainer:CreditSteps"
+ASYNC_KILL_POINTS = (
+    KillPoint("saving", f"{RECORDED}:save_state", call=2),
+    KillPoint("waiting", f"{STEP}.on_sample_begin", call=3),
+    KillPoint("update", f"{RECORDED}:RecordedTrainer._update_actor", call=3),
+    KillPoint("waiting", f"{STEP}.on_sample_begin", who="ray::HFServer", call=3),
+)
+"""Of the asynchronous trainers; in all of them rollouts are under way."""
 # fmt: on
 
 
@@ -97,22 +110,23 @@ class Outcome:
     said: str
     resumed_from: int
     seconds_to_the_last_process: float
-    largest_difference: float
+    largest_difference: float = 0.0
     lost: list[str] = field(default_factory=list)
 
 
-def run_straight(folder: Path, lab: Path) -> Path:
+def run_straight(folder: Path, lab: Path, *settings: str) -> Path:
     """The run that nothing disturbs; returns its folder."""
-    run = started(folder, lab)
+    run = started(folder, lab, *settings)
     assert run.wait() == 0, run.output
     return folder / "run"
 
 
-def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path) -> Outcome:
+def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path | None, *settings: str) -> Outcome:
+    """``straight``: the run that all metrics are compared with; None: not at all. ``settings``: of both starts."""
     folder.mkdir(parents=True)
     fired, mark = folder / "fired", secrets.token_hex(8)
     planted = {**vars(point), "fired": str(fired)}
-    run = started(folder, lab, PYTHONPATH=f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    run = started(folder, lab, *settings, PYTHONPATH=f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
                   VERL_CREDIT_PLANTED=json.dumps(planted), **{MARK: mark})  # fmt: skip
     first, lost = run.wait(), []
     if not fired.exists():
@@ -121,23 +135,31 @@ def run_killed(folder: Path, lab: Path, point: KillPoint, straight: Path) -> Out
         lost.append(f"after SIGTERM the exit code is {first}")
     waited, left = wait_for_all(mark)
     lost += [f"a process is left: {name}" for name in left]
-    again = started(folder, lab, log="second.log")
-    second = again.wait()
+    before = read_json_lines(folder / "run" / METRICS)
+    again = started(folder, lab, *settings, log="second.log")
+    second, goes_on_from = again.wait(), resumed_from(again.output)
     if second not in (0, 3):
         lost.append(f"the same command again ended with {second}: {again.output[-2000:]}")
     lost += damaged(folder / "run") + rows_of(folder / "lineage")
     if not (folder / "run" / "report.html").exists():
         lost.append("there is no report")
-    worst, apart = differences(straight, folder / "run")
-    return Outcome(
-        first, second, said_of_the_end(run.output), resumed_from(again.output), waited, worst, lost + apart
-    )
+    kept = read_json_lines(folder / "run" / METRICS)
+    lost += [
+        f"step {row['step']} is not as it was recorded"
+        for row in before
+        if row["step"] <= goes_on_from and row not in kept
+    ]
+    steps = [row["step"] for row in kept]
+    if steps != list(range(1, STEPS + 1)):
+        lost.append(f"steps in {METRICS}: {steps}")
+    worst, apart = differences(straight, folder / "run") if straight else (0.0, [])
+    return Outcome(first, second, said_of_the_end(run.output), goes_on_from, waited, worst, lost + apart)
 
 
-def started(folder: Path, lab: Path, log: str = "first.log", **environment: str) -> TrainRun:
+def started(folder: Path, lab: Path, *settings: str, log: str = "first.log", **environment: str) -> TrainRun:
     folder.mkdir(parents=True, exist_ok=True)
     own = (f"lab.dir={lab}", f"run_dir={folder / 'run'}", f"lineage.dir={folder / 'lineage'}")
-    return TrainRun(folder / log, *SETTINGS, *own, environment=environment, seconds=1200)
+    return TrainRun(folder / log, *SETTINGS, *settings, *own, environment=environment, seconds=1200)
 
 
 def wait_for_all(mark: str, seconds: float = 60.0) -> tuple[float, list[str]]:
@@ -169,7 +191,8 @@ def said_of_the_end(output: str) -> str:
 
 def resumed_from(output: str) -> int:
     """The step; 0: from the start."""
-    return next((step for step in range(STEPS, 0, -1) if f"resume: exact, from step {step}" in output), 0)
+    said = re.search(r"resume: (?:exact, )?from step (\d+)", output)
+    return int(said[1]) if said else 0
 
 
 def damaged(run_dir: Path) -> list[str]:
@@ -202,26 +225,51 @@ def rows_of(lineage: Path) -> list[str]:
 
 
 def differences(straight: Path, run_dir: Path, tolerance: float = 1e-5) -> tuple[float, list[str]]:
-    """(The largest difference of a metric, what is missing or differs by more than ``tolerance``).
-
-    Relative to the value where that is above .1.
-    """
+    """(The largest difference of a metric, what is missing or differs by more than ``tolerance``)."""
     found, worst = [], 0.0
+    for file in (METRICS, VALIDATION):
+        expected, made = ([row["step"] for row in read_json_lines(at / file)] for at in (straight, run_dir))
+        if sorted(expected) != made:
+            found.append(f"{file}: steps {sorted(made)}, expected {sorted(expected)}")
+    for file, step, name, value, other in compared(straight, run_dir):
+        apart = distance(value, other)
+        worst = max(worst, 0.0 if apart == float("inf") else apart)
+        if apart > tolerance:
+            found.append(f"{file} step {step}: {name} is {other}, expected {value}")
+    return worst, found
+
+
+def compared(straight: Path, run_dir: Path) -> Iterator[tuple[str, int, str, float, Any]]:
+    """(file, step, metric, its value, that of the other run) of every step that both have."""
     for file in (METRICS, VALIDATION):
         expected, made = (
             {row["step"]: row for row in read_json_lines(at / file)} for at in (straight, run_dir)
         )
-        if sorted(expected) != [row["step"] for row in read_json_lines(run_dir / file)]:
-            found.append(f"{file}: steps {sorted(made)}, expected {sorted(expected)}")
-        for step in expected.keys() & made.keys():
+        for step in sorted(expected.keys() & made.keys()):
             for name, value in expected[step].items():
-                if NOT_COMPARED.search(name) or not isinstance(value, int | float):
-                    continue
-                if not isinstance(made[step].get(name), int | float):
-                    found.append(f"{file} step {step}: {name} is {made[step].get(name)}, expected {value}")
-                    continue
-                apart = abs(made[step][name] - value) / max(abs(value), 0.1)
-                worst = max(worst, apart)
-                if apart > tolerance:
-                    found.append(f"{file} step {step}: {name} is {made[step][name]}, expected {value}")
-    return worst, found
+                if isinstance(value, int | float) and not NOT_COMPARED.search(name):
+                    yield file, step, name, value, made[step].get(name)
+
+
+def distance(value: float, other: Any) -> float:
+    """Relative to the value where that is above .1; infinite where there is no other."""
+    return abs(other - value) / max(abs(value), 0.1) if isinstance(other, int | float) else float("inf")
+
+
+def wrong_ages(run_dir: Path) -> list[str]:
+    """What contradicts that every rollout was made by the weights that its record names, and trained on once.
+
+    Rollouts of the weights of the step have the log-probs of these weights; a prompt stands in the tables of one step.
+    """
+    found, uids = [], {}
+    for row in read_json_lines(run_dir / METRICS):
+        step, ages = row["step"], {n[len(AGES) :]: v for n, v in row.items() if n.startswith(AGES)}
+        if ages["turns_unknown"] or not 0 <= ages["mean"] <= ages["oldest"] <= step - 1:
+            found.append(f"step {step}: {ages}")
+        if (off := ages.get("ratio_off_at_age_0", 0.0)) > SAME_WEIGHTS:
+            found.append(f"step {step}: rollouts of its own weights are off by {off}")
+        for uid in set(read_table(table_path(run_dir, TURNS, step)).columns["uid"]):
+            if uid in uids:
+                found.append(f"prompt {uid} was trained on in steps {uids[uid]} and {step}")
+            uids[uid] = step
+    return found
