@@ -6,7 +6,7 @@ from typing import Literal
 
 from typer import Option
 
-from verl_credit_retriever.commands.compute import DEVICE
+from verl_credit_retriever.commands import DEVICE
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
 from verl_credit_retriever.serving.sockets import check_host
