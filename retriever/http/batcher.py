@@ -8,20 +8,41 @@ from collections.abc import Coroutine
 
 import numpy as np
 
-from verl_credit_retriever.http.cache import ResultCache
 from verl_credit_retriever.http.engine import Engine
-from verl_credit_retriever.http.hits import Hits
+from verl_credit_retriever.http.hits import Hits, ResultCache
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.metrics import ServerMetrics
-from verl_credit_retriever.http.pace import Pace
 from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, WaitingQueries
 
+LONGEST_PAUSE_S = 60
 REFUSED_AFTER_S, LOOK_AGAIN_S = 1.0, 0.05
 """How long a request waits for room in the queue before it is refused, and how often it looks. Otherwise clients that ask
 again at once take the processor from the answers."""
 HELD = 1024
 """Queries that may wait for room, or as many as the queue has: more are refused at once, which bounds memory."""
 log = logging.getLogger("verl_credit_retriever")
+
+
+class Pace:
+    """A running mean of answered queries per second of work; idle time does not count."""
+
+    def __init__(self, weight: float = 0.3):
+        self._weight, self._last = weight, -math.inf
+        self.queries_per_s: float | None = None
+
+    def answered(self, queries: int, *, began: float, now: float) -> None:
+        """Count a batch that began and ended at these times (seconds of one clock)."""
+        # Batches overlap: the time before the last answer is already counted.
+        seconds = max(now - max(began, self._last), 1e-6)
+        self._last = now
+        rate, old = queries / seconds, self.queries_per_s
+        self.queries_per_s = rate if old is None else old + self._weight * (rate - old)
+
+    def pause_s(self, waiting: int) -> int:
+        """Whole seconds until `waiting` queries are answered: at least 1, at most 60, 1 before any answer."""
+        if not self.queries_per_s:
+            return 1
+        return min(LONGEST_PAUSE_S, max(1, math.ceil(waiting / self.queries_per_s)))
 
 
 class QueueFull(Exception):

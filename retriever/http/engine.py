@@ -1,14 +1,17 @@
 """The three calls behind an answer (tokenize, encode, search), each timed and in its own thread."""
 
 import asyncio
+import ctypes
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from verl_credit_retriever.http.freed import FreedMemory
 from verl_credit_retriever.http.hits import Hits, check_hits
 from verl_credit_retriever.http.metrics import ServerMetrics
+
+FREED_EVERY_S = 0.25
 
 
 class Engine:
@@ -82,3 +85,29 @@ class Engine:
                 raise RuntimeError(f"{stage} raised {type(error).__name__}: {error}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[stage], timed)
+
+
+def _glibc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):  # another C library
+        return None
+
+
+class FreedMemory:
+    """Batches of many shapes leave holes in the heap of the encoder's thread, which glibc keeps: it grew for as long as
+    there was load, while what was in use stayed the same.
+
+    Measured with all-MiniLM-L6-v2 on a CPU: giving the holes back costs 2 % of processor time; mapping every large tensor
+    by itself (M_MMAP_THRESHOLD) 15 to 20 %. A server whose batches take less than FREED_EVERY_S does it less often
+    than once a batch. With another C library nothing is done.
+    """
+
+    def __init__(self) -> None:
+        self._trim, self._last = _glibc_trim(), time.monotonic()
+
+    def give_back(self) -> None:
+        """Between two batches, in the encoder's thread: then the most memory is free."""
+        if self._trim is not None and time.monotonic() - self._last >= FREED_EVERY_S:
+            self._trim(0)
+            self._last = time.monotonic()

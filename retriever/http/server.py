@@ -27,10 +27,10 @@ from verl_credit_retriever.http.schema import (
     SearchAnswer,
     SearchRequest,
     Status,
+    StrictJsonRoute,
     add_limits,
     problems,
 )
-from verl_credit_retriever.http.strict_json import StrictJsonRoute
 from verl_credit_retriever.http.waiting import DeadlineExceeded
 
 CANARY = "who founded the town by the river"

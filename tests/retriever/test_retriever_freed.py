@@ -8,12 +8,12 @@ import psutil
 import pytest
 
 from kit.retriever_fakes import app_of, client_of
-from verl_credit_retriever.http import freed
+from verl_credit_retriever.http import engine
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
 def test_holes_between_blocks_in_use_are_given_back(monkeypatch):
-    monkeypatch.setattr(freed, "EVERY_S", 0)
+    monkeypatch.setattr(engine, "FREED_EVERY_S", 0)
     libc, size, megabyte = ctypes.CDLL(None), 60_000, 1 << 20  # too small to be mapped one by one
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
         ctypes.c_void_p,
@@ -27,7 +27,7 @@ def test_holes_between_blocks_in_use_are_given_back(monkeypatch):
     for number, block in enumerate(blocks):
         if number % 10:
             libc.free(block)
-    freed.FreedMemory().give_back()
+    engine.FreedMemory().give_back()
     assert resident - psutil.Process().memory_info().rss > 40 * megabyte
     for block in blocks[::10]:
         libc.free(block)
@@ -35,10 +35,10 @@ def test_holes_between_blocks_in_use_are_given_back(monkeypatch):
 
 @pytest.mark.parametrize("every_s, times", [(0, 2), (1e9, 0)])
 def test_the_encoder_gives_back_between_batches_once_it_is_time(monkeypatch, every_s, times):
-    monkeypatch.setattr(freed, "EVERY_S", every_s)
+    monkeypatch.setattr(engine, "FREED_EVERY_S", every_s)
     given = []
     monkeypatch.setattr(
-        freed, "_glibc_trim", lambda: lambda pad: given.append(threading.current_thread().name)
+        engine, "_glibc_trim", lambda: lambda pad: given.append(threading.current_thread().name)
     )
     app, _ = app_of()
 
@@ -52,6 +52,6 @@ def test_the_encoder_gives_back_between_batches_once_it_is_time(monkeypatch, eve
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(freed, "EVERY_S", 0)
-    monkeypatch.setattr(freed.ctypes, "CDLL", lambda name: object())
-    freed.FreedMemory().give_back()
+    monkeypatch.setattr(engine, "FREED_EVERY_S", 0)
+    monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: object())
+    engine.FreedMemory().give_back()

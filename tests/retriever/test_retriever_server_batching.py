@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.retriever_fakes import FakeEncoder, FakeIndex, client_of, metric, until
-from verl_credit_retriever.http.cache import ResultCache
+from verl_credit_retriever.http.batcher import Pace
+from verl_credit_retriever.http.hits import ResultCache
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.metrics import ServerMetrics
-from verl_credit_retriever.http.pace import Pace
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.http.waiting import Item, Request, WaitingQueries
 
