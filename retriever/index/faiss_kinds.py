@@ -1,4 +1,4 @@
-"""Builds, reads, checks and searches FAISS indexes. Only this file and `faiss_fill` import FAISS at the top."""
+"""Builds, reads, checks and searches FAISS indexes. Only this file imports FAISS at the top."""
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import distributions
@@ -7,7 +7,6 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from verl_credit_retriever.index.faiss_fill import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
 
 STORED = {"float32": "Flat", "float16": "SQfp16"}
@@ -49,7 +48,7 @@ def create(
         index.cp.max_points_per_centroid = parameters["train_rows"]  # the rows are sampled already
         if gpu:
             index = _to_gpu(index, kind)
-        index.train(np.ascontiguousarray(take(np.sort(sample)), dtype=np.float32))
+        index.train(_float32(take(np.sort(sample))))
     elif kind == "hnsw":
         index.hnsw.efConstruction = parameters["ef_construction"]
         index.hnsw.rng = faiss.RandomGenerator(parameters["seed"])
@@ -57,7 +56,7 @@ def create(
         index.train(np.zeros((1, dim), dtype=np.float32))  # only sets a flag for float16 storage
     if gpu and kind == "ivf":
         for block in blocks():
-            index.add(np.ascontiguousarray(block, dtype=np.float32))
+            index.add(_float32(block))
         return faiss.index_gpu_to_cpu(index)
     fill(index, blocks, rows)
     return index
@@ -128,7 +127,7 @@ def flat_on_gpus(vectors_M_D: np.ndarray, gpus: int):
         part = _flat_on(device, dim, half=vectors_M_D.dtype == np.float16)
         for start in range(first, min(first + step, rows), BLOCK):
             block_C_D = vectors_M_D[start : min(start + BLOCK, first + step)]
-            part.add(np.ascontiguousarray(block_C_D, dtype=np.float32))
+            part.add(_float32(block_C_D))
         whole.add_shard(part)
     return whole
 
@@ -236,3 +235,57 @@ def _describe(index) -> dict:
         else:
             found["dtype"] = "float16" if quantizer.qtype == faiss.ScalarQuantizer.QT_fp16 else "unknown"
     return found
+
+
+def fill(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:
+    """Add the `rows` vectors of all blocks, in order, to a trained and empty CPU index; `blocks()` may run twice.
+
+    Memory for all rows is reserved first, so that the index takes no more than the memory plan. Otherwise FAISS doubles
+    its vectors whenever they are full and copies them: 65 GB of rows then take 126 GB.
+    """
+    if isinstance(index, faiss.IndexIVF):
+        return _fill_lists(index, blocks, rows)
+    storage = index
+    if isinstance(index, faiss.IndexHNSW):
+        _reserve_graph(index.hnsw, rows)
+        storage = faiss.downcast_index(index.storage)
+    _reserve(storage.codes, rows * storage.code_size)
+    for block in blocks():
+        index.add(_float32(block))
+
+
+def _fill_lists(index, blocks: Callable[[], Iterable[np.ndarray]], rows: int) -> None:
+    """Assign each row to its list first, so that every list can be reserved at its final length."""
+    list_M, first = np.empty(rows, dtype=np.int64), 0
+    for block in blocks():
+        _, list_C_1 = index.quantizer.search(_float32(block), 1)
+        list_M[first : first + len(block)] = list_C_1[:, 0]
+        first += len(block)
+    lists = index.invlists
+    for number, length in enumerate(np.bincount(list_M, minlength=index.nlist).tolist()):
+        lists.resize(number, length)
+        lists.resize(number, 0)
+    first = 0
+    for block in blocks():
+        vectors_C_D, list_C = _float32(block), list_M[first : first + len(block)]
+        index.add_core(len(block), faiss.swig_ptr(vectors_C_D), None, faiss.swig_ptr(list_C))
+        first += len(block)
+
+
+def _reserve_graph(hnsw, rows: int) -> None:
+    """Reserve 2m links per row at the bottom, the expected m/(m - 1) above (levels are random), and a margin."""
+    m = hnsw.nb_neighbors(1)
+    above = rows * m / (m - 1)
+    _reserve(hnsw.neighbors, rows * 2 * m + int(above + 10 * m * (rows / m) ** 0.5) + 1000)
+    _reserve(hnsw.levels, rows)
+    _reserve(hnsw.offsets, rows + 1, keep=1)
+
+
+def _reserve(vector, size: int, keep: int = 0) -> None:
+    """std::vector's reserve, which FAISS does not expose: a vector that shrinks keeps its capacity."""
+    vector.resize(size)
+    vector.resize(keep)
+
+
+def _float32(block: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(block, dtype=np.float32)

@@ -10,18 +10,17 @@ from verl_credit_retriever.index.build import build_index
 from verl_credit_retriever.index.corpus import Documents
 from verl_credit_retriever.index.exact import ExactSearch, open_vectors
 from verl_credit_retriever.index.kinds import resolve_search
-from verl_credit_retriever.index.known_hashes import known_sha256
 from verl_credit_retriever.index.manifest import (
     APPROXIMATE,
     IndexMismatch,
     check_encoder,
     check_files,
     fingerprint,
+    known_sha256,
     read_manifest,
 )
-from verl_credit_retriever.index.memory import MemoryPlan, plan_gpus, plan_memory, require_memory
+from verl_credit_retriever.index.memory import MemoryPlan, Warming, plan_gpus, plan_memory, require_memory
 from verl_credit_retriever.index.place import refuse_replacement
-from verl_credit_retriever.index.warm import Warming
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder.encoder import SentenceEncoder

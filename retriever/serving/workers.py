@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from verl_credit_retriever.index.known_hashes import known_sha256
-from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
+from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.serving.parent import alive, end_with
 from verl_credit_retriever.serving.process import END_SECONDS

@@ -7,7 +7,7 @@ import pytest
 
 from kit.retriever_fakes import app_of, client_of
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import warm
+from verl_credit_retriever.index import memory
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROWS = 300
@@ -54,8 +54,8 @@ def test_how_far_it_is_is_said_until_it_is_done(tmp_path, monkeypatch):
         assert go.wait(60)
         return path.open("rb", buffering=0)
 
-    monkeypatch.setattr(warm, "open", opened, raising=False)
-    warming = warm.Warming([file])
+    monkeypatch.setattr(memory, "open", opened, raising=False)
+    warming = memory.Warming([file])
     assert began.wait(60) and warming.text() == "warming: 0.0 MB of 1.0 MB"
     go.set()
     warming.thread.join(60)
@@ -65,11 +65,13 @@ def test_how_far_it_is_is_said_until_it_is_done(tmp_path, monkeypatch):
 def test_what_is_larger_than_the_memory_is_left_and_a_lost_file_ends_it(tmp_path, monkeypatch, caplog):
     file = tmp_path / "file"
     file.write_bytes(b"x" * 100)
-    monkeypatch.setattr(warm, "available_memory", lambda: 99)
-    assert warm.Warming([file]).text() is None and "not warmed: 0.0 MB of memory are free" in caplog.text
-    monkeypatch.setattr(warm, "available_memory", lambda: 100)
-    monkeypatch.setattr(warm, "open", lambda *_, **__: (_ for _ in ()).throw(OSError("gone")), raising=False)
-    warming = warm.Warming([file])
+    monkeypatch.setattr(memory, "available_memory", lambda: 99)
+    assert memory.Warming([file]).text() is None and "not warmed: 0.0 MB of memory are free" in caplog.text
+    monkeypatch.setattr(memory, "available_memory", lambda: 100)
+    monkeypatch.setattr(
+        memory, "open", lambda *_, **__: (_ for _ in ()).throw(OSError("gone")), raising=False
+    )
+    warming = memory.Warming([file])
     warming.thread.join(60)
     assert warming.text() is None and f"{file}: warming ended: gone" in caplog.text
 

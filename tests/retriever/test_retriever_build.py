@@ -19,7 +19,7 @@ from verl_credit_retriever.index import build, encoding, memory
 from verl_credit_retriever.index import search as index_module
 from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus
 from verl_credit_retriever.index.encoding import Progress
-from verl_credit_retriever.index.faiss_fill import fill
+from verl_credit_retriever.index.faiss_kinds import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
 from verl_credit_retriever.index.shards import BuildRefused
