@@ -8,8 +8,7 @@ from typer import Option
 
 from verl_credit_retriever.commands import DEVICE
 from verl_credit_retriever.http.limits import Limits
-from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
-from verl_credit_retriever.serving.sockets import check_host
+from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, check_host, read_token
 
 ADDRESS = Option("auto", help="of the Ray cluster; auto: RAY_ADDRESS, or the one that runs on this machine")
 

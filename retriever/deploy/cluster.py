@@ -13,12 +13,11 @@ from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
 from verl_credit_retriever.deploy.front import APP, FRONT, app_builder, shard_name
-from verl_credit_retriever.deploy.parts import Part, cut
-from verl_credit_retriever.deploy.shard import Shard
+from verl_credit_retriever.deploy.parts import Part, Shard, cut
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.search import SearchIndex
+from verl_credit_retriever.serving.serve import url_of
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import url_of
 
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.25

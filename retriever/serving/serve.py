@@ -1,15 +1,28 @@
 """One server: bind, load, announce the port, serve until a signal or the parent's end."""
 
-import os
-import sys
+from __future__ import annotations
 
-from verl_credit_retriever.index.manifest import IndexMismatch, read_manifest
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, read_manifest
 from verl_credit_retriever.index.memory import plan_memory, require_memory
-from verl_credit_retriever.serving.process import serve_in_this_process
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import announce, bind
 
 EXIT_PORT_IN_USE = 4
+BACKLOG = 2048
+REFUSE_SECONDS = 1.0  # new requests are answered with 503 for at least this long after SIGTERM
+DRAIN_SECONDS = 25.0  # queued requests may take this long then
+END_SECONDS = 29.0  # the process ends by force after this
 
 
 def run_server(settings: ServeSettings) -> int:
@@ -65,3 +78,191 @@ def _memory_of(settings: ServeSettings) -> str:
             f"{settings.index / 'manifest.json'}: parameters={manifest.get('parameters')!r} ({error!r}); "
             "rebuild the index"
         ) from None
+
+
+def serve_in_this_process(
+    settings: ServeSettings, listener: socket.socket, on_ready: Callable[[], None]
+) -> int:
+    """Load and serve on `listener`; calls `on_ready` once requests are answered. Returns 0 after a drain."""
+    server = None
+
+    def end(number: int, frame) -> None:
+        if server is None:
+            raise SystemExit(0)  # still loading: nothing to drain
+        server.handle_exit(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    if settings.parent_pid is not None:
+        end_with(settings.parent_pid, force_after=END_SECONDS)
+    server = _make_server(_load_app(settings))
+    asyncio.run(_serve(server, listener, on_ready))
+    return 0
+
+
+def _make_server(app):
+    import uvicorn
+
+    from verl_credit_retriever.serving.connections import ACCEPTED_AT_A_TIME, limited, most_connections
+
+    class DrainingServer(uvicorn.Server):
+        """From the first signal on the app refuses new requests; once those before are answered, the server ends.
+
+        It does not wait for requests that came later: clients that try again at once would keep it.
+        """
+
+        _refuse_until = 0.0
+
+        def handle_exit(self, sig: int, frame) -> None:
+            if app.state.draining:
+                return super().handle_exit(sig, frame)
+            app.state.draining = True
+            self._refuse_until = time.monotonic() + REFUSE_SECONDS
+            self._accepted = set(self.server_state.tasks)
+            end_by_force_after(END_SECONDS)
+
+        async def on_tick(self, counter: int) -> bool:
+            now = time.monotonic()
+            if app.state.draining and (now > self._refuse_until + DRAIN_SECONDS or self._idle(now)):
+                self.should_exit = True
+            return await super().on_tick(counter)
+
+        def _idle(self, now: float) -> bool:
+            return now > self._refuse_until and all(task.done() for task in self._accepted)
+
+    config = uvicorn.Config(
+        app,
+        http=limited(most_connections()),
+        backlog=ACCEPTED_AT_A_TIME,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    return DrainingServer(config)
+
+
+async def _serve(server, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if server.started:
+        listener.listen(BACKLOG)  # asyncio has set it to what it accepts at a time
+        on_ready()
+    await serving
+
+
+def _load_app(settings: ServeSettings):
+    import torch
+    import transformers
+
+    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.http.server import create_app, probe
+    from verl_credit_retriever.index.search import SearchIndex
+
+    transformers.utils.logging.disable_progress_bar()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    names = ("verify", "backend", "mmap", "gpu", "nprobe", "refine", "ef_search")
+    index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
+    index.warm()
+    if settings.index_pin not in (None, fingerprint(index.manifest)):
+        raise IndexMismatch(
+            f"{settings.index}: the index has been replaced since this server started; restart it"
+        )
+    if settings.threads is not None and index.backend == "faiss":  # the exact backend runs without FAISS
+        import faiss
+
+        faiss.omp_set_num_threads(settings.threads)
+    encoder = SentenceEncoder.for_index(settings.encoder, index.manifest, device=settings.device)
+    app = create_app(index, encoder, limits=settings.limits, token=settings.token, hosts=settings.hosts)
+    probe(index, encoder)
+    return app
+
+
+def watch_process(pid: int, on_gone: Callable[[], None], poll_seconds: float = 0.5) -> threading.Thread:
+    """Call `on_gone` in a daemon thread once process `pid` has ended (at once if it has already)."""
+
+    def wait() -> None:
+        try:
+            descriptor = os.pidfd_open(pid)  # Linux: readable when the process ends, even as a zombie
+        except ProcessLookupError:
+            return on_gone()
+        except (AttributeError, OSError):
+            while alive(pid):
+                time.sleep(poll_seconds)
+            return on_gone()
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+        on_gone()
+
+    thread = threading.Thread(target=wait, name="parent-watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def end_with(pid: int, *, force_after: float) -> None:
+    """This process gets SIGTERM when `pid` ends, and ends by force that many seconds later."""
+
+    def gone() -> None:
+        end_by_force_after(force_after)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watch_process(pid, gone)
+
+
+def end_by_force_after(seconds: float) -> None:
+    """End this process with code 1 after that time, even when its main thread is stuck in foreign code."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(1)
+
+    threading.Thread(target=end, name="last-resort", daemon=True).start()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Errors: OSError when the address is not available.
+
+    `shared`: one of several on a port, among which the kernel divides connections. It does not listen yet.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio switches Nagle's algorithm off only when the protocol is named; otherwise every answer waits 40 ms for
+    # the acknowledgement of its headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        if not shared:
+            # Listen at once: two servers can both bind a port, but not both listen on it.
+            listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def announce(listener: socket.socket, host: str, port_file: Path | None) -> None:
+    """Print the address, and write {"host", "port", "pid"} to `port_file` in one rename."""
+    port = listener.getsockname()[1]
+    if port_file is not None:
+        temporary = port_file.with_name(f".{port_file.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}) + "\n")
+        os.replace(temporary, port_file)
+    print(f"serving on {url_of(host, port)} (pid {os.getpid()})", flush=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from verl_credit_retriever.http.limits import Limits
-from verl_credit_retriever.serving.sockets import LOOPBACK
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 
 
@@ -63,6 +63,17 @@ class ServeSettings:
         for name in ("index", "encoder", "port_file"):
             values[name] = values[name] and Path(values[name])
         return cls(**{**values, "limits": Limits(**values["limits"])})
+
+
+def check_host(host: str, *, allow_remote: bool, token: bool) -> str | None:
+    """A warning for a host that other machines can reach, None for loopback. Errors: ValueError if not allowed."""
+    if host in LOOPBACK:
+        return None
+    if not allow_remote:
+        raise ValueError(f"--host={host}: not loopback; add --allow-remote to serve other machines")
+    if token:
+        return f"warning: {host} is reachable by others; the token and the texts travel unencrypted"
+    return f"warning: {host} is reachable by others, and there is no token: all of them may search"
 
 
 def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:

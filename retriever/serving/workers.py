@@ -1,4 +1,7 @@
-"""Several worker processes on one port. Each has its socket and its encoder; they share the index's pages."""
+"""Several worker processes on one port. Each has its socket and its encoder; they share the index's pages.
+
+One worker: `python -m verl_credit_retriever.serving.workers LISTENER_FD READY_FD`, settings on stdin.
+"""
 
 import os
 import shutil
@@ -15,16 +18,21 @@ from pathlib import Path
 
 from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
-from verl_credit_retriever.serving.parent import alive, end_with
-from verl_credit_retriever.serving.process import END_SECONDS
+from verl_credit_retriever.serving.serve import (
+    END_SECONDS,
+    alive,
+    announce,
+    bind,
+    end_with,
+    serve_in_this_process,
+)
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import announce, bind
 
 POLL_SECONDS = 0.05
 LONGEST_PAUSE_S = 30.0
 READY = b"ready"
 METRICS = "retriever-metrics"
-COMMAND = (sys.executable, "-m", f"{__package__}.worker")
+COMMAND = (sys.executable, "-m", f"{__package__}.workers")
 
 
 class _Worker:
@@ -194,3 +202,24 @@ def _drain(workers: list[_Worker], listener: socket.socket, seconds: float) -> i
     # A worker that was still starting has nothing to drain and may not handle the signal yet.
     fine = (0, -signal.SIGTERM)
     return 0 if all(worker.process.poll() in fine[: 1 if worker.ready else 2] for worker in ending) else 1
+
+
+def main() -> int:
+    """One worker: serve on an inherited socket. The exit codes are the server's."""
+    listener_fd, ready_fd = map(int, sys.argv[1:])
+    settings = ServeSettings.from_json(sys.stdin.read())
+    try:
+        with socket.socket(fileno=listener_fd) as listener:
+            return serve_in_this_process(settings, listener, lambda: _say_ready(ready_fd))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _say_ready(descriptor: int) -> None:
+    os.write(descriptor, READY)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,9 +21,9 @@ from kit.retriever_serving import served
 from verl_credit_retriever.http import guard, server
 from verl_credit_retriever.http.limits import Limits
 from verl_credit_retriever.http.schema import PROBLEMS
-from verl_credit_retriever.serving import connections, process
+from verl_credit_retriever.serving import connections, serve
 from verl_credit_retriever.serving.connections import limited
-from verl_credit_retriever.serving.sockets import LOOPBACK
+from verl_credit_retriever.serving.settings import LOOPBACK
 
 POST = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -273,10 +273,10 @@ def test_a_missing_content_type_is_named(kind):
 
 
 def test_while_a_server_ends_new_requests_get_503_and_old_ones_their_answer(monkeypatch):
-    monkeypatch.setattr(process, "end_by_force_after", lambda seconds: None)
+    monkeypatch.setattr(serve, "end_by_force_after", lambda seconds: None)
     gate = threading.Event()
     app, encoder = app_of(gate=gate)
-    ending = process._make_server(app)
+    ending = serve._make_server(app)
     with served(app, ending) as port, httpx.Client(trust_env=False, timeout=30) as keeps:
         url = f"http://127.0.0.1:{port}"
         assert keeps.get(f"{url}/livez").status_code == 200

@@ -16,9 +16,8 @@ import pytest
 
 from verl_credit_retriever.index.manifest import fingerprint, write_manifest
 from verl_credit_retriever.serving import workers
-from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, run_server
+from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, bind, run_server
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import bind
 from verl_credit_retriever.serving.workers import run_workers
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
@@ -27,7 +26,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from verl_credit_retriever.serving.settings import ServeSettings
-from verl_credit_retriever.serving.sockets import bind
+from verl_credit_retriever.serving.serve import bind
 from verl_credit_retriever.serving.workers import run_workers
 
 settings = ServeSettings(

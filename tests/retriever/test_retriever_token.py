@@ -16,8 +16,7 @@ from verl_credit.doctor.inputs.recipe import check_retriever
 from verl_credit.doctor.result import Status
 from verl_credit.errors import PreflightError
 from verl_credit_retriever.http.limits import Limits
-from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, read_token
-from verl_credit_retriever.serving.sockets import check_host
+from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings, check_host, read_token
 
 TOKEN = "a-token-of-some-length"
 ROUTES = [("GET", path) for path in ("/readyz", "/metrics", "/info", "/openapi.json", "/nothing")]
