@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.search import SearchIndex
 

@@ -33,7 +33,7 @@ import torch
 from scipy import stats
 from towns import K, build
 
-from verl_credit_retriever.check.recall import (
+from verl_credit_retriever.check import (
     MalformedAnswer,
     parse_served,
     recall_at,

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from verl_credit.real.build import RealPaths, build_encoder
-from verl_credit_retriever.check.recall import exact_answers
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.check import exact_answers
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 
 K = 3

@@ -30,8 +30,8 @@ import transformers
 from bench_world import make_encoder, make_index, make_queries
 from load import Load, send_all
 
-from verl_credit_retriever.check.recall import exact_answers, recall_at, score_error, wrong_text
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.check import exact_answers, recall_at, score_error, wrong_text
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tests"))
 from kit.ray_cluster import TOKEN, RayCluster, free_port  # noqa: E402
 from kit.retriever_world import make_corpus, make_encoder  # noqa: E402
 from kit.search_load import SearchLoad, oracle  # noqa: E402
-from verl_credit_retriever.encoder.encoder import SentenceEncoder  # noqa: E402
+from verl_credit_retriever.encoder import SentenceEncoder  # noqa: E402
 from verl_credit_retriever.index.search import build_index  # noqa: E402
 from verl_credit_retriever.launch import start_server  # noqa: E402
 

@@ -24,7 +24,7 @@ import torch
 from bench_world import make_encoder, make_queries
 from torch.ao.quantization import quantize_dynamic
 
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 
 CALLS, ROUNDS, K = (1, 8, 64), 15, 3
 FORMS = ("fp32", "int8", "bf16")

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from load import Load, send_all
 
-from verl_credit_retriever.check.recall import recall_at, wrong_score, wrong_text
+from verl_credit_retriever.check import recall_at, wrong_score, wrong_text
 from verl_credit_retriever.launch import start_server
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "reliability"))

@@ -19,8 +19,8 @@ import faiss
 import numpy as np
 import torch
 
-from verl_credit_retriever.check.recall import Served, exact_answers, recall_at
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.check import Served, exact_answers, recall_at
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS
 from verl_credit_retriever.index.search import SearchIndex, build_index
 

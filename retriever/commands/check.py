@@ -42,8 +42,8 @@ def check(
     import torch
     import transformers
 
-    from verl_credit_retriever.check.report import check_servers, read_queries
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.check import check_servers, read_queries
+    from verl_credit_retriever.encoder import SentenceEncoder
     from verl_credit_retriever.index.search import SearchIndex
 
     asked = read_queries(queries)

@@ -93,7 +93,7 @@ def app_builder(settings: ServeSettings, parts: Sequence[Part]) -> Callable:
 def _make_app(settings: ServeSettings, parts: Sequence[Part]):
     import torch
 
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
     from verl_credit_retriever.http.server import create_app
 
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)

@@ -24,7 +24,7 @@ from verl_credit_retriever.index.shards import (
 )
 
 if TYPE_CHECKING:
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
 
 BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 STAGE = "index"  # the folder in the work folder in which the index is put together
@@ -177,7 +177,7 @@ def encode_share(
 def _loaded(encoder, batch_size: int) -> "SentenceEncoder":
     if not isinstance(encoder, str | Path):
         return encoder
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
 
     return SentenceEncoder(encoder, batch_size=batch_size)
 

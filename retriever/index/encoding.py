@@ -130,7 +130,7 @@ def _loaded():
     import torch
     import transformers
 
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
 
     job, free, _ = _given
     transformers.utils.logging.disable_progress_bar()

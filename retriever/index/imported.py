@@ -14,7 +14,7 @@ from verl_credit_retriever.index.manifest import IndexMismatch, files_of, write_
 from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
 
 if TYPE_CHECKING:
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
 
 ALIKE = 0.99
 """Least cosine between a stored vector and the same row encoded here: half precision leaves .9999, another row far less."""

@@ -23,7 +23,7 @@ from verl_credit_retriever.index.memory import MemoryPlan, Warming, plan_gpus, p
 from verl_credit_retriever.index.place import refuse_replacement
 
 if TYPE_CHECKING:
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
 
 __all__ = ["BACKENDS", "SearchIndex", "build_index"]
 

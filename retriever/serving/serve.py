@@ -156,7 +156,7 @@ def _load_app(settings: ServeSettings):
     import torch
     import transformers
 
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
     from verl_credit_retriever.http.server import create_app, probe
     from verl_credit_retriever.index.search import SearchIndex
 

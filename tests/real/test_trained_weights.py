@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_credit.real.packages import ENCODER, POLICY, RealError, folder_of
 from verl_credit.real.policy import write_policy
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 
 pytestmark = pytest.mark.slow  # 100 MB of quantised weights are read
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.retriever_world import make_corpus, make_encoder
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import build_index
 from verl_credit_retriever.launch import start_server
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from verl_credit_retriever import encoder
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder import encoder
 from verl_credit_retriever.index import build
 
 ROOT = Path(__file__).parents[2]

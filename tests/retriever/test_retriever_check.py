@@ -15,19 +15,21 @@ import numpy as np
 import pytest
 
 from kit.retriever_world import make_corpus
-from verl_credit_retriever.check.recall import (
+from verl_credit_retriever.check import (
     MalformedAnswer,
     Served,
+    check_servers,
     exact_answers,
+    has_exact_scores,
     parse_served,
+    read_queries,
     recall_at,
     score_error,
     wrong_score,
     wrong_text,
 )
-from verl_credit_retriever.check.report import check_servers, has_exact_scores, read_queries
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.search import SearchIndex, build_index

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex
 
 TEXTS = ["who is the mayor of town 3", "river", "bridge " * 40, "baker, violin?", "ünknown 東京", ""]

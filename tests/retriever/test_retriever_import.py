@@ -8,7 +8,7 @@ import pytest
 
 from kit.retriever_world import make_encoder
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index import imported
 from verl_credit_retriever.index.imported import import_index
 from verl_credit_retriever.index.manifest import IndexMismatch

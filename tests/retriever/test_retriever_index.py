@@ -10,7 +10,7 @@ import torch
 
 from kit.retriever_world import make_corpus, make_encoder
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.corpus import CorpusError
 from verl_credit_retriever.index.manifest import IndexMismatch, own_hash, read_manifest
 from verl_credit_retriever.index.search import SearchIndex, build_index

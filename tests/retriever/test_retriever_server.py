@@ -17,7 +17,7 @@ from kit.retriever_fakes import metric
 from kit.retriever_world import make_encoder
 from verl_credit.search.client import SearchClient, SearchFault
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.http.server import create_app
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_credit.lab.protocol import TOP_K
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.manifest import write_manifest
 from verl_credit_retriever.index.search import SearchIndex
 

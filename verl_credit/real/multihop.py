@@ -21,7 +21,7 @@ from verl_credit.real.demonstrations import Supported, demonstrations, encode
 from verl_credit.real.packages import RealError
 from verl_credit.real.warm_start import WarmStart, train
 from verl_credit.search.pages import Page
-from verl_credit_retriever.encoder.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.build import build_index
 from verl_credit_retriever.index.search import SearchIndex
 

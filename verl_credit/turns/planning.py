@@ -54,7 +54,7 @@ def pieces_of(tokenizer) -> Callable[[list[int]], list[str]]:
 
 
 def _sentence_encoder(folder: str) -> Callable[[list[str]], torch.Tensor]:
-    from verl_credit_retriever.encoder.encoder import SentenceEncoder
+    from verl_credit_retriever.encoder import SentenceEncoder
 
     encoder = SentenceEncoder(folder, query_prefix="")
     return lambda texts: torch.from_numpy(encoder.encode_queries(texts))

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from verl_credit_retriever.encoder.settings import read_settings
-from verl_credit_retriever.encoder.weights import COMPUTE, device_for, load_model
+from verl_credit_retriever.encoder_folder import COMPUTE, device_for, load_model, read_settings
 
 TOKENIZER_FILES = (
     "tokenizer.json",
