@@ -5,9 +5,8 @@ import sys
 from typer import Typer
 
 from verl_credit_retriever.commands.check import check
-from verl_credit_retriever.commands.deploy import deploy, undeploy
 from verl_credit_retriever.commands.index import index
-from verl_credit_retriever.commands.serve import serve
+from verl_credit_retriever.commands.serve import deploy, serve, undeploy
 
 app = Typer(
     help=__doc__,
