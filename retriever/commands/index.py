@@ -8,7 +8,7 @@ from typing import Literal
 from typer import Option
 
 from verl_credit_retriever.commands import THREADS
-from verl_credit_retriever.encoder_folder import POOLINGS
+from verl_credit_retriever.encoder_settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
 
 LINE_SECONDS = 10.0  # between progress lines where the line cannot be rewritten in place
@@ -70,8 +70,7 @@ def index(
     import torch
     import transformers
 
-    from verl_credit_retriever.encoder import SentenceEncoder
-    from verl_credit_retriever.encoder_folder import device_for
+    from verl_credit_retriever.encoder import SentenceEncoder, device_for
     from verl_credit_retriever.index.build import build_index, encode_share
     from verl_credit_retriever.index.memory import plan_memory
 

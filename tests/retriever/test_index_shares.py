@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever import encoder_folder
 from verl_credit_retriever.cli import main
-from verl_credit_retriever.encoder import SentenceEncoder
+from verl_credit_retriever.encoder import SentenceEncoder, device_for
 from verl_credit_retriever.index import build, encoding
 from verl_credit_retriever.index.build import build_index, encode_share
 from verl_credit_retriever.index.place import lock
@@ -172,10 +171,10 @@ def test_an_old_gpu_is_told_that_it_has_no_bf16(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_capability", lambda device: (7, 5) if device.index else (8, 0)
     )
-    assert encoder_folder.device_for("cuda:0", "bf16") == torch.device("cuda:0")
-    assert encoder_folder.device_for("cuda:1", "fp16") == torch.device("cuda:1")
+    assert device_for("cuda:0", "bf16") == torch.device("cuda:0")
+    assert device_for("cuda:1", "fp16") == torch.device("cuda:1")
     with pytest.raises(ValueError, match="device='cuda:1': its compute capability is 7.5, bf16 needs 8.0"):
-        encoder_folder.device_for("cuda:1", "bf16")
+        device_for("cuda:1", "bf16")
 
 
 def test_half_precision_changes_no_form_and_is_recorded(world, tmp_path):
