@@ -121,11 +121,6 @@ def _just_below(score: float) -> float:
     return score - TIE * max(1.0, abs(score))
 
 
-def default_min_recall(kind: str) -> float:
-    """0.99 for kinds that search exactly (near ties may round differently), 0.95 for approximate ones."""
-    return 0.99 if kind in EXACT_KINDS else 0.95
-
-
 def has_exact_scores(manifest: dict) -> bool:
     """Whether every score is the inner product with the stored vector: not for sq8, nor for ivf in float16, which
     rounds a vector's residual to its list."""
@@ -180,7 +175,8 @@ def check_servers(
         raise ValueError(f"k={','.join(map(str, ks))!r}; expected integers of at least 1")
     index.check_encoder(encoder)
     if min_recall is None:
-        min_recall = default_min_recall(index.manifest["kind"])
+        # Near ties may round differently in kinds that search exactly.
+        min_recall = 0.99 if index.manifest["kind"] in EXACT_KINDS else 0.95
     top = max(ks)
     exact = exact_answers(index, encoder.encode_queries(list(queries)), top)
     problems, servers = [], {}

@@ -55,10 +55,8 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
             elif not line.strip() and not lines.peek(1):
                 break  # editors leave a blank line at the end
             row = parse_line(line, f"{source}:{number}")
-            for (
-                key,
-                value,
-            ) in row.items():  # here alone: an index of before may hold such a document, and has to answer
+            for key, value in row.items():
+                # Here alone: an index of before may hold such a document, and has to answer.
                 if not VISIBLE.search(value):
                     raise CorpusError(f"{source}:{number}: {key}={value!r}; expected a non-empty string")
             identity = row["id"].encode()

@@ -27,15 +27,11 @@ class Progress:
     total: int
     rate: float
 
-    @property
-    def seconds_left(self) -> float:
-        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
-
     def text(self) -> str:
         """Such as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
         left = "unknown time"
         if self.rate > 0:
-            minutes, seconds = divmod(round(self.seconds_left), 60)
+            minutes, seconds = divmod(round((self.total - self.done) / self.rate), 60)
             left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
         share = 100 * self.done // max(1, self.total)
         return f"{self.done:,} of {self.total:,} rows ({share}%), {self.rate:,.0f} rows/s, {left} left"

@@ -119,9 +119,8 @@ def flat_on_gpus(vectors_M_D: np.ndarray, gpus: int):
     They are read from the file a block at a time: the machine's memory never has all of them.
     """
     rows, dim = vectors_M_D.shape
-    whole = faiss.IndexShards(
-        dim, True, True
-    )  # a thread for each; the rows are numbered on from shard to shard
+    # A thread for each; the rows are numbered on from shard to shard.
+    whole = faiss.IndexShards(dim, True, True)
     step = -(-rows // gpus)
     for device, first in enumerate(range(0, rows, step)):
         part = _flat_on(device, dim, half=vectors_M_D.dtype == np.float16)

@@ -15,12 +15,8 @@ KINDS = ("flat", "sq8", "ivf", "ivfpq", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "ivfpq", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
 OWN_HASH = "manifest_sha256"  # the hash of all other keys; formats 1 and 2 have none
-NOT_ANSWERS = (
-    "versions",
-    "format",
-    OWN_HASH,
-    "encoded_in",
-)  # keys that no answer depends on, or that files' hashes tell
+# Keys that no answer depends on, or that files' hashes tell.
+NOT_ANSWERS = ("versions", "format", OWN_HASH, "encoded_in")
 log = logging.getLogger("verl_credit_retriever")
 
 

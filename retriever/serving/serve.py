@@ -20,6 +20,7 @@ from verl_credit_retriever.serving.settings import ServeSettings
 
 EXIT_PORT_IN_USE = 4
 BACKLOG = 2048
+PARENT_SECONDS = 0.5  # between two looks at the parent where no descriptor tells of its end
 REFUSE_SECONDS = 1.0  # new requests are answered with 503 for at least this long after SIGTERM
 DRAIN_SECONDS = 25.0  # queued requests may take this long then
 END_SECONDS = 29.0  # the process ends by force after this
@@ -43,9 +44,8 @@ def run_server(settings: ServeSettings) -> int:
         print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
         return EXIT_PORT_IN_USE
     with listener:
-        if (
-            settings.port_file is not None
-        ):  # only after binding: it may belong to the server that has the port
+        if settings.port_file is not None:
+            # Only after binding: it may belong to the server that has the port.
             settings.port_file.unlink(missing_ok=True)
         # Reports a wrong folder before seconds of imports.
         print(f"{settings.index}: {_memory_of(settings)}", flush=True)
@@ -180,35 +180,24 @@ def _load_app(settings: ServeSettings):
     return app
 
 
-def watch_process(pid: int, on_gone: Callable[[], None], poll_seconds: float = 0.5) -> threading.Thread:
-    """Call `on_gone` in a daemon thread once process `pid` has ended (at once if it has already)."""
+def end_with(pid: int, *, force_after: float) -> None:
+    """This process gets SIGTERM once `pid` has ended, and ends by force that many seconds later."""
 
-    def wait() -> None:
+    def watch() -> None:
         try:
             descriptor = os.pidfd_open(pid)  # Linux: readable when the process ends, even as a zombie
         except ProcessLookupError:
-            return on_gone()
+            pass
         except (AttributeError, OSError):
             while alive(pid):
-                time.sleep(poll_seconds)
-            return on_gone()
-        select.select([descriptor], [], [])
-        os.close(descriptor)
-        on_gone()
-
-    thread = threading.Thread(target=wait, name="parent-watch", daemon=True)
-    thread.start()
-    return thread
-
-
-def end_with(pid: int, *, force_after: float) -> None:
-    """This process gets SIGTERM when `pid` ends, and ends by force that many seconds later."""
-
-    def gone() -> None:
+                time.sleep(PARENT_SECONDS)
+        else:
+            select.select([descriptor], [], [])
+            os.close(descriptor)
         end_by_force_after(force_after)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    watch_process(pid, gone)
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def end_by_force_after(seconds: float) -> None:
