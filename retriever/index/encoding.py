@@ -108,31 +108,42 @@ _given: tuple = ()
 
 def _start(job: Job, free, rows) -> None:
     global _given
-    _given = (job, free, rows)
+    _given = (
+        job,
+        free.get(),
+        rows,
+    )  # once a process: a task that took it could find none left, and wait for ever
     parent = multiprocessing.parent_process()
     if parent is not None:  # a pool's processes would wait for ever for a parent that was killed
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _encode_shard(shard: int) -> None:
-    shards, encoder = _loaded()
+    loaded = _loaded()
+    if isinstance(loaded, Exception):
+        raise loaded
+    shards, encoder = loaded
     job, _, rows = _given
     shards.encode(shard, encoder.encode_passages, job.chunk_rows, rows.put)
 
 
 @cache
 def _loaded():
-    """This process's shards and encoder, on the next free device. Here, so that a task reports what goes wrong."""
+    """This process's shards and encoder, or why there are none. Here, so that every task reports what went wrong."""
+    try:
+        return _load(*_given[:2])
+    except Exception as error:
+        return error
+
+
+def _load(job: Job, device: str):
     import torch
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder
 
-    job, free, _ = _given
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
     offsets = np.load(job.stage / "offsets.npy", allow_pickle=False)
     documents = Documents(job.stage / "corpus.jsonl", offsets)
-    return Shards(job.work, documents, **job.shards), SentenceEncoder.for_index(
-        device=free.get(), **job.encoder
-    )
+    return Shards(job.work, documents, **job.shards), SentenceEncoder.for_index(device=device, **job.encoder)

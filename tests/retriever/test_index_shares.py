@@ -3,6 +3,7 @@
 import os
 import shutil
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder, device_for
 from verl_credit_retriever.index import build, encoding
 from verl_credit_retriever.index.build import build_index, encode_share
+from verl_credit_retriever.index.corpus import copy_corpus
 from verl_credit_retriever.index.place import lock
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.index.shards import BuildRefused
@@ -251,3 +253,19 @@ def test_a_task_of_a_process_encodes_its_shard(folders, tmp_path, monkeypatch):
     assert [seen[0].done, seen[-1].done] == [0, 50]
     build_index(corpus, loaded, tmp_path / "one", **options)
     assert _content(tmp_path / "one") == _content(tmp_path / "two")
+
+
+def test_an_encoder_that_does_not_load_is_the_error_of_every_task(corpus, tmp_path, monkeypatch):
+    """A process gets one device and more tasks than that; a task that asked for another would wait for ever."""
+    monkeypatch.setattr(encoding, "_given", ())
+    encoding._loaded.cache_clear()
+    layout = {"shard_rows": 16, "dim": 8, "dtype": "float32", "settings": {}}
+    job = encoding.Job(
+        tmp_path, tmp_path, layout, 8, {"path": tmp_path / "none", "manifest": {"encoder": {}}}, 1
+    )
+    np.save(tmp_path / "offsets.npy", copy_corpus(corpus, tmp_path / "copy.jsonl"))
+    encoding._start(job, SimpleNamespace(get=iter(["cpu"]).__next__), None)
+    for shard in range(3):
+        with pytest.raises(FileNotFoundError, match="none' is not a folder"):
+            encoding._encode_shard(shard)
+    encoding._loaded.cache_clear()
