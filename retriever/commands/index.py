@@ -77,6 +77,10 @@ def index(
     share = None if shard is None else _share(shard)
     if [import_ is not None, share is not None, merge].count(True) > 1:
         raise ValueError("--import, --shard and --merge: give one of them")
+    if share is not None and gpu:
+        raise ValueError(
+            f"--gpu: has no effect with --shard={shard}, which makes no index; give it with --merge"
+        )
     devices = [name.strip() for name in device.split(",")]
     for name in devices[1:] and devices:  # a single one is looked at where it is used
         device_for(name, encode_dtype)

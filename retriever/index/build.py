@@ -75,7 +75,8 @@ def build_index(
     with lock(out):
         restore(out)
         check_out(out, overwrite)  # another build may have ended since
-        resume = can_resume(work, settings, overwrite=overwrite and not merge)
+        replace = None if merge else overwrite
+        resume = can_resume(work, settings, overwrite=replace)
         if merge and not resume:
             raise BuildRefused(f"{work} holds no shards to merge; encode them with --shard")
         stage = work / STAGE
@@ -92,7 +93,7 @@ def build_index(
             require_memory(spec, mmap=kind == "exact", also=also)
             layout = _layout(encoder, dtype, shard_rows, settings)
             shards = Shards(work, documents, **layout)
-            done = shards.find_done(overwrite=overwrite and not merge) if resume else 0
+            done = shards.find_done(overwrite=replace) if resume else 0
             if merge:
                 shards.require_all()
             freed = 0 if resume else size_of_shards(work)
@@ -158,13 +159,13 @@ def encode_share(
     work = _work_folder(out)
     stage = work / f"{STAGE}-{part}-of-{parts}"
     with lock(out, share):
-        can_resume(work, settings, overwrite=False)
+        can_resume(work, settings, overwrite=None)
         try:
             documents = _take_corpus(corpus, stage)
             resolve(kind, len(documents), encoder.dim, parameters)
             layout = {**_layout(encoder, dtype, shard_rows, settings), "share": share}
             shards = Shards(work, documents, **layout)
-            done = shards.find_done(overwrite=False)
+            done = shards.find_done(overwrite=None)
             row_bytes = encoder.dim * np.dtype(DTYPES[dtype]).itemsize
             require_disk(work, (shards.rows - done) * row_bytes, "vectors")
             begin(work, settings)

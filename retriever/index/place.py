@@ -25,12 +25,14 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
-    """One build of `out` at a time, or all shares (i, n) of one. The lock ends with the process, whatever ends it."""
+    """One build of `out` at a time, or all shares (i, n) of one n. The lock ends with the process, whatever ends it."""
     whole = out.with_name(f".{out.name}.lock")
     own = whole if share is None else out.with_name(f".{out.name}.share-{share[0]}-of-{share[1]}.lock")
     with _held(own, out):
-        shares = out.parent.glob(f".{escape(out.name)}.share-*.lock")
-        for other in list(shares) if share is None else [whole]:
+        shares = list(out.parent.glob(f".{escape(out.name)}.share-*.lock"))
+        if share is not None:  # those of another n write some of the same shards
+            shares = [whole, *(path for path in shares if not path.name.endswith(f"-of-{share[1]}.lock"))]
+        for other in shares:
             with _held(other, out):  # nobody has it
                 pass
         yield

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 
@@ -19,12 +20,12 @@ class BuildRefused(ValueError):
     """Another build of the index is running, or an interrupted one has other settings or lines."""
 
 
-def can_resume(work: Path, settings: dict, *, overwrite: bool) -> bool:
+def can_resume(work: Path, settings: dict, *, overwrite: bool | None) -> bool:
     """Whether `work` holds an interrupted build with these settings. Changes nothing.
 
     The bits of the vectors depend on `settings`. Shards without the folder's settings were copied from other machines:
     they have their own, which `find_done` compares. Errors: BuildRefused names the settings that differ, unless
-    `overwrite` allows to start anew.
+    `overwrite` allows to start anew (None: a share or a merge, which replaces nothing).
     """
     plan = work / PLAN
     if not plan.is_file():
@@ -33,7 +34,7 @@ def can_resume(work: Path, settings: dict, *, overwrite: bool) -> bool:
     if differing and not overwrite:
         raise BuildRefused(
             f"{work} holds an interrupted build with other settings: {differing}; "
-            "repeat its command to finish it, or pass overwrite to start anew"
+            f"repeat its command to finish it{_or_overwrite(overwrite, 'start anew')}"
         )
     return not differing
 
@@ -89,23 +90,27 @@ class Shards:
         """Of the share."""
         return self._rows_of(self._share)
 
-    def find_done(self, *, overwrite: bool) -> int:
+    def find_done(self, *, overwrite: bool | None) -> int:
         """Check the share's shards that are there; returns how many rows are encoded.
 
         Errors: BuildRefused when lines of a finished shard were changed or deleted, or it was encoded with other
         settings; with `overwrite` that shard is encoded again instead.
         """
+        # An older version recorded its settings once, for the folder: without that file nobody knows a shard's.
+        ours = self._settings if (self.work / PLAN).is_file() else {}
         for path in sorted(self.work.glob("shard-*.json")):
             shard = int(path.stem.split("-")[1])
-            if shard < self.count and shard not in self._share:
-                continue
             record = _read_json(path)
+            if shard < self.count and shard not in self._share and (ours or "settings" in record):
+                continue
             if not record.keys() >= {"rows", "corpus_sha256", "vectors_sha256"}:
                 continue  # damaged: this shard is encoded again
-            differing = _differing(self._settings, record.get("settings", self._settings))
+            found = record.get("settings", ours)
+            differing = _differing(self._settings, found)
             if differing and not overwrite:
+                other = f"was encoded with other settings: {differing}" if found else "records no settings"
                 raise BuildRefused(
-                    f"{path} was encoded with other settings: {differing}; take it away, or pass overwrite to encode it anew"
+                    f"{path} {other}; take it away{_or_overwrite(overwrite, 'encode it anew')}"
                 )
             first, last = self._range(shard)
             if differing or (shard < self.count and record["rows"] < last - first):
@@ -118,7 +123,7 @@ class Shards:
             if not same and not overwrite:
                 raise BuildRefused(
                     f"{self.work}: the corpus has changed in rows {first} to {first + record['rows'] - 1} since "
-                    "the interrupted build; restore it, or pass overwrite to encode these rows anew"
+                    f"the interrupted build; restore it{_or_overwrite(overwrite, 'encode these rows anew')}"
                 )
             file = self._file(shard)
             if same and file.is_file() and sha256(file) == record["vectors_sha256"]:
@@ -199,6 +204,13 @@ class Shards:
         return self.work / f"shard-{shard:06}.vectors"
 
 
+def _or_overwrite(overwrite: bool | None, to: str) -> str:
+    """How a refusal goes on, where overwrite helps and where it does not."""
+    if overwrite is None:
+        return " (overwrite replaces no shards with --shard or --merge)"
+    return f", or pass overwrite to {to}"
+
+
 def _differing(now: dict, before: dict) -> str:
     """The settings that differ, with both values; "" for none."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -206,13 +218,17 @@ def _differing(now: dict, before: dict) -> str:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is complete or absent."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write a file so that it is complete or absent. Several processes may write the same file."""
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")  # not of tempfile: others may read the file
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _read_json(path: Path) -> dict:

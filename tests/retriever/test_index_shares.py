@@ -1,5 +1,6 @@
 """Encoding in parts: shares of the shards on several machines, a process for each device, half precision."""
 
+import json
 import os
 import shutil
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ import torch
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder, device_for
-from verl_credit_retriever.index import build, encoding
+from verl_credit_retriever.index import build, encoding, shards
 from verl_credit_retriever.index.build import build_index, encode_share
 from verl_credit_retriever.index.corpus import copy_corpus
 from verl_credit_retriever.index.place import lock
@@ -40,10 +41,10 @@ def _content(folder):
 def test_shares_merge_into_the_bytes_of_one_build(corpus, encoder, tmp_path):
     out, seen = tmp_path / "out", []
     for part in (3, 1, 2):
-        shards = encode_share(corpus, encoder, out, (part, 3), on_progress=seen.append, **SMALL)
-        assert seen[-1].done == seen[-1].total == shards.rows
+        share = encode_share(corpus, encoder, out, (part, 3), on_progress=seen.append, **SMALL)
+        assert seen[-1].done == seen[-1].total == share.rows
     assert (
-        encoder.calls == 7 and shards.rows == 32 and not out.exists()
+        encoder.calls == 7 and share.rows == 32 and not out.exists()
     )  # share 2 of 3: shards 1 and 4 of 16 rows
     merged = build_index(corpus, encoder, out, merge=True, **SMALL)
     assert encoder.calls == 7
@@ -118,6 +119,28 @@ def test_a_shard_of_another_build_among_the_files_is_refused(corpus, encoder, tm
     assert {name: content for name, content in _content_of_files(work).items() if name in before} == before
 
 
+@pytest.mark.parametrize("how", ["merge", "share", "build"])
+def test_a_shard_without_settings_is_refused_where_the_folder_has_none(corpus, encoder, tmp_path, how):
+    out, work = tmp_path / "out", tmp_path / ".out.building"
+    encode_share(corpus, encoder, out, (1, 1), **SMALL)
+    for path in work.glob("shard-*.json"):  # as an older version wrote them
+        record = json.loads(path.read_text())
+        del record["settings"]
+        path.write_text(json.dumps(record))
+    settings = (work / "settings.json").read_text()
+    (work / "settings.json").unlink()
+    other = TableEncoder(clustered(ROWS, 8, seed=2), name="other")
+    with pytest.raises(BuildRefused, match="shard-000000.json records no settings; take it away"):
+        if how == "share":  # it would record its own settings as those of the folder, also for shard 0
+            encode_share(corpus, other, out, (2, 2), **SMALL)
+        else:
+            build_index(corpus, other, out, merge=how == "merge", **SMALL)
+    assert not (work / "settings.json").exists() and other.calls == 0
+    (work / "settings.json").write_text(settings)
+    build_index(corpus, encoder, out, merge=True, **SMALL)
+    assert encoder.calls == 7
+
+
 def _content_of_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
@@ -131,18 +154,47 @@ def test_a_share_waits_for_no_other_share_and_goes_not_beside_a_whole_build(corp
                 build_index(corpus, encoder, out, **more, **SMALL)
         with pytest.raises(BuildRefused, match="is building it"):
             encode_share(corpus, encoder, out, (1, 2), **SMALL)
+        with pytest.raises(BuildRefused, match="is building it"):  # shards 0 and 4 are of both
+            encode_share(corpus, encoder, out, (1, 4), **SMALL)
     with lock(out), pytest.raises(BuildRefused, match="is building it"):
         encode_share(corpus, encoder, out, (1, 2), **SMALL)
     encode_share(corpus, encoder, out, (1, 2), **SMALL)
     assert encoder.calls == 7
 
 
+def test_shares_that_begin_together_write_the_settings_side_by_side(tmp_path, monkeypatch):
+    real, begun = os.fsync, []
+
+    def other_share(descriptor):
+        if not begun:  # while the first share writes, a second one writes and ends
+            begun.append(True)
+            shards.begin(tmp_path, {"a": 1})
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", other_share)
+    shards.begin(tmp_path, {"a": 1})
+    assert _content(tmp_path) == {"settings.json": b'{\n  "a": 1\n}'} and begun
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        shards.begin(tmp_path, {"a": 1})
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_share_never_deletes_what_others_encoded(corpus, encoder, tmp_path):
     out, work = tmp_path / "out", tmp_path / ".out.building"
     encode_share(corpus, encoder, out, (1, 2), **SMALL)
     before = _content(work)
-    with pytest.raises(BuildRefused, match="dtype='fp16' .was 'fp32'"):
+    no_hint = r"dtype='fp16' .was 'fp32'.; repeat its command to finish it \(overwrite replaces no shards"
+    with pytest.raises(BuildRefused, match=no_hint):
         encode_share(corpus, encoder, out, (2, 2), dtype="fp16", overwrite=True, **SMALL)
+    with pytest.raises(BuildRefused, match=no_hint):
+        build_index(corpus, encoder, out, merge=True, dtype="fp16", overwrite=True, **SMALL)
     with pytest.raises(ValueError, match="nlist=101"):
         encode_share(corpus, encoder, out, (2, 2), kind="ivf", nlist=101, **SMALL)
     assert _content(work) == before
@@ -154,6 +206,7 @@ def test_a_share_never_deletes_what_others_encoded(corpus, encoder, tmp_path):
         (["--shard=5/4"], "shard=5/4; expected i/n with i from 1 to n"),
         (["--shard=two"], "--shard='two'; expected i/n, such as 1/4"),
         (["--shard=1/2", "--merge"], "--import, --shard and --merge: give one of them"),
+        (["--shard=1/2", "--gpu"], "--gpu: has no effect with --shard=1/2"),
         (["--device=cpu,cuda:9"], "device='cuda:9'; torch "),
         (["--device=cpu,nosuch"], "device='nosuch'; expected cpu, cuda, cuda:1"),
         (["--encode-dtype=fp16"], "encode dtype=fp16 on device='cpu'; a CPU computes in fp32 or bf16"),
