@@ -261,8 +261,12 @@ def _write_hashes(store: Path, known: dict[str, str]) -> None:
     try:
         store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=store.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(known, file)
-        os.replace(name, store)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(known, file)
+            os.replace(name, store)
+        except OSError:
+            os.unlink(name)
+            raise
     except OSError:
         return
