@@ -84,6 +84,8 @@ def index(
     devices = [name.strip() for name in device.split(",")]
     for name in devices[1:] and devices:  # a single one is looked at where it is used
         device_for(name, encode_dtype)
+    if import_ is not None and len(devices) > 1:
+        raise ValueError(f"--device={device}: --import={import_} encodes a few rows, on one device; give one")
     if threads is not None:
         torch.set_num_threads(threads)
         _set_faiss_threads(kind, threads)

@@ -207,6 +207,10 @@ def test_a_share_never_deletes_what_others_encoded(corpus, encoder, tmp_path):
         (["--shard=two"], "--shard='two'; expected i/n, such as 1/4"),
         (["--shard=1/2", "--merge"], "--import, --shard and --merge: give one of them"),
         (["--shard=1/2", "--gpu"], "--gpu: has no effect with --shard=1/2"),
+        (
+            ["--import=i", "--device=cpu,cpu"],
+            "--device=cpu,cpu: --import=i encodes a few rows, on one device",
+        ),
         (["--device=cpu,cuda:9"], "device='cuda:9'; torch "),
         (["--device=cpu,nosuch"], "device='nosuch'; expected cpu, cuda, cuda:1"),
         (["--encode-dtype=fp16"], "encode dtype=fp16 on device='cpu'; a CPU computes in fp32 or bf16"),
