@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.corpus import Documents, copy_corpus, save_offsets
 from verl_credit_retriever.index.encoding import Job, Progress, encode_missing
 from verl_credit_retriever.index.exact import write_vectors
 from verl_credit_retriever.index.kinds import resolve
@@ -210,7 +210,7 @@ def _take_corpus(corpus: Path, stage: Path) -> Documents:
     stage.mkdir(parents=True)
     require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
     offsets = copy_corpus(corpus, stage / "corpus.jsonl")
-    np.save(stage / "offsets.npy", offsets, allow_pickle=False)
+    save_offsets(stage / "offsets.npy", offsets)
     return Documents(stage / "corpus.jsonl", offsets)
 
 
@@ -235,6 +235,10 @@ def _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite
     if batch_size < 1 or shard_rows < 1:
         raise ValueError(f"batch_size={batch_size}, shard_rows={shard_rows}: both need at least 1")
     check_out(out, overwrite)
+    require_corpus(corpus)
+
+
+def require_corpus(corpus: Path) -> None:
     if not corpus.is_file():
         raise FileNotFoundError(f"corpus={str(corpus)!r} does not exist; expected a JSONL file")
 

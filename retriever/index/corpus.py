@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_credit_retriever.index.naming import naming
+
 VISIBLE = re.compile("[^\\s\u200b-\u200d\u2060\ufeff]")  # neither a blank nor a character without width
 BOM = b"\xef\xbb\xbf"
 
@@ -48,7 +50,7 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
     Errors: CorpusError for bad JSON, a missing or empty field, a duplicate id (both lines are named), no row.
     """
     hashes, ends = array("Q"), array("q", [0])
-    with open(source, "rb") as lines, open(target, "wb") as copy:
+    with naming(target), open(source, "rb") as lines, open(target, "wb") as copy:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(BOM)
@@ -67,6 +69,13 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
     offsets = np.array(ends, dtype=np.int64)
     _refuse_duplicates(source, np.frombuffer(hashes, dtype=np.uint64), Documents(target, offsets))
     return offsets
+
+
+def save_offsets(path: Path, offsets: np.ndarray) -> None:
+    """The bytes of `np.save`, which says nothing when its last bytes find no room."""
+    with naming(path), open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(offsets))
+        file.write(offsets.data)
 
 
 class Documents:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of
+from verl_credit_retriever.index.naming import naming
 
 CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a time
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.
@@ -73,7 +74,7 @@ class ExactSearch:
 def write_vectors(path: Path, blocks: Iterable[np.ndarray], *, rows: int, dim: int, dtype: str) -> None:
     """Write [rows, dim] vectors as a .npy file, a block at a time."""
     header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (rows, dim)}
-    with open(path, "wb") as file:
+    with naming(path), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
             file.write(np.ascontiguousarray(block, dtype=dtype).data)

@@ -63,7 +63,11 @@ def create(
 
 
 def write(index, path: Path) -> None:
-    faiss.write_index(index, str(path))
+    """Errors: OSError when there is no room for it."""
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise OSError(f"{path}: FAISS cannot write it ({str(error).strip().splitlines()[-1]})") from None
 
 
 def read(path: Path, manifest: dict, *, mmap: bool = False):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_credit_retriever.index.build import require_disk
-from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.build import require_corpus, require_disk
+from verl_credit_retriever.index.corpus import Documents, copy_corpus, save_offsets
 from verl_credit_retriever.index.exact import open_vectors
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of, write_manifest
-from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
+from verl_credit_retriever.index.place import check_out, import_stage, lock, move_into_place, restore
 
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder import SentenceEncoder
@@ -42,6 +42,7 @@ def import_index(
     source, corpus, out = Path(source), Path(corpus), Path(out)
     if not source.is_file():
         raise FileNotFoundError(f"import={str(source)!r} does not exist; expected a FAISS index file")
+    require_corpus(corpus)
     if sample < 1:
         raise ValueError(f"sample={sample}; expected at least 1")
     check_out(out, overwrite)
@@ -50,8 +51,7 @@ def import_index(
     with lock(out):
         restore(out)
         check_out(out, overwrite)
-        stage = out.with_name(f".{out.name}.importing")
-        shutil.rmtree(stage, ignore_errors=True)
+        stage = import_stage(out)
         stage.mkdir()
         try:
             require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
@@ -59,7 +59,7 @@ def import_index(
             documents = Documents(stage / "corpus.jsonl", offsets)
             if len(documents) != rows:
                 raise IndexMismatch(f"{source}: {rows} rows; {corpus} has {len(documents)}")
-            np.save(stage / "offsets.npy", offsets, allow_pickle=False)
+            save_offsets(stage / "offsets.npy", offsets)
             _link_or_copy(source, stage / "index.faiss")
             stored_M_D = open_vectors(
                 stage, {"kind": "flat", "rows": rows, "dim": encoder.dim, "dtype": "float32"}

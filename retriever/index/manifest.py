@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from verl_credit_retriever.index.naming import naming
+
 FORMAT = 3
 KINDS = ("flat", "sq8", "ivf", "ivfpq", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "ivfpq", "hnsw")
@@ -70,7 +72,8 @@ def write_manifest(
         "versions": _versions(),
     }
     manifest[OWN_HASH] = own_hash(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    with naming(folder / "manifest.json"):
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
 
 

@@ -23,6 +23,11 @@ def check_out(out: Path, overwrite: bool) -> None:
         raise FileExistsError(f"out={str(out)!r} exists: {hint}")
 
 
+def import_stage(out: Path) -> Path:
+    """Where `import_index` puts the index together."""
+    return out.with_name(f".{out.name}.importing")
+
+
 @contextmanager
 def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
     """One build of `out` at a time, or all shares (i, n) of one n. The lock ends with the process, whatever ends it."""
@@ -35,6 +40,8 @@ def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
         for other in shares:
             with _held(other, out):  # nobody has it
                 pass
+        # Nobody imports here now: a killed import left this, perhaps with a copy of 65 GB.
+        shutil.rmtree(import_stage(out), ignore_errors=True)
         yield
 
 

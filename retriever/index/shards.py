@@ -12,6 +12,7 @@ import numpy as np
 
 from verl_credit_retriever.index.corpus import Documents
 from verl_credit_retriever.index.manifest import sha256
+from verl_credit_retriever.index.naming import naming
 
 PLAN = "settings.json"
 
@@ -221,7 +222,7 @@ def _write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is complete or absent. Several processes may write the same file."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")  # not of tempfile: others may read the file
     try:
-        with open(temporary, "xb") as file:
+        with naming(path), open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

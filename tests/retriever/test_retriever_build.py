@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.index import build, encoding, memory
 from verl_credit_retriever.index import search as index_module
-from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus
+from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus, save_offsets
 from verl_credit_retriever.index.encoding import Progress
 from verl_credit_retriever.index.faiss_kinds import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
@@ -324,6 +325,50 @@ def test_a_full_disk_is_found_before_anything_is_encoded(corpus, encoder, tmp_pa
     with pytest.raises(OSError, match="disk has"):
         build_index(corpus, encoder, tmp_path / "out")
     assert encoder.calls == 0
+
+
+@pytest.mark.parametrize("command", ["build", "share"])
+def test_what_a_killed_import_left_goes_with_the_next_command(corpus, encoder, tmp_path, command):
+    left = tmp_path / ".out.importing"
+    left.mkdir()
+    (left / "index.faiss").write_bytes(b"65 GB")
+    if command == "build":
+        build_index(corpus, encoder, tmp_path / "out", **SMALL)
+    else:
+        build.encode_share(corpus, encoder, tmp_path / "out", (1, 2), **SMALL)
+    assert not left.exists()
+
+
+def test_offsets_are_saved_as_numpy_saves_them(tmp_path):
+    offsets = np.arange(5, dtype=np.int64)
+    np.save(tmp_path / "numpy.npy", offsets)
+    save_offsets(tmp_path / "ours.npy", offsets)
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "rows, limit, kind, named",
+    [
+        (100, 1000, "flat", "/index/corpus.jsonl'$"),
+        (2, 140, "flat", "/index/offsets.npy'$"),
+        (20, 700, "flat", "/shard-000000.vectors'$"),
+        (100, 4000, "exact", "/index/vectors.npy'$"),
+        (100, 4000, "flat", "/index/index.faiss: FAISS cannot write it"),
+        (8, 700, "exact", "/index/manifest.json'$"),
+    ],
+)
+def test_a_limit_on_the_size_of_files_names_the_file(tmp_path, rows, limit, kind, named):
+    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(OSError, match=named):
+            build_index(
+                corpus, TableEncoder(clustered(100, 16, seed=1)), tmp_path / "out", kind=kind, **SMALL
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("moment", ["read_manifest", "check_files", "open_vectors", "_open_documents"])
