@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Coroutine
 
 import numpy as np
@@ -15,9 +16,9 @@ from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, WaitingQueries
 
 LONGEST_PAUSE_S = 60
-REFUSED_AFTER_S, LOOK_AGAIN_S = 1.0, 0.05
-"""How long a request waits for room in the queue before it is refused, and how often it looks. Otherwise clients that ask
-again at once take the processor from the answers."""
+REFUSED_AFTER_S = 1.0
+"""How long a request waits for room in the queue before it is refused. Otherwise clients that ask again at once take the
+processor from the answers."""
 HELD = 1024
 """Queries that may wait for room, or as many as the queue has: more are refused at once, which bounds memory."""
 log = logging.getLogger("verl_credit_retriever")
@@ -73,7 +74,8 @@ class Batcher:
         )
         self._waiting = WaitingQueries(limits, metrics)
         self._open: set[Request] = set()
-        self._held = 0  # queries that wait for room
+        self._line: deque[asyncio.Event] = deque()  # a request each that waits for room, in order of arrival
+        self._held = 0  # their queries
         self._pace = Pace()
         self._drainer: asyncio.Task | None = None
         self._searching: asyncio.Task | None = None
@@ -94,7 +96,8 @@ class Batcher:
         hits = [None if canary else self._cache.get(query, k) for query in queries]
         missing = [row for row, found in enumerate(hits) if found is None]
         if not canary:
-            await self._admit(len(missing), deadline)
+            if missing:
+                await self._admit(len(missing), deadline)
             self._metrics.cache_hits.inc(len(queries) - len(missing))
             self._metrics.cache_misses.inc(len(missing))
         if not missing:
@@ -127,34 +130,52 @@ class Batcher:
         self._fail(self._open, RuntimeError("the server is ending"))
 
     async def _admit(self, queries: int, deadline: float | None) -> None:
-        """Errors: QueueFull, when there is no room for a while."""
-        if not self._full(queries):
+        """Return once there is room and nobody waits who came before: otherwise small requests would take all the room
+        from a large one. Errors: QueueFull, when that is not so for a while; DeadlineExceeded.
+        """
+        if not self._line and self._fits(queries):
             return
-        now, limit = asyncio.get_running_loop().time, self._limits.max_queue_queries
+        limit = self._limits.max_queue_queries
         if self._held + queries <= max(HELD, limit):
-            until = min(now() + REFUSED_AFTER_S, math.inf if deadline is None else deadline)
+            until = asyncio.get_running_loop().time() + REFUSED_AFTER_S
+            hurried = deadline is not None and deadline <= until
+            turn = asyncio.Event()
+            self._line.append(turn)
             self._held += queries
             try:
-                while (full := self._full(queries)) and (left := until - now()) > 0:
-                    await asyncio.sleep(min(LOOK_AGAIN_S, left))
-            finally:
-                self._held -= queries
-            if not full:
+                async with asyncio.timeout_at(deadline if hurried else until):
+                    while self._line[0] is not turn or not self._fits(queries):
+                        turn.clear()
+                        await turn.wait()
                 return
+            except TimeoutError:
+                if hurried:
+                    raise DeadlineExceeded from None
+            finally:
+                self._line.remove(turn)
+                self._held -= queries
+                self._call_next()
         waiting = len(self._waiting)
         raise QueueFull(waiting, limit, self._pace.pause_s(waiting))
 
-    def _full(self, queries: int) -> bool:
-        return queries > 0 and len(self._waiting) + queries > self._limits.max_queue_queries
+    def _fits(self, queries: int) -> bool:
+        return len(self._waiting) + queries <= self._limits.max_queue_queries
+
+    def _call_next(self) -> None:
+        """Let the first in line look for room. It looks when this task pauses, so after what this one has queued."""
+        if self._line:
+            self._line[0].set()
 
     def _drop(self, request: Request, reason: str) -> None:
         self._metrics.dropped.labels(reason).inc(self._waiting.remove(request))
         request.answer.cancel()
+        self._call_next()
 
     def _fail(self, requests, error: Exception) -> None:
         for request in list(requests):
             self._waiting.remove(request)
             request.fail(error)
+        self._call_next()
 
     def _start(self) -> None:
         if self._drainer is None or self._drainer.done():
@@ -175,6 +196,7 @@ class Batcher:
             if not await self._tokenize([item for item in self._waiting.together() if item.ids is None]):
                 continue
             batch, began = self._waiting.take(), time.perf_counter()
+            self._call_next()
             if not batch:
                 continue
             ids_of = {item.query: item.ids for item in batch}
