@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, read_manifest
@@ -34,16 +35,17 @@ def run_server(settings: ServeSettings) -> int:
     of loading index and encoder.
     """
     try:
-        listener = bind(settings.host, settings.port)
+        listener, owner = bind(settings.host, settings.port), nullcontext()
         if settings.workers > 1:  # nobody else has the port; now it is for sockets that share it
             port = listener.getsockname()[1]
             listener.close()
+            owner = own_shared(port)
             listener = bind(settings.host, port, shared=True)
     except OSError as error:
         reason = error.strerror or error
         print(f"error: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
         return EXIT_PORT_IN_USE
-    with listener:
+    with listener, owner:
         if settings.port_file is not None:
             # Only after binding: it may belong to the server that has the port.
             settings.port_file.unlink(missing_ok=True)
@@ -241,6 +243,22 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def own_shared(port: int) -> socket.socket:
+    """While it is open, no other server of several workers may have `port`. Errors: OSError when one has.
+
+    Shared sockets do not listen until a worker is ready, so until then `bind` refuses nobody. The lock is a name that ends
+    with its process and is the network namespace's own, as the port is.
+    """
+    owner = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform == "linux":  # elsewhere such names are files
+            owner.bind(f"\0verl-credit-retriever-{port}")
+    except OSError:
+        owner.close()
+        raise
+    return owner
 
 
 def url_of(host: str, port: int) -> str:

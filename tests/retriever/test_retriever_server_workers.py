@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from verl_credit_retriever.index.manifest import fingerprint, write_manifest
-from verl_credit_retriever.serving import workers
+from verl_credit_retriever.serving import serve, workers
 from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, bind, run_server
 from verl_credit_retriever.serving.settings import ServeSettings
 from verl_credit_retriever.serving.workers import run_workers
@@ -168,6 +169,23 @@ def test_the_port_of_several_workers_is_taken(start, tmp_path, capsys):
     settings = ServeSettings(Path("index"), Path("encoder"), port=server.address[1], workers=2)
     assert run_server(settings) == EXIT_PORT_IN_USE
     assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
+
+
+def test_the_port_of_several_workers_is_taken_also_before_one_listens(tmp_path, monkeypatch, capsys):
+    """Otherwise two servers, each loading its index for minutes, would then answer on one port."""
+    monkeypatch.setattr(serve, "_memory_of", lambda _: "")
+    codes = []
+
+    def second(settings, listener):
+        other = replace(settings, port=listener.getsockname()[1])
+        codes.append(run_server(other) if not codes else 0)
+        return 0
+
+    monkeypatch.setattr(workers, "run_workers", second)
+    settings = ServeSettings(tmp_path, tmp_path, workers=2)
+    assert (run_server(settings), codes) == (0, [EXIT_PORT_IN_USE])
+    assert "Address already in use" in capsys.readouterr().err
+    assert run_server(replace(settings, port=0)) == 0
 
 
 def test_folders_of_killed_servers_are_removed(tmp_path, monkeypatch):
