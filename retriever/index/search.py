@@ -46,6 +46,7 @@ class SearchIndex:
         self._exact = ExactSearch(vectors_M_D)
         self._faiss = None
         self._warming: Warming | None = None
+        self._on_gpus = False
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -114,12 +115,19 @@ class SearchIndex:
         return self._vectors_M_D
 
     def warm(self) -> None:
-        """Begin to read the mapped files into memory, where they fit; `warming` says how far that is."""
+        """Begin to read the mapped files into memory, where they fit; `warming` says how far that is.
+
+        Not what was copied to GPUs: nothing reads its file again.
+        """
         mapped, files = set(self.memory.mapped), {self.folder / "offsets.npy"}
         codes = self.manifest["kind"] == "ivfpq"
         if "vectors" in mapped and (self.backend == "exact" or codes):
             files.add(Path(self._vectors_M_D.filename))
-        if self.backend == "faiss" and mapped - {"offsets", *(["vectors"] if codes else [])}:
+        if (
+            self.backend == "faiss"
+            and not self._on_gpus
+            and mapped - {"offsets", *(["vectors"] if codes else [])}
+        ):
             files.add(self.folder / "index.faiss")
         self._warming = Warming(sorted(files))
 
@@ -201,6 +209,7 @@ class SearchIndex:
 
     def _load_on_gpus(self, faiss_kinds, mmap: bool) -> None:
         faiss_kinds.require_gpu(self.manifest["kind"])
+        self._on_gpus = True
         gpus, free = faiss_kinds.free_gpu_memory()
         log.info("%s: %s", self.folder, plan_gpus(self.manifest, free, gpus).text())
         if free is None:

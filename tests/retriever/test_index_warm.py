@@ -3,11 +3,12 @@
 import asyncio
 import threading
 
+import faiss
 import pytest
 
 from kit.retriever_fakes import app_of, client_of
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.index import memory
+from verl_credit_retriever.index import faiss_kinds, memory
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROWS = 300
@@ -28,13 +29,18 @@ def folder(tmp_path_factory):
         ("flat", {}, {"offsets.npy"}),
         ("flat", {"mmap": True}, {"offsets.npy", "index.faiss"}),
         ("flat", {"mmap": True, "backend": "exact"}, {"offsets.npy", "index.faiss"}),
+        ("flat", {"gpu": True}, {"offsets.npy"}),
         ("exact", {"mmap": True}, {"offsets.npy", "vectors.npy"}),
         ("ivf", {"mmap": True}, {"offsets.npy", "index.faiss"}),
         ("ivfpq", {}, {"offsets.npy", "vectors.npy"}),
         ("ivfpq", {"mmap": True}, {"offsets.npy", "vectors.npy", "index.faiss"}),
     ],
 )
-def test_what_is_mapped_is_read_whole(folder, kind, options, files):
+def test_what_is_mapped_is_read_whole(folder, monkeypatch, kind, options, files):
+    # A flat CPU index for the GPU's.
+    monkeypatch.setattr(faiss_kinds, "_flat_on", lambda device, dim, *, half: faiss.IndexFlatIP(dim))
+    monkeypatch.setattr(faiss_kinds, "require_gpu", lambda kind: None)
+    monkeypatch.setattr(faiss_kinds, "free_gpu_memory", lambda: (1, None))
     index = SearchIndex.load(folder / kind, **options)
     assert index.warming() is None
     index.warm()
