@@ -111,7 +111,14 @@ def deploy(
         index=index.absolute(), encoder=encoder.absolute(), host=host, port=port, threads=threads, device=device,
         backend=backend, limits=limits, token=token,
     )  # fmt: skip
-    _cluster(address).deploy(settings, shards=shards, replicas=replicas, ready_seconds=ready_seconds)
+    from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, CannotListen
+
+    try:
+        _cluster(address).deploy(settings, shards=shards, replicas=replicas, ready_seconds=ready_seconds)
+    except CannotListen as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_PORT_IN_USE
+    return 0
 
 
 def undeploy(address: str = ADDRESS):

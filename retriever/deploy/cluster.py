@@ -14,9 +14,10 @@ from ray.serve.context import _get_global_client
 
 from verl_credit_retriever.deploy.front import APP, FRONT, app_builder, shard_name
 from verl_credit_retriever.deploy.parts import Part, Shard, cut
+from verl_credit_retriever.http.batcher import HELD
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
 from verl_credit_retriever.index.search import SearchIndex
-from verl_credit_retriever.serving.serve import url_of
+from verl_credit_retriever.serving.serve import CannotListen, url_of
 from verl_credit_retriever.serving.settings import ServeSettings
 
 CONNECT_SECONDS = 10.0
@@ -45,19 +46,19 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
 
     Returns once every replica runs and a query was answered. Otherwise everything is taken away again. Errors:
     ValueError for a deployment that is there already, for more than the cluster has, and with a replica's own reason;
-    TimeoutError.
+    CannotListen; TimeoutError.
     """
     index = SearchIndex.load(settings.index, backend="exact", mmap=True, verify="none")
     backend = "exact" if index.manifest["kind"] == "exact" else settings.backend
     parts = cut(index, shards, backend)
     _refuse_second()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
     _require_cpus((shards + 1) * replicas * (settings.threads or 1))
+    machines = _machines(settings.threads or 1)
     _start_serve(settings)
     options = {
         "num_replicas": replicas,
         # Replicas of one shard on different machines, as far as there are enough.
-        "max_replicas_per_node": -(-replicas // len(nodes)),
+        "max_replicas_per_node": -(-replicas // machines),
         "ray_actor_options": {"num_cpus": settings.threads or 1},
         "health_check_period_s": HEALTH_SECONDS,
         "max_constructor_retry_count": replicas,  # at the start; a replica that is replaced later has no limit
@@ -76,7 +77,7 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
         _remove()
         raise
     most = options["max_replicas_per_node"]
-    print(f"{len(nodes)} machines, at most {most} replica(s) of a shard on each")
+    print(f"{machines} machines, at most {most} replica(s) of a shard on each")
     _say(parts, index.manifest, backend)
     print(f"serving on {url} of every machine with a replica; fingerprint {index.fingerprint}", flush=True)
 
@@ -108,17 +109,26 @@ def _require_cpus(needed: int) -> None:
         )
 
 
+def _machines(threads: int) -> int:
+    """Those that can hold a process; often the head node cannot. Errors: ValueError when none can."""
+    cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    if threads > max(cpus, default=0):
+        raise ValueError(
+            f"--threads={threads}; no machine of the cluster has more than {max(cpus, default=0):g} CPUs"
+        )
+    return sum(has >= threads for has in cpus)
+
+
 def _start_serve(settings: ServeSettings) -> None:
-    """Errors: ValueError when it cannot listen there, or runs already and listens elsewhere: that cannot be changed."""
+    """Errors: CannotListen; ValueError when it runs already and listens elsewhere: that cannot be changed."""
     wanted = {"host": settings.host, "port": settings.port}
     try:
         serve.start(proxy_location="EveryNode", http_options=wanted)
     except RayError as error:
         _remove()
         reason = str(error).strip().splitlines()[-1]
-        raise ValueError(
-            f"--host={settings.host} --port={settings.port}: {PACKAGE.sub('', reason)}"
-        ) from None
+        kind = CannotListen if "Failed to bind" in reason else ValueError
+        raise kind(f"--host={settings.host} --port={settings.port}: {PACKAGE.sub('', reason)}") from None
     there = _get_global_client().get_serve_details()["http_options"]
     for name, value in wanted.items():
         if there[name] != value:
@@ -139,8 +149,12 @@ def _application(settings: ServeSettings, parts: Sequence[Part], backend: str, o
     if settings.device.startswith("cuda"):
         options = {**options, "ray_actor_options": {**options["ray_actor_options"], "num_gpus": 1}}
     front = serve.ingress(app_builder(settings, parts))()
-    most = settings.limits.max_queue_queries  # the batcher refuses above it
-    return serve.deployment(front, name=FRONT, max_ongoing_requests=most, **options).bind(*shards)
+    # More than the queue and the line before it hold, so that the batcher refuses and Ray's router, where no deadline runs,
+    # does not fill first.
+    most = 4 * max(HELD, settings.limits.max_queue_queries)
+    return serve.deployment(
+        front, name=FRONT, max_ongoing_requests=most, max_queued_requests=most, **options
+    ).bind(*shards)
 
 
 def _await_replicas(deadline: float) -> None:

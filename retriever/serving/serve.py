@@ -27,6 +27,10 @@ DRAIN_SECONDS = 25.0  # queued requests may take this long then
 END_SECONDS = 29.0  # the process ends by force after this
 
 
+class CannotListen(OSError):
+    """The port is in use, or the host is not this machine's."""
+
+
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM, SIGINT or the end of `settings.parent_pid`; returns the exit code.
 

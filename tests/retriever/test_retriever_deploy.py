@@ -93,7 +93,6 @@ def test_a_killed_node_costs_connections_but_no_answer_is_wrong_or_short(folders
         load.wait_for_answers(40)
     assert not load.wrong
     assert load.seen.keys() - LOST <= {"200", "503"}, (load.seen, load.bodies)
-    assert "shard 1 of 2" in load.bodies.get("503", "shard 1 of 2")
 
     assert [[hit["id"] for hit in hits] for hits in ask(url, QUERIES[::10])[1]] == [
         [hit["id"] for hit in hits] for hits in expected

@@ -3,9 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayError
 
 from kit.ray_cluster import free_port
 from verl_credit_retriever.cli import main
+from verl_credit_retriever.commands import serve as commands
+from verl_credit_retriever.deploy.parts import Part
+from verl_credit_retriever.http.batcher import HELD
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, CannotListen
+from verl_credit_retriever.serving.settings import ServeSettings
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,15 @@ def test_a_wrong_argument_is_refused_before_ray_is_asked(capsys, arguments, word
     assert words in capsys.readouterr().err
 
 
+def test_a_port_in_use_ends_deploy_as_it_ends_serve(monkeypatch, capsys):
+    def deploy(*_, **__):
+        raise CannotListen("--port=8000: Failed to bind")
+
+    monkeypatch.setattr(commands, "_cluster", lambda _: SimpleNamespace(deploy=deploy))
+    assert main(["deploy", "--index=index", "--encoder=encoder"]) == EXIT_PORT_IN_USE
+    assert capsys.readouterr().err == "error: --port=8000: Failed to bind\n"
+
+
 @pytest.mark.slow
 class TestOnACluster:
     @pytest.fixture
@@ -34,7 +50,10 @@ class TestOnACluster:
 
         monkeypatch.setattr(cluster.serve, "status", lambda: SimpleNamespace(applications={}))
         monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 8.0})
-        monkeypatch.setattr(cluster.ray, "nodes", lambda: [{"Alive": True}])
+        nodes = [(True, {"CPU": 4.0}), (True, {}), (True, {"CPU": 2.0}), (False, {"CPU": 4.0})]
+        monkeypatch.setattr(
+            cluster.ray, "nodes", lambda: [{"Alive": alive, "Resources": has} for alive, has in nodes]
+        )
         return cluster
 
     def test_no_cluster(self, capsys):
@@ -49,6 +68,32 @@ class TestOnACluster:
         ):
             cluster._require_cpus(9)
         cluster._require_cpus(8)
+
+    def test_only_machines_that_can_hold_a_process_count(self, cluster):
+        """With a head node without CPUs among them, too few replicas were allowed on each, and some never started."""
+        assert [cluster._machines(threads) for threads in (1, 2, 3, 4)] == [2, 2, 1, 1]
+        with pytest.raises(ValueError, match="--threads=5; no machine of the cluster has more than 4 CPUs"):
+            cluster._machines(5)
+
+    @pytest.mark.parametrize("queue", [16, 8192])
+    def test_the_front_itself_refuses_what_is_too_much(self, cluster, tmp_path, queue):
+        """Ray admits more requests than the queue and the line before it hold, and the rest has a limit."""
+        limits = Limits(max_request_queries=16, max_queue_queries=queue)
+        settings = ServeSettings(tmp_path, tmp_path, limits=limits)
+        app = cluster._application(settings, [Part(0, 1, 0, 9, "f")], "exact", {"num_replicas": 1})
+        front = app._bound_deployment
+        assert front.name == cluster.FRONT
+        assert front.max_ongoing_requests > queue + max(HELD, queue)
+        assert front.max_queued_requests >= HELD
+
+    def test_serve_that_cannot_listen(self, cluster, monkeypatch):
+        def start(**_):
+            raise RayError("Traceback ...\nRuntimeError: Failed to bind to address '127.0.0.1:8000'.")
+
+        monkeypatch.setattr(cluster.serve, "start", start)
+        monkeypatch.setattr(cluster, "_remove", lambda: None)
+        with pytest.raises(CannotListen, match=r"--port=8000: .*Failed to bind to address '127.0.0.1:8000'"):
+            cluster._start_serve(SimpleNamespace(host="127.0.0.1", port=8000))
 
     def test_what_is_deployed_is_not_deployed_over(self, cluster, monkeypatch):
         with pytest.raises(ValueError, match="nothing is deployed as 'verl-credit-retriever'"):
