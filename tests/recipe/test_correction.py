@@ -11,6 +11,7 @@ from verl_credit.host.process.correction import check_correction
 from verl_credit.names import TRAINING_MODES
 from verl_credit.recipe.rules.correction import DEFAULTS, compares_with_the_writer, correction_without_effect
 from verl_credit.recipe.unread import idle_lines
+from verl_credit.recipe.warnings import doubts
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")
@@ -88,14 +89,51 @@ def test_bypass_mode_needs_a_scorer_with_a_forward_of_its_own_in_every_trainer(m
     check(*BYPASS, f"trainer.v1.trainer_mode={mode}")
 
 
-def test_two_bounds_that_were_read_as_one_number_are_refused():
-    key = f"{KEY}.rollout_is_threshold"
-    for bounds, value in (("0.5_5", 0.55), ("0.9", 0.9)):
-        with pytest.raises(ConfigError, match="0.5_5 is read as the number 0.55") as caught:
-            check(f"{KEY}.rollout_is=token", f"{key}={bounds}")
-        assert (caught.value.key, caught.value.value) == (key, value)
-    for bounds in ("0.5_5.0", "1", "2.0"):
-        check(f"{KEY}.rollout_is=token", f"{key}={bounds}")
+# fmt: off
+LOST = [  # what was given, what was read, what happens to a token of unchanged probability
+    ("rollout_is=token", "0.5_5", 0.55, "would weigh 0.55, and not 1"),
+    ("rollout_is=sequence", "0.9", 0.9, "would weigh 0.9, and not 1"),
+    ("rollout_is=token", "'0.5'", "0.5", "would weigh 0.5, and not 1"),
+    ("rollout_is=token", "0.5_0.9", "0.5_0.9", "would weigh 0, and not 1"),
+    ("rollout_is=token", "2.0_5.0", "2.0_5.0", "would weigh 0, and not 1"),
+    ("rollout_rs=token_k1", "0.5_0.9", "0.5_0.9", "would be rejected"),
+    ("rollout_rs=seq_mean_k1", "2.0_5.0", "2.0_5.0", "would be rejected"),
+    ("rollout_rs=token_k1", "0", 0, "would be rejected"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("kind, given, value, words", LOST)
+def test_bounds_that_lose_tokens_of_unchanged_probability_are_refused(kind, given, value, words):
+    key = f"{KEY}.{kind.partition('=')[0]}_threshold"
+    with pytest.raises(ConfigError, match=words) as caught:
+        check_correction(load_config("lab", [f"{KEY}.{kind}", f"{key}={given}"]))
+    assert (caught.value.key, caught.value.value) == (key, value)
+    assert "0.5_5 is read as the number 0.55" in str(caught.value)
+
+
+def test_bounds_around_1_are_accepted_and_any_where_weights_are_normalised():
+    key, normalise = f"{KEY}.rollout_is_threshold", f"{KEY}.rollout_is_batch_normalize=true"
+    for settings in (["0.5_5.0"], ["1"], ["2.0"], ["1.0_1.0"], ["0.9", normalise]):
+        check_correction(
+            load_config("lab", [f"{KEY}.rollout_is=token", f"{key}={settings[0]}", *settings[1:]])
+        )
+    check_correction(
+        load_config("lab", [f"{KEY}.rollout_rs=token_k1", f"{KEY}.rollout_rs_threshold=0.9_1.1"])
+    )
+    with pytest.raises(ConfigError, match="would weigh 0, and not 1"):  # verl normalises no sum of 0
+        check_correction(load_config("lab", [f"{KEY}.rollout_is=token", f"{key}=2.0_5.0", normalise]))
+
+
+def test_two_bounds_that_may_have_been_read_as_one_number_are_warned_of():
+    for kind in ("rollout_is=token", "rollout_rs=token_k1"):
+        key = f"{KEY}.{kind.partition('=')[0]}_threshold"
+        for bounds in ("1_5", "1_5.0"):
+            (said,) = (
+                one for one in doubts(load_config("lab", [f"{KEY}.{kind}", f"{key}={bounds}"])) if key in one
+            )
+            assert "1_5 is read as the number 15" in said
+        assert not any(key in one for one in doubts(load_config("lab", [f"{KEY}.{kind}", f"{key}=1.0_5.0"])))
 
 
 def test_verls_loss_for_bypass_mode_is_not_given_log_probs_of_the_trainer():

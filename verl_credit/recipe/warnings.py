@@ -25,6 +25,7 @@ def doubts(config: DictConfig) -> list[str]:
         *_manager(config),
         *_probe(config),
         *_precision(config),
+        *_bounds(config),
     ]
 
 
@@ -102,3 +103,15 @@ def _precision(config: DictConfig) -> Iterator[str]:
             f"{COMPUTES_IN}={dtype}: this CPU has no instructions for it, and computes many times slower than "
             "in fp32; set it to fp32, and actor_rollout_ref.rollout.dtype to float32"
         )
+
+
+def _bounds(config: DictConfig) -> Iterator[str]:
+    """Two bounds whose first is a whole number are one number to YAML, which nothing distinguishes from a large bound."""
+    given = config.algorithm.get("rollout_correction") or {}
+    for kind in ("rollout_is", "rollout_rs"):
+        bound = given.get(f"{kind}_threshold")
+        if given.get(kind) is not None and isinstance(bound, int | float) and bound >= 10:
+            yield (
+                f"algorithm.rollout_correction.{kind}_threshold={bound}: one bound, {bound}. Two bounds are written "
+                "1.0_5.0, each with a point: 1_5 is read as the number 15"
+            )

@@ -27,14 +27,6 @@ DEFAULTS = {
 
 def validate_correction(config: DictConfig) -> None:
     """Raise ConfigError for what verl takes and nobody can mean; what verl refuses: `host.process.correction`."""
-    given = config.algorithm.get("rollout_correction") or {}
-    upper = given.get("rollout_is_threshold")
-    if given.get("rollout_is") is not None and isinstance(upper, int | float) and upper < 1:
-        use = (
-            "an upper bound below 1 would shrink every weight, those of unchanged tokens included. Two bounds (IcePop) are "
-            "written 0.5_5.0: without a point in the second, 0.5_5 is read as the number 0.55"
-        )
-        raise ConfigError.of(config, f"{KEY}.rollout_is_threshold", f"{KEY}.rollout_is", accepted=use)
     if OmegaConf.select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
         use = (
             "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "
