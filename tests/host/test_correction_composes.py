@@ -1,15 +1,21 @@
-"""verl's rollout correction in a step of each trainer: the weights, the rejected tokens, and the turn-level loss of both."""
+"""verl's rollout correction in a step of each trainer: weights, rejected tokens, bypass mode, and the loss of each."""
 
 import math
 
 import pytest
+import torch
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import ActorConfig
+from verl.workers.config.actor import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
 
 from kit.stored_step import StoredStep
-from verl_credit.credit import turn_policy_loss
+from verl_credit.host.actor.loss import TurnPolicyLossConfig, credit_ppo_loss
 from verl_credit.host.step import store
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
-from verl_credit.names import CLIP_SCALE, TURN_IDS
+from verl_credit.names import CLIP_SCALE, LOSS_MODE, TURN_IDS
 
 KEY = "algorithm.rollout_correction"
 KINDS = {
@@ -95,33 +101,124 @@ def test_a_correction_reaches_the_turn_level_loss_and_nothing_else_changes(store
     assert any(name.startswith("rollout_corr/") for name in metrics)
     if "rollout_rs" in "".join(overrides):
         assert dropped and any(row.any() for row in mask)  # some, and not all
-    turn_level_loss(stored, weighed)
+    stored.weighed = ["rollout_is_weights"] if weighed else []
+    turn_level_loss(stored)
 
 
 def same(a, b):
     return a.tolist() == b.tolist()
 
 
-def turn_level_loss(stored, weighed):
-    """Of the fields in the store, against the formula: a turn's ratio over its kept tokens, a weight on every token."""
-    names = [TURN_IDS, CLIP_SCALE, "old_log_probs", "advantages", "response_mask"]
-    names += ["rollout_is_weights"] if weighed else []
-    data = store.read(stored._batch, *names)
-    padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
-    old_B_T, mask_B_T = padded["old_log_probs"], padded["response_mask"]
-    now_B_T = old_B_T + 0.03 * (1 + old_B_T * 10).sin()
-    loss, _ = turn_policy_loss(
-        now_B_T, old_B_T, padded["advantages"], mask_B_T, padded[TURN_IDS],
-        clip_scale_B_T=padded[CLIP_SCALE], rollout_is_weights=padded.get("rollout_is_weights"), **CLIP,
-    )  # fmt: skip
+def turn_level_loss(stored):
+    """Of the fields in the store, against the formula: a turn's ratio over its kept tokens, a weight on every token.
+
+    In verl's mean a rejected token counts as 0: its engine divides by loss_mask, and its trainer rewrites response_mask.
+    """
+    loss, padded, now_B_T = loss_of(stored, credit_ppo_loss, TurnPolicyLossConfig(loss_mode=LOSS_MODE))
+    ids_B_T, old_B_T = padded[TURN_IDS], padded["old_log_probs"]
+    weight_B_T = padded.get("rollout_is_weights", torch.ones_like(old_B_T))
     losses = []
-    for b, row in enumerate(mask_B_T.tolist()):
+    for b, row in enumerate(padded["response_mask"].tolist()):
         kept = [t for t, counts in enumerate(row) if counts]
         for t in kept:
-            turn = [u for u in kept if padded[TURN_IDS][b, u] == padded[TURN_IDS][b, t]]
+            turn = [u for u in kept if ids_B_T[b, u] == ids_B_T[b, t]]
             ratio = math.exp(sum((now_B_T - old_B_T)[b, u].item() for u in turn) / len(turn))
-            scale, a = padded[CLIP_SCALE][b, t].item(), padded["advantages"][b, t].item()
-            low, high = 1 - scale * CLIP["clip_ratio_low"], 1 + scale * CLIP["clip_ratio_high"]
-            one = max(-a * ratio, -a * min(max(ratio, low), high))
-            losses.append(one * (padded["rollout_is_weights"][b, t].item() if weighed else 1.0))
-    assert loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+            losses.append(
+                weight_B_T[b, t].item() * clipped(ratio, padded, b, t, padded[CLIP_SCALE][b, t].item())
+            )
+    assert loss == pytest.approx(sum(losses) / padded["loss_mask"].sum().item(), abs=1e-6)
+
+
+def loss_of(stored, loss, policy_loss):
+    """(Its value of all rows, as verl's engine calls it; what it was given; log-probs that are others than any in it)"""
+    names = [
+        TURN_IDS,
+        CLIP_SCALE,
+        "old_log_probs",
+        "advantages",
+        "response_mask",
+        "loss_mask",
+        "prompts",
+        "responses",
+    ]
+    data = store.read(stored._batch, *names, *stored.weighed)
+    padded = {name: data[name].to_padded_tensor(padding=0) for name in (*names, *stored.weighed)}
+    old = [row.float() for row in data["old_log_probs"].unbind()]
+    now = [row + 0.03 * (1 + row * 10).sin() for row in old]
+    around = [
+        torch.cat([torch.zeros(len(prompt) - 1), row, torch.zeros(1)])
+        for prompt, row in zip(data["prompts"].unbind(), now, strict=True)
+    ]
+    tu.assign_non_tensor(
+        data, dp_size=1, batch_num_tokens=data["loss_mask"].sum().item(), global_batch_size=len(now)
+    )
+    config = ActorConfig(
+        strategy="fsdp2", rollout_n=2, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss, **CLIP
+    )
+    value, _ = loss(config, {"log_probs": nested(around)}, data)
+    return value.item(), padded, nested(now).to_padded_tensor(padding=0)
+
+
+def nested(rows):
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def clipped(ratio, padded, b, t, scale=1.0):
+    a = padded["advantages"][b, t].item()
+    low, high = 1 - scale * CLIP["clip_ratio_low"], 1 + scale * CLIP["clip_ratio_high"]
+    return max(-a * ratio, -a * min(max(ratio, low), high))
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_at_token_level_a_corrected_loss_is_verls_own_its_mean_too(stored, name):
+    stored.make(CreditTrainer, *(f"{KEY}.{override}" for override in CORRECTIONS[name][0]))
+    stored.weighed = ["rollout_is_weights"] if "rollout_is=" in "".join(CORRECTIONS[name][0]) else []
+    ours = TurnPolicyLossConfig(loss_mode=LOSS_MODE, ratio_level="token", dynamic_clip=False)
+    verls = PolicyLossConfig(loss_mode="vanilla")
+    expected, *_ = loss_of(stored, ppo_loss, verls)
+    assert loss_of(stored, credit_ppo_loss, ours)[0] == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_normalised_weights_are_1_in_the_mean(stored, level):
+    overrides = (f"{KEY}.rollout_is={level}", f"{KEY}.rollout_is_threshold=1.3")
+    _, field = stored.make(CreditTrainer, *overrides)
+    weights, mask = field("rollout_is_weights"), [row.bool() for row in field("response_mask")]
+    counted = [row[on] for row, on in zip(weights, mask, strict=True) if on.any()]
+    mean = (
+        torch.cat(counted).mean() if level == "token" else torch.stack([row.mean() for row in counted]).mean()
+    )
+    _, field = stored.make(CreditTrainer, *overrides, f"{KEY}.rollout_is_batch_normalize=true")
+    for row, before in zip(field("rollout_is_weights"), weights, strict=True):
+        torch.testing.assert_close(row, before / mean)
+    assert abs(mean.item() - 1) > 0.01
+    stored.weighed = ["rollout_is_weights"]
+    turn_level_loss(stored)
+
+
+@pytest.mark.parametrize("mode", KINDS)
+def test_bypass_mode_compares_turns_with_the_engines_log_probs_without_a_forward(stored, mode):
+    _, field = stored.make(
+        KINDS[mode],
+        f"trainer.v1.trainer_mode={mode}",
+        f"{KEY}.bypass_mode=true",
+        "algorithm.info_gain_scorer=rows",
+    )
+    assert not stored.workers.asked
+    assert all(same(a, b) for a, b in zip(field("old_log_probs"), field("rollout_log_probs"), strict=True))
+    turn_level_loss(stored)
+
+
+@pytest.mark.parametrize("mode", KINDS)
+def test_verls_loss_for_bypass_mode_compares_tokens_with_those_that_wrote_them(stored, mode):
+    bypass = [f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows"] if mode == "credit" else []
+    stored.make(KINDS[mode], f"trainer.v1.trainer_mode={mode}", *bypass)
+    verls = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=RolloutCorrectionConfig())
+    loss, padded, now_B_T = loss_of(stored, ppo_loss, verls)
+    written_B_T = store.read(stored._batch, "rollout_log_probs")["rollout_log_probs"].to_padded_tensor(
+        padding=0
+    )
+    ratio_B_T = (now_B_T - written_B_T).exp()
+    places = padded["response_mask"].nonzero().tolist()
+    losses = [clipped(ratio_B_T[b, t].item(), padded, b, t) for b, t in places]
+    assert loss == pytest.approx(sum(losses) / len(places), abs=1e-6)

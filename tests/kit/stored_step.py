@@ -89,7 +89,10 @@ def put(kept: FakeStore, turns):
         "prompts": nested(turns.prompt_ids),
         "responses": nested(turns.response_ids),
         "input_ids": nested([turns.prompt_ids[row] + turns.response_ids[row] for row in n]),
-        "response_mask": nested([turns.response_mask_B_T[row, : lengths[row]] for row in n]),
+        **dict.fromkeys(
+            ("response_mask", "loss_mask"),
+            nested([turns.response_mask_B_T[row, : lengths[row]] for row in n]),
+        ),
         TURN_IDS: nested([turns.turn_ids_B_T[row, : lengths[row]] for row in n]),
         "rollout_log_probs": nested([-0.5 * torch.ones(lengths[row]).double() for row in n]),
         "rm_scores": nested([outcome_at_the_end([*OUTCOMES, 1.0][row], lengths[row]) for row in n]),
@@ -118,6 +121,7 @@ class StoredStep:
 
     def __init__(self, tmp_path, monkeypatch):
         self._kept, self._folder = FakeStore().install(monkeypatch), tmp_path
+        self.weighed = []  # fields of the store that hold weights of its tokens
         monkeypatch.setattr(
             PPOTrainer, "__init__", lambda trainer, config: setattr(trainer, "config", config)
         )
