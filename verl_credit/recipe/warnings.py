@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from verl_credit.machine.precision import cpu_precision
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.precision import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.rules.trainer_mode import rollouts_too_old
 
 CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
@@ -26,6 +27,7 @@ def doubts(config: DictConfig) -> list[str]:
         *_probe(config),
         *_precision(config),
         *_bounds(config),
+        *rollouts_too_old(config),
     ]
 
 

@@ -59,21 +59,11 @@ def validate_trainer_mode(config: DictConfig) -> None:
     if OmegaConf.select(config, OLDEST) is None:
         use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
         raise ConfigError.of(config, OLDEST, MODE, accepted=use)
-    _not_older_than_that(config)
     if OmegaConf.select(config, KEPT):
         use = "who reads them takes them for rollouts of one policy, and these may be of several; set it to 0"
         raise ConfigError.of(config, KEPT, MODE, accepted=use)
     if OmegaConf.select(config, MODE) == SEPARATE_MODE:
         _separate(config)
-
-
-def _not_older_than_that(config: DictConfig) -> None:
-    """A step takes the oldest prompts first: with w batches ahead they were handed out w steps before."""
-    key = WARM_UP[OmegaConf.select(config, MODE)]
-    oldest, ahead = OmegaConf.select(config, OLDEST), OmegaConf.select(config, key)
-    if OmegaConf.select(config, STRATEGY) == "drop" and math.ceil(ahead) >= oldest:
-        use = f"all rollouts would be older than that when they are trained on, and be dropped; at most {oldest - 1}"
-        raise ConfigError.of(config, key, OLDEST, accepted=use)
 
 
 def _separate(config: DictConfig) -> None:
@@ -92,6 +82,20 @@ def _separate(config: DictConfig) -> None:
     if batch != mini * updates:
         use = f"every update takes a mini-batch of its own, so that it is {BATCH} / {MINI_BATCH}; set it to auto"
         raise ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
+
+
+def rollouts_too_old(config: DictConfig) -> Iterator[str]:
+    """A step takes the oldest prompts first: with w batches ahead they were handed out w steps before."""
+    if not is_async(config) or OmegaConf.select(config, STRATEGY) != "drop":
+        return
+    key = WARM_UP[OmegaConf.select(config, MODE)]
+    oldest, ahead = OmegaConf.select(config, OLDEST), OmegaConf.select(config, key)
+    if math.ceil(ahead) >= oldest:
+        yield (
+            f"{key}={ahead} with {OLDEST}={oldest}: rollouts that are made so far ahead can be too old when they would be "
+            "trained on; verl drops them and makes others: every step trains, and many rollouts are made for nothing. "
+            f"Avoided with {key.rpartition('.')[2]}={oldest - 1}, or {STRATEGY}=wait"
+        )
 
 
 def trainer_mode_without_effect(config: DictConfig) -> list[str]:
