@@ -257,19 +257,22 @@ def distance(value: float, other: Any) -> float:
 
 
 def wrong_ages(run_dir: Path) -> list[str]:
-    """What contradicts that every rollout was made by the weights that its record names, and trained on once.
+    """What contradicts that every rollout was made by the weights that its record names, and trained on in one step.
 
-    Rollouts of the weights of the step have the log-probs of these weights; a prompt stands in the tables of one step.
+    Tokens that the weights of the step wrote have the log-probs of these weights. A draw of a prompt, which is what an id
+    names, stands in the tables of one step; whether the same question was drawn twice, the tables do not say.
     """
-    found, uids = [], {}
+    found, uids, compared_steps = [], {}, 0
     for row in read_json_lines(run_dir / METRICS):
         step, ages = row["step"], {n[len(AGES) :]: v for n, v in row.items() if n.startswith(AGES)}
         if ages["turns_unknown"] or not 0 <= ages["mean"] <= ages["oldest"] <= step - 1:
             found.append(f"step {step}: {ages}")
-        if (off := ages.get("ratio_off_at_age_0", 0.0)) > SAME_WEIGHTS:
-            found.append(f"step {step}: rollouts of its own weights are off by {off}")
+        if (off := ages.get("ratio_off_at_age_0")) is not None:
+            compared_steps += 1
+            if off > SAME_WEIGHTS:
+                found.append(f"step {step}: rollouts of its own weights are off by {off}")
         for uid in set(read_table(table_path(run_dir, TURNS, step)).columns["uid"]):
             if uid in uids:
-                found.append(f"prompt {uid} was trained on in steps {uids[uid]} and {step}")
+                found.append(f"draw {uid} was trained on in steps {uids[uid]} and {step}")
             uids[uid] = step
-    return found
+    return found if compared_steps else [*found, "no step has tokens of its own weights: none were compared"]
