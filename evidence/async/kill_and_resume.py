@@ -4,8 +4,9 @@
 
 Per mode: undisturbed runs of one command, then one that is killed at every point of ASYNC_KILL_POINTS (tests/kit/faults.py).
 Runs of four steps; what is done is left out the next time. One JSON line per killed run in kill_and_resume.jsonl, beside
-this file, and one per pair of runs: how far apart the metrics of every step are, of those in which two runs of `credit`
-agree. `--again`: the tables alone. Rows with an ``order`` were made before finished prompts were taken in one order.
+this file, and one per pair of runs: how far apart the metrics of a step are, of those in which two runs of `credit` agree.
+Of a killed run these are the steps that were trained after the resume: those before it are of an undisturbed run.
+`--again`: the tables alone.
 """
 
 from __future__ import annotations
@@ -23,13 +24,22 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
-from kit.faults import ASYNC_KILL_POINTS, compared, distance, run_killed, run_straight, wrong_ages  # noqa: E402
+from kit.faults import (  # noqa: E402
+    ASYNC_KILL_POINTS,
+    SAVED,
+    compared,
+    distance,
+    run_killed,
+    run_straight,
+    wrong_ages,
+)
 from verl_credit.names import ASYNC_MODES, TRAINING_MODES  # noqa: E402
 
 RESULTS = HERE / "kill_and_resume.jsonl"
 UNDISTURBED, SAME = 2, 1e-5
 """Runs that are compared with each other; metrics that differ by less are the same."""
 SHOWN = ("actor/grad_norm", "credit/gain/mean", "credit/staleness/mean")
+"""Metrics whose own differences are kept."""
 
 
 def main() -> None:
@@ -47,7 +57,7 @@ def main() -> None:
 
 
 def measure(folder: Path, modes: list[str]) -> None:
-    lab, done = folder / "lab", {name_of(row) for row in read() if "order" not in row}
+    lab, done = folder / "lab", {name_of(row) for row in read()}
     straight = {
         mode: [folder / mode / f"undisturbed-{number}" for number in range(UNDISTURBED)] for mode in modes
     }
@@ -66,7 +76,7 @@ def measure(folder: Path, modes: list[str]) -> None:
             outcome.lost += wrong_ages(place / "run") if mode in ASYNC_MODES else []
             write({"mode": mode, "point": point.name, **asdict(outcome)})
             for other, run in enumerate(straight[mode]):
-                keep_pair(done, mode, f"{point.name}, undisturbed {other}", place, run)
+                keep_pair(done, mode, f"{point.name}, undisturbed {other}", place, run, outcome.resumed_from)
 
 
 def name_of(row: dict) -> tuple[str, str]:
@@ -77,9 +87,11 @@ def setting(mode: str) -> str:
     return f"trainer.v1.trainer_mode={mode}"
 
 
-def keep_pair(done: set, mode: str, name: str, one: Path, other: Path) -> None:
-    if (mode, name) not in done:
-        write({"mode": mode, "pair": name, "steps": apart(one / "run", other / "run")})
+def keep_pair(done: set, mode: str, name: str, one: Path, other: Path, after: int = 0) -> None:
+    """Of the steps after ``after``, if there are any."""
+    steps = {step: of for step, of in apart(one / "run", other / "run").items() if step > after}
+    if steps and (mode, name) not in done:
+        write({"mode": mode, "pair": name, "steps": steps})
 
 
 def apart(one: Path, other: Path) -> dict[int, dict]:
@@ -128,27 +140,31 @@ def killed_table(rows: list[dict]) -> str:
 
 
 def pairs_table(rows: list[dict]) -> str:
-    """Per trainer and step: of undisturbed runs against each other, and of killed ones against an undisturbed one."""
+    """Of undisturbed runs against each other, and of killed ones against them: the first step after the resume."""
     lines = [
-        "| trainer | runs | step | metrics that differ | median of all differences | "
-        + " | ".join(f"`{name}`" for name in SHOWN)
-        + " |",
-        "|" + "---|" * (5 + len(SHOWN)),
+        "| trainer | step | undisturbed runs, against each other: metrics that differ, median difference | "
+        "killed runs, against undisturbed ones: metrics that differ, median difference |",
+        "|---|---|---|---|",
     ]
-    pairs: dict[tuple, list[dict]] = defaultdict(list)
+    undisturbed, killed = defaultdict(list), defaultdict(list)
     for row in rows:
-        if "pair" in row:
-            kind = "undisturbed" if row["pair"].startswith("undisturbed") else "killed, resumed"
-            kind += " (set order)" if "order" in row else ""
-            for step, of in list(row["steps"].items())[1:]:  # before step 1 there is an evaluation alone
-                pairs[row["mode"], kind, int(step)].append(of)
-    for (mode, kind, step), of in pairs.items():
-        shown = [[one["shown"][name] for one in of if name in one["shown"]] for name in SHOWN]
-        cells = [f"`{mode}`", f"{kind}, {len(of)} pair{'s' * (len(of) > 1)}", str(step)]
-        cells.append(f"{spread([one['differ'] for one in of])} of {max(one['metrics'] for one in of)}")
-        cells += [spread(values) if values else "" for values in ([one["median"] for one in of], *shown)]
-        lines.append("| " + " | ".join(cells) + " |")
+        if "pair" in row and row["pair"].startswith("undisturbed"):
+            undisturbed[row["mode"]].append(row["steps"])
+        elif "pair" in row:
+            killed[row["mode"], min(row["steps"], key=int)].append(row["steps"])
+    for mode, pairs in undisturbed.items():
+        for step in sorted(step for its, step in killed if its == mode) or [str(SAVED + 1)]:
+            cells = [said([of[step] for of in every if step in of]) for every in (pairs, killed[mode, step])]
+            lines.append(f"| `{mode}` | {step} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def said(of: list[dict]) -> str:
+    if not of:
+        return "not measured"
+    differ = f"{spread([one['differ'] for one in of])} of {max(one['metrics'] for one in of)}"
+    pairs = f"{len(of)} pair{'s' * (len(of) > 1)}"
+    return f"{differ}, {spread([one['median'] for one in of])} ({pairs})"
 
 
 def spread(values: list[float]) -> str:

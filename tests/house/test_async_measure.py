@@ -141,3 +141,28 @@ def test_a_run_that_was_cut_off_is_put_aside_and_one_that_fails_stops_no_other(l
     assert made == [(mode, seed, ["a=b"]) for mode, seed in ((modes[1], 1), (modes[0], 2), (modes[1], 2))]
     assert f"{tmp_path / 'credit-2'}: exit code 5" in failed
     assert [path.name for path in tmp_path.glob("*cut-off*/*")] == ["half"]
+
+
+def test_a_killed_run_is_compared_in_the_steps_after_its_resume_alone(load, tmp_path, monkeypatch):
+    """Steps 1 and 2 are the same run's that nothing disturbed; step 3 is the first of the resumed one."""
+    kills = load("kill_and_resume")
+    monkeypatch.setattr(kills, "RESULTS", tmp_path / "results.jsonl")
+    for run, off in (("straight", 0.0), ("other", 0.25), ("killed", 0.5)):
+        for step in range(5):
+            metrics = dict.fromkeys(("actor/grad_norm", "credit/gain/mean"), 1.0 + (off if step > 2 else 0.0))
+            append_json(tmp_path / run / "run" / METRICS, {"step": step} | metrics)
+    pairs = [
+        ("undisturbed 0, 1", "other", 0),
+        ("waiting, undisturbed 0", "killed", 2),
+        ("saving, undisturbed 0", "killed", 4),
+    ]
+    for name, run, resumed_from in pairs:
+        kills.keep_pair(
+            set(), "credit_colocate_async", name, tmp_path / run, tmp_path / "straight", resumed_from
+        )
+    rows = kills.read()
+    assert [list(row["steps"]) for row in rows] == [["1", "2", "3", "4"], ["3", "4"]]
+    *_, line = kills.pairs_table(rows).splitlines()
+    assert line == "| `credit_colocate_async` | 3 | 2 of 3, 0.2 (1 pair) | 2 of 3, 0.33 (1 pair) |"
+    *_, line = kills.pairs_table(rows[:1]).splitlines()
+    assert line == "| `credit_colocate_async` | 3 | 2 of 3, 0.2 (1 pair) | not measured |"
