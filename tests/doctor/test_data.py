@@ -258,6 +258,24 @@ def test_files_that_are_no_data(tmp_path):
         read_rows(write(tmp_path / "a.parquet", [GOOD]), "data.train_files", at_least=8)
 
 
+def test_a_file_is_decoded_once_and_rows_of_all_its_batches_are_read(tmp_path, monkeypatch):
+    rows = [selecting(["search"]), {**GOOD, "extra_info": None}, selecting(["serach"])]
+    file = tmp_path / "groups.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=1)
+    monkeypatch.setattr(parquet.ParquetDataset, "read", lambda *_, **__: pytest.fail("decoded again"))
+    with pytest.raises(PreflightError, match=r"row 2.*no tool is called 'serach'"):
+        read_rows(str(file), TRAIN)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table, file = pa.Table.from_pylist([GOOD]), tmp_path / "twice.parquet"
+    parquet.write_table(table.append_column("data_source", table["data_source"]), file)
+    with pytest.raises(
+        PreflightError, match="twice.parquet is not a parquet file, or is damaged: .*duplicate"
+    ):
+        read_rows(str(file), TRAIN)
+
+
 def test_a_damaged_file_is_one_line_with_its_name(tmp_path):
     rows = [asked({"role": "user", "content": f"Où est-ce, {n}?"}) for n in range(200)]
     file = tmp_path / "rows.parquet"

@@ -85,16 +85,32 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
     if not file.exists():
         raise PreflightError(f"{key}: {path} does not exist")
     try:
-        dataset = parquet.ParquetDataset(file)
-        # As the trainer reads them, all columns: a damaged one that no key names ends the trainer, too.
-        for one in dataset.files:
+        files = parquet.ParquetDataset(file).files
+        for one in files:
             parquet.read_schema(one)
-        for _ in arrow_dataset.dataset(dataset.files, format="parquet").to_batches():
-            pass
-        return dataset.read(columns=_columns(dataset.schema, f"{key}: {path}", prompt_key)).to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        dataset = arrow_dataset.dataset(files, format="parquet")
+        wanted = _columns(dataset.schema, f"{key}: {path}", prompt_key)
+        # As the trainer reads them, all columns: a damaged one that no key names ends the trainer, too.
+        kept = [_picked(batch, wanted) for batch in dataset.to_batches()]
+        return [row for batch in kept for row in batch.to_pylist()]
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+        KeyError,
+    ) as error:  # KeyError: two of a name
         said = printable((str(error).splitlines() or [type(error).__name__])[0])
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
+
+
+def _picked(batch, wanted: list[str]):
+    """Columns of a batch by name, and a field of extra_info by its own name."""
+    from pyarrow import RecordBatch, compute
+
+    columns = {name: batch.column(name) for name in wanted if name != SELECTION}
+    if SELECTION in wanted:
+        columns[SELECTION] = compute.struct_field(batch.column("extra_info"), SELECTION)
+    return RecordBatch.from_pydict(columns)
 
 
 def _columns(schema, where: str, prompt_key: str) -> list[str]:
@@ -119,4 +135,4 @@ def _columns(schema, where: str, prompt_key: str) -> list[str]:
             f"{where}: extra_info is of the type {extra}: expected a mapping, or no such column"
         )
     selects = any(field.name == SELECTION for field in extra)
-    return [*wanted, f"extra_info.{SELECTION}"] if selects else wanted
+    return [*wanted, SELECTION] if selects else wanted
