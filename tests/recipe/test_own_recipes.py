@@ -11,6 +11,7 @@ from verl_credit.cli import main
 from verl_credit.commands import sweep, train
 from verl_credit.doctor import command as doctor
 from verl_credit.errors import ConfigError
+from verl_credit.recipe import compose
 from verl_credit.recipe.compose import recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
@@ -176,3 +177,19 @@ def test_what_else_is_wrong_in_a_file_is_told_in_one_line(text, said, tmp_path):
 )
 def test_defaults_that_name_no_file_are_told_in_one_line(text, said, tmp_path):
     assert said in str(refused("mine", [], write(tmp_path, mine=text)))
+
+
+def test_a_group_or_choice_that_is_no_text_is_told_and_no_other_error_is_taken_for_it(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("defaults: [lab, {1: x}]\n")
+    with pytest.raises(ConfigError, match="mine: a group or its choice is no text: see its defaults"):
+        load_config("mine", [], str(tmp_path))
+    with pytest.raises(ConfigError, match=r"lab: a group or its choice is no text: see .*hardware=\[1\]"):
+        load_config("lab", ["hardware=[1]"])
+    for kind in (TypeError, AssertionError):
+
+        def broken(*_, kind=kind):
+            raise kind("of something else")
+
+        monkeypatch.setattr(compose, "compose", broken)
+        with pytest.raises(kind, match="of something else"):
+            compose.load_config("lab", [])

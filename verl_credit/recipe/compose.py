@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -171,7 +172,9 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
     with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
         try:
             config = compose(name, list(overrides))
-        except (AssertionError, TypeError) as error:  # Hydra takes a group's name and choice for texts
+        except (AssertionError, TypeError) as error:
+            if not _of_defaults(error):
+                raise
             said = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
             raise ConfigError(f"{name}: a group or its choice is no text: see {said}") from error
     for key in ("actor_rollout_ref", "trainer"):
@@ -181,6 +184,15 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
         if not isinstance(config[key], DictConfig):
             raise ConfigError(key=key, value=config[key], accepted="expected a section with keys")
     return config
+
+
+def _of_defaults(error: Exception) -> bool:
+    """Raised where Hydra reads lists of defaults: it takes a group's name and choice for texts."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"] in (
+        "hydra._internal.config_repository",
+        "hydra._internal.defaults_list",
+    )
 
 
 def folders(config_dir: str | None) -> list[Path]:
