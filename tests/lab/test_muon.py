@@ -1,5 +1,8 @@
 """Muon's step: the bits of its formula, however many matrices are computed at a time."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -12,7 +15,9 @@ def test_a_step_of_many_matrices_has_the_bits_of_the_formula_for_each_alone():
     def drawn(rows, columns):
         return torch.randn(rows, columns, generator=generator)
 
-    shapes = [(32, 16), (16, 32), (24, 24)] * 4
+    shapes = [(32, 16), (16, 32), (24, 24)] * 4 + [
+        (256, 128)
+    ] * 2  # the last are large enough for parallel products
     matrices = [torch.nn.Parameter(drawn(*shape)) for shape in shapes]
     unused = torch.nn.Parameter(torch.ones(2, 2))
     expected, momenta = [p.detach().clone() for p in matrices], [torch.zeros(shape) for shape in shapes]
@@ -27,6 +32,20 @@ def test_a_step_of_many_matrices_has_the_bits_of_the_formula_for_each_alone():
         optimizer.step()
     assert all(torch.equal(p, wanted) for p, wanted in zip(matrices, expected, strict=True))
     assert torch.equal(unused, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_a_copy_makes_the_same_step(again):
+    p = torch.nn.Parameter(torch.eye(3))
+    p.grad = torch.ones(3, 3)
+    optimizer = Muon([p])
+    optimizer.step()
+    copied = again(optimizer)
+    (its,) = copied.param_groups[0]["params"]
+    its.grad = p.grad.clone()
+    optimizer.step()
+    copied.step()
+    assert torch.equal(its, p) and its is not p
 
 
 def test_a_vector_is_refused():

@@ -143,11 +143,12 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.ndim != 2:
                     raise ValueError(f"Muon takes matrices, got a parameter of shape {tuple(p.shape)}")
-        self._threads = ThreadPoolExecutor(2)
 
     def step(self) -> None:
         """Two matrices at a time, on two cores. Each is computed as it would be alone, bit by bit."""
         pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not hasattr(self, "_threads"):  # the first step of this optimizer, or of a copy
+            self._threads = ThreadPoolExecutor(2)
         list(self._threads.map(lambda pair: self._update(*pair), pairs))
 
     @torch.no_grad()
