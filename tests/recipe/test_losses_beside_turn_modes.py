@@ -14,8 +14,11 @@ MODES = ("none", "joint", "separate", "turn-group", "turn-group-v1d", "turn-grou
 
 
 def chosen(loss, mode):
-    beta = [f"{LOSS}.dro_beta=0.1"] if loss == "dro" else []
-    return [f"{LOSS}.loss_mode={loss}", f"algorithm.info_gain_norm_mode={mode}", *beta]
+    needed = {
+        "dro": [f"{LOSS}.dro_beta=0.1"],
+        "bypass_mode": ["algorithm.rollout_correction.bypass_mode=true", "algorithm.info_gain_scorer=rows"],
+    }
+    return [f"{LOSS}.loss_mode={loss}", f"algorithm.info_gain_norm_mode={mode}", *needed.get(loss, ())]
 
 
 @pytest.mark.slow
