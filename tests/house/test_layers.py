@@ -79,6 +79,14 @@ def test_the_retriever_knows_neither_verl_nor_verl_credit_and_one_room_of_it_ray
     assert found and all(line.startswith("retriever/deploy/") for line in found)
 
 
+def test_the_search_servers_command_line_starts_without_what_only_some_of_its_commands_need():
+    """Ray above all: `deploy` alone imports it, when it is called."""
+    heavy = ("ray", "verl", "verl_credit", "torch", "numpy", "fastapi", "uvicorn")
+    code = f"import sys, verl_credit_retriever.cli; print([name for name in {heavy} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
 def test_recipes_hold_yaml_and_no_code():
     """`recipes` is an importable package only so that its YAML is found after an installation."""
     files = {

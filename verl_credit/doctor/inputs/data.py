@@ -93,12 +93,8 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
         # As the trainer reads them, all columns: a damaged one that no key names ends the trainer, too.
         kept = [_picked(batch, wanted) for batch in dataset.to_batches()]
         return [row for batch in kept for row in batch.to_pylist()]
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        UnicodeDecodeError,
-        KeyError,
-    ) as error:  # KeyError: two of a name
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        # A KeyError: two columns have one name.
         said = printable((str(error).splitlines() or [type(error).__name__])[0])
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
 
