@@ -180,6 +180,36 @@ def test_what_ray_init_raises_is_one_line(ending, error):
     assert "\n" not in str(caught.value)
 
 
+def test_a_ray_that_is_slow_to_start_is_started_once_more(ending, capsys):
+    """What Ray 2.60 raises, as it raises it."""
+    slow, tried = Exception("The current node timed out during startup. This could happen because"), []
+
+    def run_ppo(config, task_runner_class):
+        tried.append(task_runner_class)
+        if len(tried) in fails:
+            raise slow
+
+    fails = (1,)
+    ending(None, run_ppo=run_ppo)
+    assert len(tried) == 2 and "started once more" in capsys.readouterr().out
+    tried, fails = [], (1, 2)
+    with pytest.raises(PreflightError, match="Ray does not start: Exception: The current node timed out"):
+        ending(None, run_ppo=run_ppo)
+    assert len(tried) == 2
+
+
+def test_a_run_whose_own_error_speaks_of_a_start_is_not_run_again(ending):
+    tried = []
+
+    def run_ppo(config, task_runner_class):
+        tried.append(1)
+        raise RuntimeError("a server timed out during startup")
+
+    with pytest.raises(RuntimeError, match="a server timed out"):
+        ending(None, run_ppo=run_ppo, up=True)
+    assert tried == [1]
+
+
 def test_what_the_running_job_raises_is_not_blamed_on_the_start(ending):
     with pytest.raises(ValueError, match="mine"):
         ending(ValueError("mine"), up=True)

@@ -16,7 +16,7 @@ class TrainRun:
     """``seconds``: what any wait for it may take; then every process of it is ended."""
 
     def __init__(
-        self, log: Path, *arguments: str, environment: dict[str, str] | None = None, seconds: float = 420
+        self, log: Path, *arguments: str, environment: dict[str, str] | None = None, seconds: float = 900
     ):
         self.log, self.seconds = log, seconds
         with log.open("w") as output:

@@ -12,7 +12,7 @@ from verl_credit.commands import sweep, train
 from verl_credit.doctor import command as doctor
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
-from verl_credit.recipe.compose import recipes_folder, shipped_recipes
+from verl_credit.recipe.compose import compose_recipe, recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-recipe.md").read_text()
@@ -192,4 +192,4 @@ def test_a_group_or_choice_that_is_no_text_is_told_and_no_other_error_is_taken_f
 
         monkeypatch.setattr(compose, "compose", broken)
         with pytest.raises(kind, match="of something else"):
-            compose.load_config("lab", [])
+            compose_recipe("lab", [])

@@ -68,7 +68,7 @@ def test_the_plan_agrees_with_what_faiss_holds(tmp_path, kind, dtype):
 
 # Prints by how much the peak of a process grows while an index is built from blocks of 1,000 rows.
 PEAK = """
-import json, sys, faiss, numpy as np
+import ctypes, json, sys, faiss, numpy as np
 from verl_credit_retriever.index.faiss_kinds import create
 
 def peak():
@@ -79,6 +79,10 @@ faiss.omp_set_num_threads(1)
 block = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
 blocks, take = lambda: (block for _ in range(70)), lambda rows: block[: len(rows)]
 create(kind, lambda: [block], take, rows=1000, dim=512, dtype=dtype, parameters=parameters)
+# What that one has freed is given back, and the peak begins here: else the next one grows into it unseen.
+ctypes.CDLL(None).malloc_trim(0)
+with open("/proc/self/clear_refs", "w") as refs:
+    refs.write("5")
 before = peak()
 index = create(kind, blocks, take, rows=70_000, dim=512, dtype=dtype, parameters=parameters)
 print(peak() - before, len(faiss.serialize_index(index)))
@@ -103,7 +107,7 @@ def test_building_takes_no_more_than_the_index(kind, dtype, parameters):
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     grown, size = map(int, ran.stdout.split())
-    assert 0.5 * size < grown < 1.1 * size + (8 << 20)
+    assert 0.9 * size < grown < 1.1 * size + (8 << 20)
 
 
 @pytest.mark.parametrize(

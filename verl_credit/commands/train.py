@@ -88,7 +88,7 @@ def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -
         save_config(config, run_dir)
         stack.enter_context(progress)
         progress.say("starting Ray and the workers")
-        return _launch(config)
+        return _launch(config, progress.say)
 
 
 def how_it_ended(error: BaseException) -> tuple[ExitCode, str]:
@@ -191,12 +191,12 @@ def save_config(config: DictConfig, run_dir: Path) -> None:
     write_versions(run_dir)
 
 
-def _launch(config: DictConfig) -> tuple[ExitCode, str]:
+def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, str]:
     from verl_credit.errors import IntegrityError
     from verl_credit.host.process.launch import RunFailed, launch
 
     try:
-        launch(config)
+        launch(config, say)
     except IntegrityError as error:
         return ExitCode.INTEGRITY, str(error)
     except RunFailed as error:

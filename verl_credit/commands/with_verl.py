@@ -24,7 +24,7 @@ from verl_credit.recipe.agent_loops import may_call
 ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "300",  # Ray gives up after 30 s, which a busy machine may take
+    "RAY_raylet_start_wait_time_s": "120",  # Ray gives up after 30 s, which a busy machine may take
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TOKENIZERS_PARALLELISM": "false",

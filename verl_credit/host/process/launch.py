@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -25,6 +26,11 @@ EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "
 
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
 """Ray's head process remembers 100,000 tasks by default, for its dashboard: they took 0.9 MB a step of the lab."""
+
+
+SLOW_START = "timed out during startup"
+"""In what ray.init raises, a bare Exception, where its raylet did not come up. Ray 2.60's raylet ends itself if one of its
+Python helpers takes over 15 s to start, which no setting changes (ray-project/ray#65983), as on a machine that is busy."""
 
 
 class RunFailed(RuntimeError):
@@ -53,15 +59,15 @@ def _tell_all_nodes(config: DictConfig) -> None:
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", {**told, **given})
 
 
-def launch(config: DictConfig) -> None:
-    """Returns when the run is done. Raises IntegrityError, RunFailed, or PreflightError where Ray did not start or would not
-    listen on loopback; Ray is shut down in any case."""
+def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
+    """Returns when the run is done. Raises IntegrityError, RunFailed, or PreflightError where Ray did not start (a slow
+    start is tried twice) or would not listen on loopback; Ray is shut down in any case."""
     _tell_all_nodes(config)
     os.environ.setdefault(*KEPT_TASKS)
     if why := why_not_loopback(os.environ, config, ray.util.get_node_ip_address()):
         raise PreflightError(why)
     try:
-        run_ppo(config, task_runner_class=_Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM)))
+        _run(config, _Runner(CreditTaskRunner, signal.getsignal(signal.SIGTERM)), say)
     except RayError as error:  # before ValueError: what a worker raised is both
         cause = getattr(error, "cause", None)
         if isinstance(cause, IntegrityError):
@@ -69,12 +75,22 @@ def launch(config: DictConfig) -> None:
         raise RunFailed(f"{cause or error}\nworker logs: /tmp/ray/session_latest/logs") from error
     except SystemExit as error:
         raise _ended(error, config) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:
         if ray.is_initialized():
             raise
         raise PreflightError(f"Ray does not start: {_one_line(error)}; {_asked(config)}") from error
     finally:
         ray.shutdown()
+
+
+def _run(config: DictConfig, runner: _Runner, say: Callable[[str], None]) -> None:
+    try:
+        run_ppo(config, task_runner_class=runner)
+    except Exception as error:
+        if ray.is_initialized() or SLOW_START not in str(error):
+            raise
+        say("Ray did not come up in time, as on a machine that is busy; it is started once more")
+        run_ppo(config, task_runner_class=runner)
 
 
 class _Runner:
