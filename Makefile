@@ -25,11 +25,13 @@ TORCH := torch==2.13.0
 
 install: $(VENV)/.installed
 
-# --no-compile: a run imports a fifth of the 21,700 modules, and Python compiles each at its first import.
+# Modules are compiled here, by all cores (pip takes one): where PYTHONDONTWRITEBYTECODE is set every process would do it anew.
+# Some packages hold files of another Python, which compileall refuses.
 $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	$(BIN)/pip install --quiet --no-compile --constraint .ci/constraints-cpu.txt --editable ".[verl,retriever-ray,lab,real,campaign,dev]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 demo: install
