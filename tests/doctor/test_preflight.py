@@ -212,7 +212,7 @@ def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypat
     server.info = {"fingerprint": "ab12"}
     seen = []
     monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", seen.append)
-    monkeypatch.setattr("verl_credit.host.process.launch.launch", seen.append)
+    monkeypatch.setattr("verl_credit.host.process.launch.launch", lambda config, say: seen.append(config))
     assert started(tmp_path, [GOOD] * 8, server.url) == 0
     assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
     assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2

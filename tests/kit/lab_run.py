@@ -22,7 +22,7 @@ def launches(monkeypatch):
     from verl_credit.host.process import launch
 
     def set_up(error=None, steps=2, note=None, found=None):
-        def stand_in(config):
+        def stand_in(config, say):
             folder = Path(config.run_dir)
             for step in range(1, steps + 1):
                 append_json(folder / METRICS, {"step": step})
