@@ -16,10 +16,10 @@ from verl_credit_retriever.http.metrics import ServerMetrics
 from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, WaitingQueries
 
 LONGEST_PAUSE_S = 60
-REFUSED_AFTER_S = 1.0
+REFUSED_AFTER_S = 5.0
 """How long a request waits for room in the queue before it is refused. Otherwise clients that ask again at once take the
 processor from the answers."""
-HELD = 1024
+HELD = 4096
 """Queries that may wait for room, or as many as the queue has: more are refused at once, which bounds memory."""
 log = logging.getLogger("verl_credit_retriever")
 
