@@ -19,7 +19,7 @@ app.command(help="encode a corpus and write an index")(index)
 app.command(help="answer POST /retrieve and POST /v1/search")(serve)
 app.command(help="answer the same on a running Ray cluster: the index in shards, each with replicas")(deploy)
 app.command(help="take the deployment away again")(undeploy)
-app.command(help="compare what is served with exact search, and time it")(check)
+app.command(help="compare what is served with exact search")(check)
 
 
 def main(arguments: list[str] | None = None) -> int:
