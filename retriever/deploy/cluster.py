@@ -77,7 +77,7 @@ def deploy(settings: ServeSettings, *, shards: int, replicas: int, ready_seconds
         _remove()
         raise
     most = options["max_replicas_per_node"]
-    print(f"{machines} machines, at most {most} replica(s) of a shard on each")
+    print(f"{machines} machine(s), at most {most} replica(s) of a shard on each")
     _say(parts, index.manifest, backend)
     print(f"serving on {url} of every machine with a replica; fingerprint {index.fingerprint}", flush=True)
 

@@ -54,7 +54,7 @@ def test_a_killed_node_costs_connections_but_no_answer_is_wrong_or_short(folders
     at += ["--port", port, "--cache-entries", 0]
     code, said, problem = command("deploy", *at, "--shards", 2, "--replicas", 2, "--ready-seconds", 200)
     assert code == 0, problem
-    assert "2 machines, at most 1 replica(s) of a shard on each" in said
+    assert "2 machine(s), at most 1 replica(s) of a shard on each" in said
     assert "shard 0 of 2 (rows 0 to 24)" in said and f"serving on http://127.0.0.1:{port}" in said
     url = f"http://127.0.0.1:{port}"
 
