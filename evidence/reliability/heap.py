@@ -42,7 +42,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--work", type=Path, default=Path("/tmp/verl_credit_load"), help="of index and encoder"
+        "--work", type=Path, default=Path("runs/reliability/load"), help="of index and encoder"
     )
     parser.add_argument("--queries", type=int, default=80_000)
     parser.add_argument("--every", type=int, default=5_000, help="queries between two lines")
