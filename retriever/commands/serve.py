@@ -1,6 +1,7 @@
 """`verl-credit-retriever serve`, `deploy` and `undeploy`: their options are the fields of `Limits` and `ServeSettings`."""
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,8 @@ from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, ServeSettings
 ALLOW_REMOTE = Option(False, "--allow-remote", help="allow a host other than loopback")
 # No --token: a command line is seen by every user of the machine.
 TOKEN_FILE = Option(None, help=f"file with a bearer token; or set {TOKEN_VARIABLE}")
+DEPLOYERS = "verl_credit_retriever.deploy"
+"""The group of entry points (pyproject.toml) in which a module with `connect`, `deploy` and `undeploy` is registered."""
 ADDRESS = Option("auto", help="of the Ray cluster; auto: RAY_ADDRESS, or the one that runs on this machine")
 
 
@@ -134,8 +137,12 @@ def _token(file: Path | None, host: str, allow_remote: bool) -> str | None:
 
 
 def _cluster(address: str):
+    """What serves on a cluster: the package that brings Ray registers it, the retriever does not import it."""
+    found = next(iter(entry_points(group=DEPLOYERS, name="ray")), None)
+    if found is None:
+        raise ValueError(f"deploy: no package registers 'ray' in {DEPLOYERS}; install verl-credit again")
     try:
-        from verl_credit_retriever.deploy import cluster
+        cluster = found.load()
     except ImportError as error:
         raise ValueError(
             f"deploy needs Ray Serve ({error}); pip install verl-credit[retriever-ray]"

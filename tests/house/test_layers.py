@@ -72,11 +72,16 @@ def test_only_the_host_imports_verl_and_ray():
     assert not found
 
 
-def test_the_retriever_knows_neither_verl_nor_verl_credit_and_one_room_of_it_ray():
+def test_the_retriever_knows_neither_verl_nor_ray_nor_verl_credit():
     assert python_files("retriever")
-    assert not offenders("retriever", lambda module: within(module, "verl", "verl_credit"))
-    found = offenders("retriever", lambda module: within(module, "ray"))
-    assert found and all(line.startswith("retriever/deploy/") for line in found)
+    assert not offenders("retriever", lambda module: within(module, "verl", "verl_credit", "ray"))
+
+
+def test_what_serves_on_a_cluster_needs_no_verl():
+    """It is installed with `retriever-ray` alone: Ray, and nothing else of the host."""
+    assert len(python_files("verl_credit/host/deploy")) == 3
+    ours = offenders("verl_credit/host/deploy", lambda module: within(module, "verl", "verl_credit"))
+    assert all(" imports verl_credit.host.deploy." in line for line in ours)
 
 
 def test_the_search_servers_command_line_starts_without_what_only_some_of_its_commands_need():

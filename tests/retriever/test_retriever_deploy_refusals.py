@@ -1,5 +1,6 @@
 """What `deploy` refuses, in one line each. Marked slow because Ray Serve takes seconds to import."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,9 @@ from ray.exceptions import RayError
 from kit.ray_cluster import free_port
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.commands import serve as commands
-from verl_credit_retriever.deploy.parts import Part
 from verl_credit_retriever.http.batcher import HELD
 from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.index.parts import Part
 from verl_credit_retriever.serving.serve import EXIT_PORT_IN_USE, CannotListen
 from verl_credit_retriever.serving.settings import ServeSettings
 
@@ -41,12 +42,25 @@ def test_a_port_in_use_ends_deploy_as_it_ends_serve(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: --port=8000: Failed to bind\n"
 
 
+def test_an_installation_without_what_deploys_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "entry_points", lambda **_: ())
+    assert main(["undeploy"]) == 2
+    assert "no package registers 'ray' in verl_credit_retriever.deploy" in capsys.readouterr().err
+
+
+def test_without_ray_deploy_names_what_to_install(monkeypatch, capsys):
+    for module in ("verl_credit.host.deploy.cluster", "ray"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["undeploy"]) == 2
+    assert "pip install verl-credit[retriever-ray]" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 class TestOnACluster:
     @pytest.fixture
     def cluster(self, monkeypatch):
         """The module, with a cluster of 8 CPUs on which nothing is deployed."""
-        from verl_credit_retriever.deploy import cluster
+        from verl_credit.host.deploy import cluster
 
         monkeypatch.setattr(cluster.serve, "status", lambda: SimpleNamespace(applications={}))
         monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 8.0})

@@ -10,10 +10,10 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from starlette.exceptions import HTTPException
 
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
-from verl_credit_retriever.deploy import front
-from verl_credit_retriever.deploy.front import Asking
-from verl_credit_retriever.deploy.parts import Part, Shard, ShardedIndex, cut
+from verl_credit.host.deploy import front
+from verl_credit.host.deploy.front import Asking
 from verl_credit_retriever.index.manifest import IndexMismatch
+from verl_credit_retriever.index.parts import Part, Shard, ShardedIndex, cut
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
 ROWS, DIM = 103, 12

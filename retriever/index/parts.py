@@ -1,4 +1,4 @@
-"""An index cut into shards of contiguous rows, one shard in memory, and the shards' answers put together. Imports no Ray."""
+"""An index cut into shards of contiguous rows, one shard in memory, and the shards' answers put together."""
 
 import socket
 from collections.abc import Callable, Sequence

@@ -12,10 +12,10 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
-from verl_credit_retriever.deploy.front import APP, FRONT, app_builder, shard_name
-from verl_credit_retriever.deploy.parts import Part, Shard, cut
+from verl_credit.host.deploy.front import APP, FRONT, app_builder, shard_name
 from verl_credit_retriever.http.batcher import HELD
 from verl_credit_retriever.index.memory import gigabytes, plan_memory
+from verl_credit_retriever.index.parts import Part, Shard, cut
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.serving.serve import CannotListen, url_of
 from verl_credit_retriever.serving.settings import ServeSettings

@@ -9,7 +9,7 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from starlette.exceptions import HTTPException
 
-from verl_credit_retriever.deploy.parts import Found, Part, ShardedIndex
+from verl_credit_retriever.index.parts import Found, Part, ShardedIndex
 from verl_credit_retriever.serving.settings import ServeSettings
 
 APP = "verl-credit-retriever"
