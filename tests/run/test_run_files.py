@@ -15,7 +15,16 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.rollout.watch import RolloutWatch, check_rollouts
 from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
-from verl_credit.run.files import METRICS, STATE, VALIDATION, append_json, read_json_lines, rewind
+from verl_credit.run.files import (
+    METRICS,
+    STATE,
+    VALIDATION,
+    DamagedFile,
+    GrowingFile,
+    append_json,
+    read_json_lines,
+    rewind,
+)
 from verl_credit.run.progress import Progress, evaluation_line, step_line
 from verl_credit.run.state import MOVED, describe_resume, save_state
 
@@ -67,6 +76,40 @@ def test_a_resume_moves_later_steps_aside_and_loses_none(tmp_path):
     assert [row["step"] for row in read_json_lines(path)] == [1, 2]
     assert [row["step"] for row in read_json_lines(path.with_suffix(".superseded.jsonl"))] == [3, 4]
     assert rewind(path, 2) == 0 and rewind(tmp_path / "absent.jsonl", 0) == 0
+
+
+def test_of_a_file_that_grows_only_what_was_added_is_read(tmp_path):
+    """The display looks twice a second: reading all of it each time would fill a core after some thousand steps."""
+    path = tmp_path / METRICS
+    file = GrowingFile(path)
+    assert file.new_rows() == []
+    append_json(path, {"step": 1})
+    append_json(path, {"step": 2})
+    assert file.new_rows() == [{"step": 1}, {"step": 2}] and file.new_rows() == []
+    with path.open("r+b") as damaged:
+        damaged.write(b"?")
+    with path.open("a") as cut:
+        cut.write('{"step": 3')
+    assert file.new_rows() == []
+    append_json(path, {"step": 4})  # in place of the line that was cut
+    assert file.new_rows() == [{"step": 4}]
+    with path.open("a") as damaged:
+        damaged.write("[]\n")
+    for _ in range(2):
+        with pytest.raises(DamagedFile, match="line 4 is not a JSON object"):
+            file.new_rows()
+
+
+def test_rows_that_a_resume_leaves_are_no_news_and_those_after_them_are(tmp_path):
+    path = tmp_path / METRICS
+    for step in (1, 2, 3, 4):
+        append_json(path, {"step": step})
+    file = GrowingFile(path)
+    assert len(file.new_rows()) == 4
+    rewind(path, 2)
+    assert file.new_rows() == []
+    append_json(path, {"step": 3})
+    assert file.new_rows() == [{"step": 3}]
 
 
 def test_failed_rollouts_stop_the_run_unless_tolerated():
@@ -248,7 +291,8 @@ def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):
         append_json(tmp_path / METRICS, {"step": 2, "credit/outcome/em": 0.5, "credit/gain/mean": 0.25})
         append_json(tmp_path / VALIDATION, {"step": 2, "val-aux/lab-greedy/em/mean@1": 0.4})
         progress._show()
-    assert len(said) == 2
+        progress.note("network", "a note")
+    assert len(said) == 3 and said.pop().endswith("  a note")
     assert "held-out EM after step 2: lab-greedy 0.400" in said[0]
     assert "step   2/3  EM 0.500 (running 0.500)  gain +0.2500" in said[1]
 

@@ -36,19 +36,45 @@ def read_json_lines(path: Path) -> list[dict]:
 
     Raises DamagedFile naming file and line for anything that is not a JSON object.
     """
-    if not path.exists():
-        return []
-    rows = []
-    *lines, _ = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    return GrowingFile(path).new_rows()
+
+
+class GrowingFile:
+    """A file of JSON lines that another process appends to: what is read costs what was added, not what is there."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._lines, self._end, self._inode = 0, 0, None
+
+    def new_rows(self) -> list[dict]:
+        """The complete lines since the last call, or all at the first. Errors: as ``read_json_lines``.
+
+        A file that another one has replaced (``rewind``) is read anew; as many of its lines as were read before are no news.
+        """
+        try:
+            file = self._path.open("rb")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        with file:
+            status = os.fstat(file.fileno())
+            same = status.st_ino == self._inode and status.st_size >= self._end
+            before, begin = (self._lines, self._end) if same else (0, 0)
+            file.seek(begin)
+            *lines, partial = file.read().split(b"\n")
+            end = file.tell() - len(partial)
+        rows = [self._row(line, before + place) for place, line in enumerate(lines, start=1)]
+        known = max(0, self._lines - before)
+        self._lines, self._end, self._inode = before + len(lines), end, status.st_ino
+        return rows[known:]
+
+    def _row(self, line: bytes, number: int) -> dict:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
-            raise DamagedFile(f"{path} line {number} is not JSON: {error}") from error
+            raise DamagedFile(f"{self._path} line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise DamagedFile(f"{path} line {number} is not a JSON object: {line[:80]!r}")
-        rows.append(row)
-    return rows
+            raise DamagedFile(f"{self._path} line {number} is not a JSON object: {line[:80]!r}")
+        return row
 
 
 def rewind(path: Path, last_step: int) -> int:

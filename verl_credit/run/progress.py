@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from verl_credit.run import events
-from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.run.files import EVENTS, METRICS, VALIDATION, GrowingFile
 
 # Whole lines at once, also into a pipe or a file.
 say_at_once = partial(print, flush=True)
@@ -29,10 +29,9 @@ class Progress:
         self.start = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        # What stands in the files before the run starts is not news.
-        self._shown = {
-            name: len(read_json_lines(self.run_dir / name)) for name in (EVENTS, METRICS, VALIDATION)
-        }
+        self._files = {name: GrowingFile(self.run_dir / name) for name in (EVENTS, METRICS, VALIDATION)}
+        for file in self._files.values():
+            file.new_rows()  # what stands there before the run starts is not news
         self._running_em: float | None = None
 
     def __enter__(self) -> Progress:
@@ -48,31 +47,24 @@ class Progress:
         self.write(f"{clock(time.monotonic() - self.start)}  {text}")
 
     def note(self, kind: str, text: str) -> None:
-        """Say it and keep it among the run's events; for the launching process, before the display runs."""
-        self.say(text)
+        """Keep it among the run's events, and show those; for the launching process, before the display runs."""
         events.record(self.run_dir, kind, text)
-        self._shown[EVENTS] += 1
+        self._show()
 
     def _watch(self) -> None:
         while not self._stop.wait(self.interval_s):
             self._show()
 
     def _show(self) -> None:
-        for row in self._news(EVENTS):
+        for row in self._files[EVENTS].new_rows():
             self.say(row["text"])
-        for row in self._news(VALIDATION):
+        for row in self._files[VALIDATION].new_rows():
             self.say(evaluation_line(row))
-        for row in self._news(METRICS):
+        for row in self._files[METRICS].new_rows():
             em = row.get("credit/outcome/em")
             if em is not None:  # exponential mean over about five steps
                 self._running_em = em if self._running_em is None else 0.8 * self._running_em + 0.2 * em
             self.say(step_line(row, self.total_steps, self._running_em))
-
-    def _news(self, name: str) -> list[dict]:
-        rows = read_json_lines(self.run_dir / name)
-        seen = min(self._shown[name], len(rows))  # a resume may have cut the file
-        self._shown[name] = len(rows)
-        return rows[seen:]
 
 
 class Throttled:
