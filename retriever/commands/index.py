@@ -139,6 +139,11 @@ def index(
     }
     if share is not None:
         shards = encode_share(corpus, loaded, out, share, **options)
+        if not shards.rows:
+            return print(
+                f"shard {shard}: nothing to encode here; at {shard_rows:,} rows each there are {shards.count} shards "
+                "(a smaller --shard-rows on all machines makes more)"
+            )
         return print(
             f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
             "shards in this folder, --merge instead of --shard makes the index"

@@ -225,6 +225,14 @@ def test_what_cannot_be_done_is_said_in_a_line(folders, tmp_path, capsys, option
     assert not list(tmp_path.iterdir())
 
 
+def test_a_machine_too_many_is_told_that_there_is_nothing_to_encode(folders, tmp_path, capsys):
+    paths = [
+        f"--{name}={folders / path}" for name, path in (("corpus", "corpus.jsonl"), ("encoder", "encoder"))
+    ]
+    assert main(["index", *paths, f"--out={tmp_path / 'out'}", "--shard=2/2"]) in (None, 0)
+    assert "shard 2/2: nothing to encode here; at 20,000 rows each there are 1 shards" in capsys.readouterr().out
+
+
 def test_an_old_gpu_is_told_that_it_has_no_bf16(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(

@@ -230,6 +230,50 @@ def test_a_request_waits_for_room_before_it_is_refused_but_only_so_many_do(monke
     assert (late.status_code, at_once.status_code) == (504, 429)
 
 
+class _SkippingLoop(asyncio.SelectorEventLoop):
+    skipped_s = 0.0
+
+    def time(self):
+        return super().time() + self.skipped_s
+
+
+def test_the_line_holds_4096_queries_for_five_seconds():
+    """The docs give both numbers; with 1,024 and one second, 2,000 clients got half of the answers that there could be."""
+
+    async def run():
+        engine, loop = _Gated(), asyncio.get_running_loop()
+        waiting = batcher.Batcher(engine, Limits(max_queue_queries=4, max_request_queries=4), ServerMetrics())
+
+        async def turns():
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        def send(text, queries):
+            return asyncio.create_task(waiting.submit([f"{text}/{n}" for n in range(queries)], 1))
+
+        first = send("encoded", 1)
+        await turns()
+        queued = send("queued", 4)
+        await turns()
+        line = [send(f"line {n}", 4) for n in range(1024)]
+        await turns()
+        beyond = send("beyond", 1)
+        await turns()
+        assert isinstance(beyond.exception(), batcher.QueueFull) and not any(task.done() for task in line)
+        loop.skipped_s += 4.0
+        await turns()
+        assert not any(task.done() for task in line)
+        loop.skipped_s += 1.0
+        for _ in range(4):
+            await turns()
+        assert all(isinstance(task.exception(), batcher.QueueFull) for task in line)
+        engine.gate.set()
+        await asyncio.gather(first, queued)
+
+    with asyncio.Runner(loop_factory=_SkippingLoop) as runner:
+        runner.run(asyncio.wait_for(run(), 60))
+
+
 class _Gated:
     """An engine that encodes when `gate` is set, and says in which order."""
 
