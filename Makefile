@@ -15,6 +15,7 @@ RUN_DIR ?= runs/demo
 # HotpotQA's distractor file, or its name on the hub.
 QUESTIONS ?= hotpotqa/hotpot_qa
 CASES ?= 2000
+RELIABILITY ?= build/reliability
 LONG ?= 3
 # A Linux user without a GPU avoids the CUDA download with
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -65,11 +66,13 @@ test-e2e: install
 fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
 
-# Each part keeps what it has done and leaves it out the next time. The last one needs the network.
+# All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. Each part keeps what it has done and leaves
+# it out the next time. The last one needs the network.
+reliability: export RELIABILITY := $(RELIABILITY)
 reliability: install weights
 	$(BIN)/pip install --quiet coverage
 	test -f build/mutants/lines.json || $(BIN)/python evidence/reliability/mutants.py map
-	for part in kills.py long_run.py inputs.py load.py "mutants.py run"; do \
+	for part in kills.py long_run.py inputs.py load.py heap.py "mutants.py run"; do \
 	$(BIN)/python evidence/reliability/$$part || exit 1; done
 	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
 	PIP_AUDIT=.venv-audit/bin/pip-audit $(BIN)/python evidence/reliability/supply.py

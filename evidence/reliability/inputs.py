@@ -20,8 +20,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
+from results import FOLDER
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from kit.fuzz import ACCEPTED, Check, TooSlow, time_limit, why  # noqa: E402
 
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help="with commas between")
     parser.add_argument("--minutes", type=float, help="no range starts after so many minutes")
     parser.add_argument("--failed", action="store_true", help="run ranges again that have failures")
-    parser.add_argument("--jsonl", type=Path, default=HERE / "inputs.jsonl")
+    parser.add_argument("--jsonl", type=Path, default=FOLDER / "inputs.jsonl")
     options = parser.parse_args()
     logging.disable()
     done, begin = read_lines(options.jsonl), time.monotonic()

@@ -1,8 +1,8 @@
 """Kills a run of the tiny lab at every point of `tests/kit/faults.py`, gives the same command again, and compares.
 
-    python evidence/reliability/kills.py --dir /tmp/kills [--only saving] [--again]
+    python evidence/reliability/kills.py [--only saving] [--table]
 
-One JSON line per point in kills.jsonl, beside this file; points that stand there are left out (`--again`: the table alone).
+One JSON line per point in kills.jsonl; points that stand there are left out (`--table`: the table alone).
 A point takes two runs of four steps.
 """
 
@@ -15,27 +15,27 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from results import FOLDER
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from kit.faults import KILL_POINTS, run_killed, run_straight  # noqa: E402
 
-RESULTS = HERE / "kills.jsonl"
+RESULTS = FOLDER / "kills.jsonl"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, default=Path("/tmp/verl_credit_kills"), help="of the runs")
+    parser.add_argument("--dir", type=Path, default=Path("runs/reliability/kills"), help="of the runs")
     parser.add_argument("--only", default="", help="points whose name holds this text")
-    parser.add_argument("--again", action="store_true", help="run nothing; print the table")
+    parser.add_argument("--table", action="store_true", help="run nothing; print the table")
     asked = parser.parse_args()
     done = read()
     left = [point for point in KILL_POINTS if asked.only in point.name and point.name not in done]
-    if left and not asked.again:
-        measure(asked.dir, left)
+    if left and not asked.table:
+        measure(asked.dir.resolve(), left)
     print(table(read()))
 
 

@@ -30,6 +30,7 @@ import httpx
 import numpy as np
 import psutil
 import torch
+from results import FOLDER
 from scipy import stats
 from towns import K, build
 
@@ -42,7 +43,6 @@ from verl_credit_retriever.check import (
 )
 from verl_credit_retriever.launch import start_server
 
-HERE = Path(__file__).resolve().parent
 KILL_EVERY_S, QUIET_S = 60.0, 15.0
 """Mean pause between kills, and the shortest one."""
 SAMPLE_S = 2.0
@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=Path("runs/reliability/load"), help="for encoder and index; kept"
     )
-    parser.add_argument("--json", type=Path, default=HERE / "load.json")
+    parser.add_argument("--json", type=Path, default=FOLDER / "load.json")
     parser.add_argument("--again", action="store_true", help="measure again what is there")
     options = parser.parse_args()
     if 60 * options.minutes < 2 * WARM_UP_S:

@@ -1,11 +1,12 @@
 """Three hundred steps of the tiny lab: do memory, open files, processes and threads grow, and do steps get slower?
 
-    python evidence/reliability/long_run.py --dir /tmp/long [--steps 300]
-    python evidence/reliability/long_run.py --again      # the table alone, from long_run.json
+    python evidence/reliability/long_run.py [--steps 300] [--again]
+    python evidence/reliability/long_run.py --table      # the table alone, from long_run.json
 
 A sample of every process of the run after each step. Reported per kind of process: the slope over the last two thirds of the
 steps with its interval (least squares, 95 %), and what it comes to over the run; and the mean time of the last tenth of the
-steps against that of the first. A run that was cut is gone on with, and its samples with it.
+steps against that of the first. A run that was cut is gone on with, and its samples with it. A result that is there is not measured
+again without --again.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from results import FOLDER
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from kit.faults import SETTINGS  # noqa: E402
 from kit.train_run import TrainRun  # noqa: E402
 from verl_credit.run.files import METRICS, append_json, read_json_lines  # noqa: E402
 
-RESULT = HERE / "long_run.json"
+RESULT = FOLDER / "long_run.json"
 KINDS = ("memory_mb", "open_files", "threads")
 
 
@@ -37,13 +37,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, default=Path("/tmp/verl_credit_long"))
+    parser.add_argument("--dir", type=Path, default=Path("runs/reliability/long"))
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--again", action="store_true", help="run nothing; print the table")
+    parser.add_argument("--again", action="store_true", help="measure again, in a new --dir")
+    parser.add_argument("--table", action="store_true", help="run nothing; print the table")
     asked = parser.parse_args()
-    if not asked.again:
-        samples = train_and_sample(asked.dir, asked.steps)
-        result = summary(samples, step_times(asked.dir / "run"))
+    if not asked.table and (asked.again or not RESULT.exists()):
+        folder = asked.dir.resolve()
+        samples = train_and_sample(folder, asked.steps)
+        result = summary(samples, step_times(folder / "run"))
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
     print(table(json.loads(RESULT.read_text())))
 

@@ -34,9 +34,10 @@ from pathlib import Path
 import pytest
 from line_map import IMPORT
 from places import Place, places
+from results import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = Path(__file__).with_name("mutants.jsonl")
+RECORD = FOLDER / "mutants.jsonl"
 MAP = ROOT / "build" / "mutants" / "lines.json"  # not kept in the repository
 HALVES = {
     "credit": ["verl_credit/credit"],

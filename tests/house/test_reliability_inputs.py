@@ -1,6 +1,6 @@
 """The script that draws inputs in bulk: it knows every kind of the fuzz tests, and counts what they say."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 
@@ -9,9 +9,9 @@ import pytest
 from kit.fuzz import ACCEPTED, REFUSED, TooSlow, time_limit, told, try_all
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("inputs", ROOT / "evidence/reliability/inputs.py")
-inputs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(inputs)
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "evidence/reliability")
+    inputs = importlib.import_module("inputs")
 
 
 def odd_seeds_are_refused_and_7_fails(seed):

@@ -1,0 +1,7 @@
+"""Where results lie: in the folder that RELIABILITY names (`make reliability`: build/reliability), else with the published ones."""
+
+import os
+from pathlib import Path
+
+FOLDER = Path(os.environ.get("RELIABILITY") or Path(__file__).parent).resolve()
+FOLDER.mkdir(parents=True, exist_ok=True)
