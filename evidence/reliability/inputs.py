@@ -24,7 +24,7 @@ from results import FOLDER
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from kit.fuzz import ACCEPTED, Check, TooSlow, time_limit, why  # noqa: E402
+from kit.fuzz import ACCEPTED, Check, TooSlow, time_limit, why
 
 KINDS = {
     "configurations": "recipes with other keys and values",

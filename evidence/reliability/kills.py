@@ -19,7 +19,7 @@ from results import FOLDER
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from kit.faults import KILL_POINTS, run_killed, run_straight  # noqa: E402
+from kit.faults import KILL_POINTS, run_killed, run_straight
 
 RESULTS = FOLDER / "kills.jsonl"
 

@@ -5,8 +5,8 @@
 
 A sample of every process of the run after each step. Reported per kind of process: the slope over the last two thirds of the
 steps with its interval (least squares, 95 %), and what it comes to over the run; and the mean time of the last tenth of the
-steps against that of the first. A run that was cut is gone on with, and its samples with it. A result that is there is not measured
-again without --again.
+steps against that of the first. A run that was cut is gone on with, and its samples with it. A result that is there is not
+measured again without --again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from results import FOLDER
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from kit.faults import SETTINGS  # noqa: E402
-from kit.train_run import TrainRun  # noqa: E402
-from verl_credit.run.files import METRICS, append_json, read_json_lines  # noqa: E402
+from kit.faults import SETTINGS
+from kit.train_run import TrainRun
+from verl_credit.run.files import METRICS, append_json, read_json_lines
 
 RESULT = FOLDER / "long_run.json"
 KINDS = ("memory_mb", "open_files", "threads")

@@ -1,4 +1,4 @@
-"""Where results lie: in the folder that RELIABILITY names (`make reliability`: build/reliability), else with the published ones."""
+"""Where results lie: in the folder that RELIABILITY names (`make reliability` says build/reliability), else with the published."""
 
 import os
 from pathlib import Path

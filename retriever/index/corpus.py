@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_credit_retriever.index.naming import naming
+from verl_credit_retriever.index.files import naming
 
 VISIBLE = re.compile("[^\\s\u200b-\u200d\u2060\ufeff]")  # neither a blank nor a character without width
 BOM = b"\xef\xbb\xbf"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_credit_retriever.index.files import naming
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of
-from verl_credit_retriever.index.naming import naming
 
 CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a time
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.

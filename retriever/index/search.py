@@ -9,6 +9,7 @@ import numpy as np
 from verl_credit_retriever.index.build import build_index
 from verl_credit_retriever.index.corpus import Documents
 from verl_credit_retriever.index.exact import ExactSearch, open_vectors
+from verl_credit_retriever.index.files import known_sha256
 from verl_credit_retriever.index.kinds import resolve_search
 from verl_credit_retriever.index.manifest import (
     APPROXIMATE,
@@ -16,7 +17,6 @@ from verl_credit_retriever.index.manifest import (
     check_encoder,
     check_files,
     fingerprint,
-    known_sha256,
     read_manifest,
 )
 from verl_credit_retriever.index.memory import MemoryPlan, Warming, plan_gpus, plan_memory, require_memory

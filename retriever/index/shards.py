@@ -11,8 +11,7 @@ from uuid import uuid4
 import numpy as np
 
 from verl_credit_retriever.index.corpus import Documents
-from verl_credit_retriever.index.manifest import sha256
-from verl_credit_retriever.index.naming import naming
+from verl_credit_retriever.index.files import naming, sha256
 
 PLAN = "settings.json"
 

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from verl_credit_retriever.index import manifest
-from verl_credit_retriever.index.manifest import IndexMismatch, sha256
+from verl_credit_retriever.index import files, manifest
+from verl_credit_retriever.index.files import known_sha256, sha256
+from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex
 
 
@@ -14,24 +15,25 @@ from verl_credit_retriever.index.search import SearchIndex
 def read(tmp_path, monkeypatch):
     """The files whose content was read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = []
-    monkeypatch.setattr(manifest, "sha256", lambda path: (files.append(path.name), sha256(path))[1])
-    return files
+    names = []
+    for module in (files, manifest):
+        monkeypatch.setattr(module, "sha256", lambda path: (names.append(path.name), sha256(path))[1])
+    return names
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path, read):
     path = tmp_path / "vectors"
     path.write_bytes(b"one")
-    assert manifest.known_sha256(path) == manifest.known_sha256(path) == sha256(path)
+    assert known_sha256(path) == known_sha256(path) == sha256(path)
     assert read == ["vectors"]
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     path.write_bytes(b"two")  # as long as before
     os.utime(path, ns=times)  # and with the same times: the kernel's ctime tells
-    assert manifest.known_sha256(path) == sha256(path)
+    assert known_sha256(path) == sha256(path)
     other = tmp_path / "other"
     other.write_bytes(b"six")
     other.replace(path)
-    assert manifest.known_sha256(path) == sha256(path)
+    assert known_sha256(path) == sha256(path)
     assert read == ["vectors"] * 3
     store = tmp_path / "cache" / "verl_credit_retriever" / "hashes.json"
     assert len(json.loads(store.read_text())) == 1  # those of older files are forgotten
@@ -42,14 +44,14 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, read):
 def test_a_store_that_others_could_write_or_that_is_damaged_is_not_believed(tmp_path, read, damage):
     path = tmp_path / "vectors"
     path.write_bytes(b"one")
-    manifest.known_sha256(path)
+    known_sha256(path)
     store = tmp_path / "cache" / "verl_credit_retriever" / "hashes.json"
     if damage == "open":
         store.write_text(json.dumps(dict.fromkeys(json.loads(store.read_text()), "f" * 64)))
         store.chmod(0o666)
     else:
         store.write_text({"text": "{", "list": "[]", "numbers": '{"a": 1}'}[damage])
-    assert manifest.known_sha256(path) == sha256(path) and read == ["vectors"] * 2
+    assert known_sha256(path) == sha256(path) and read == ["vectors"] * 2
 
 
 def test_without_a_place_for_it_files_are_read_every_time(tmp_path, read, monkeypatch):
@@ -57,7 +59,7 @@ def test_without_a_place_for_it_files_are_read_every_time(tmp_path, read, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     path = tmp_path / "vectors"
     path.write_bytes(b"one")
-    assert manifest.known_sha256(path) == manifest.known_sha256(path) == sha256(path)
+    assert known_sha256(path) == known_sha256(path) == sha256(path)
     assert read == ["vectors"] * 2
 
 
@@ -67,8 +69,8 @@ def test_a_full_disk_leaves_no_part_of_the_store(tmp_path, read, monkeypatch):
 
     path = tmp_path / "vectors"
     path.write_bytes(b"one")
-    monkeypatch.setattr(manifest.os, "replace", full)
-    assert manifest.known_sha256(path) == sha256(path)
+    monkeypatch.setattr(files.os, "replace", full)
+    assert known_sha256(path) == sha256(path)
     assert not list((tmp_path / "cache" / "verl_credit_retriever").iterdir())
 
 
