@@ -1,4 +1,4 @@
-"""Where results lie: in the folder that RELIABILITY names (`make reliability` says build/reliability), else with the published."""
+"""Where results lie: in the folder RELIABILITY (`make reliability`: build/reliability), else with those published here."""
 
 import os
 from pathlib import Path
