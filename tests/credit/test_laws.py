@@ -247,6 +247,16 @@ def test_the_counterexample_of_a_turn_mode_shows_its_tables():
     assert first == "rewards = [0.3499999940395355], turn_rewards = [[None]], anchor_B_K1 = [[1, 1]]"
 
 
+def test_a_mode_of_ones_own_that_takes_any_option_is_given_any():
+    def mine(tables, *, weight=1.0, **others):
+        outcome_B = tables.outcome_advantage("grpo") * others.get("times", 1.0)
+        return weight * outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()
+
+    world, mode = make_world(0), as_turn_mode(mine, "m.mine")
+    ours = run_turn_mode(world, mode=mode).advantage_B_T
+    assert torch.equal(run_turn_mode(world, mode=mode, times=2.0).advantage_B_T, 2 * ours) and ours.any()
+
+
 def test_the_ranges_of_our_options_do_not_bind_a_mode_of_ones_own():
     def mine(tables, *, lam=0.5, beta=1.0, eps=1e-6):
         outcome_B = tables.outcome_advantage("grpo")

@@ -11,7 +11,7 @@ from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
 from verl_credit.credit.laws.broken import Broken, same
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
-from verl_credit.credit.laws.laws import nonfinite
+from verl_credit.credit.laws.laws import nonfinite, travels
 from verl_credit.credit.laws.small_call import TURNS
 from verl_credit.credit.laws.tokens import weighs_by
 from verl_credit.credit.laws.world import make_world
@@ -302,6 +302,22 @@ def test_a_gain_that_is_not_finite_is_tried_where_no_row_has_all_gains():
     only_first = torch.arange(world.has_gain_B_K.shape[1]) == 0
     with pytest.raises(Broken, match="inf in a gain"):
         nonfinite(subject_of(lost_everywhere), world.but(has_gain_B_K=world.has_gain_B_K & only_first))
+
+
+def test_an_operator_that_does_not_pickle_cannot_travel():
+    def mine(rewards):
+        return centred(rewards)
+
+    with pytest.raises(Broken, match="does not pickle, so cannot travel to a worker"):
+        travels(own_subject(mine, "mine"), make_world(0))
+    travels(own_subject(centred, "centred"), make_world(0))
+
+
+def test_equal_uncertainties_may_be_as_small_as_they_like():
+    def uncertainty(context: UncertaintyContext):
+        return [SMALLEST_MEAN / 10] * len(context.logprobs)
+
+    weighs_by(own_subject(uncertainty, "mine"), make_world(0))
 
 
 def test_of_several_places_that_differ_the_first_is_told():

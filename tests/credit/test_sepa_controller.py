@@ -201,6 +201,15 @@ def test_states_that_make_no_sense(name, bad):
     assert fresh.state_dict() == controller().state_dict()  # nothing was taken over
 
 
+@pytest.mark.parametrize("name", ["var_ema", "var_0"])
+def test_a_variance_may_be_0(name):
+    saved = fed(controller(), [1, 1]).state_dict()
+    saved["state"][name] = 0.0
+    fresh = controller()
+    fresh.load_state_dict(saved)
+    assert fresh.state_dict() == saved
+
+
 @pytest.mark.parametrize("saved", [None, [], {}, {"settings": {}}, {"state": {}}])
 def test_states_of_another_kind(saved):
     with pytest.raises(ValueError, match="not a dict with the dicts 'settings' and 'state'"):

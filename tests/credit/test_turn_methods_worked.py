@@ -200,6 +200,13 @@ def test_a_row_that_lost_a_reward_is_no_member_and_reads_its_outcome(mode):
     assert row.tolist() == pytest.approx([outcome] * len(row), rel=1e-3)
 
 
+def test_gigpo_divides_the_outcome_of_a_row_that_lost_a_reward_by_the_spread_of_n_minus_1():
+    """Outcomes 1, 0, 1: their std is (1/3)**.5, and with n (2/9)**.5."""
+    given, more = batch([[0.4], [NAN], [0.1]], [1.0, 0.0, 1.0])
+    credit = gigpo(*given, **more, anchor_B_K1=torch.zeros(3, 2).long(), norm="mean_std_norm")
+    assert turns(credit, 2, 2)[1] == pytest.approx([-2 / 3 / (1 / 3) ** 0.5] * 2, rel=1e-5)
+
+
 def test_what_a_lost_reward_leaves_in_the_other_branches():
     given, more = batch([[0.4], [NAN], [0.1]], [1.0, 0.0, 1.0])
     last = leave_one_out(*given, **more, outcome="last_turn", alpha=0.5)

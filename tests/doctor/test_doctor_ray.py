@@ -168,6 +168,12 @@ def test_a_worker_that_ends_without_a_word_is_reported_too():
     assert [node["error"] for node in found] == ["RuntimeError: no message"] * 2
 
 
+def test_the_probe_prints_what_the_cluster_says(capsys, monkeypatch):
+    monkeypatch.setattr(doctor_probes, "cluster", lambda ray, address: {"nodes": [address]})
+    assert doctor_probes.main(["cluster", "h:1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"nodes": ["h:1"]}
+
+
 def test_the_probe_refuses_other_questions(capsys):
     assert doctor_probes.main(["cluster"]) == 2 and "usage" in capsys.readouterr().err
 

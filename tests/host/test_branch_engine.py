@@ -4,6 +4,7 @@ In float32 and in float64, with the norms' cast to float32 taken out; with layer
 """
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -200,6 +201,27 @@ def test_rows_are_packed_where_a_batch_does_not_say_how(engine):
     tu.assign_non_tensor(said, use_remove_padding=False)
     with pytest.raises(ValueError, match="needs actor_rollout_ref.model.use_remove_padding=true"):
         infer(engine, said)
+
+
+def test_an_engine_refuses_such_a_model_before_it_is_built(engine):
+    config = tiny_config("qwen3")
+    config._attn_implementation = engine.module_attention
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    other = object.__new__(type(engine))
+    other.model_config = SimpleNamespace(hf_config=config)
+    with pytest.raises(NotImplementedError, match="rotary embedding 'dynamic'"):
+        other.initialize()
+
+
+def test_log_probs_are_computed_by_ours_where_the_start_says_so(engine, monkeypatch):
+    from verl_credit.host.engine import log_prob_engine
+
+    called, ours = [], log_prob_engine.token_values
+    monkeypatch.setattr(
+        log_prob_engine, "token_values", lambda *given, **more: called.append(1) or ours(*given, **more)
+    )
+    infer(engine, batch(Trajectories(TRUNKS)))
+    assert engine.usual_path() == log_prob_engine.OURS and called
 
 
 # --- planning, without an engine ---

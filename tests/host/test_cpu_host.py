@@ -48,6 +48,18 @@ def test_the_platform_is_never_detected_but_can_be_named(monkeypatch):
     assert platform_manager._create_platform(platform_manager._detect_platform_name()).device_name == "cpu"
 
 
+@pytest.mark.parametrize("seeds", ["manual_seed", "manual_seed_all"])
+def test_the_platform_seeds_torch(seeds):
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+
+    register_cpu()
+    platform, drawn = PlatformRegistry.get("cpu")(), []
+    for seed in (3, 3, 4):
+        getattr(platform, seeds)(seed)
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_tensors_can_be_sent_to_the_current_device():
     from verl.plugin.platform.platform_manager import PlatformRegistry
 

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import pytest
 import ray
 import torch
+from safetensors.torch import load
 from verl.workers.config import RolloutConfig
 
+from kit.tiny_models import tiny_config
 from verl_credit.generation.generator import Generation, SamplingParams
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
+from verl_credit.host.hf_rollout.model import max_model_len
 from verl_credit.host.hf_rollout.replica import HFReplica
 from verl_credit.host.hf_rollout.request import EngineOptions, sampling_params
 from verl_credit.host.hf_rollout.server import HFServer
@@ -88,6 +91,14 @@ def test_weights_are_cast_before_they_are_summed():
     assert torch.equal(model.layer.weight, Tied(1).layer.weight.bfloat16())
 
 
+def test_what_counts_is_not_cast():
+    source = WeightSource(dtype=torch.bfloat16, bucket_bytes=1 << 20)
+    steps = torch.tensor([2**40 + 1])  # no bfloat16
+    (document,) = source.buckets([("steps", steps), ("weight", torch.ones(2))])
+    sent = load(document)
+    assert torch.equal(sent["steps"], steps) and sent["weight"].dtype == torch.bfloat16
+
+
 def test_names_shapes_and_types_are_strict():
     state = Tied(1).state_dict()
     with pytest.raises(WeightError, match="unexpected weight 'other'"):
@@ -151,6 +162,14 @@ def test_token_budget(given, prompt_tokens, expected):
 def test_a_bad_parameter_names_itself(given, message):
     with pytest.raises(ValueError, match=message):
         sampling_params(given, prompt_tokens=4, **LIMITS)
+
+
+def test_the_engine_has_all_positions_of_the_model_unless_fewer_are_asked_for():
+    config = tiny_config("qwen3")
+    positions = config.max_position_embeddings
+    assert max_model_len(config, None) == positions and max_model_len(config, positions - 1) == positions - 1
+    with pytest.raises(ValueError, match=f"max_model_len={positions + 1}: the model has only {positions}"):
+        max_model_len(config, positions + 1)
 
 
 def test_a_prompt_without_room_is_refused():

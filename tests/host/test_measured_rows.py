@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.utils import tensordict_utils as tu
 
@@ -186,3 +187,20 @@ def test_agent_loops_are_told_the_policys_step_and_what_stands_already(monkeypat
     assert [[tu.get(batch, name)[row] for name in columns] for row in range(1)] == [
         [["second"], 4, "a", "[[10, 11]]"]
     ]
+
+
+def test_an_agent_loop_that_returns_several_rows_is_not_measured(monkeypatch):
+    turns = SimpleNamespace(
+        prompt_ids=[[1]], response_ids=[[10]], turn_ids_B_T=torch.tensor([[0, -1]]), records=[{}], scores=[{"em": 1.0}],
+        turn_rewards=[[]],
+    )  # fmt: skip
+    rewards = {"rm_scores": torch.nested.as_nested_tensor([torch.tensor([1.0])], layout=torch.jagged)}
+    monkeypatch.setattr("verl_credit.host.measure.generate.store.fetch_turn_batch", lambda batch: turns)
+    monkeypatch.setattr("verl_credit.host.measure.generate.store.read", lambda batch, *fields: rewards)
+    made = Generator(SimpleNamespace(config=SMALL), [])
+    (found,) = made._rows(SimpleNamespace(keys=["uid_of_it_3_0"]))["uid_of_it"].items()
+    assert found[0] == 3 and found[1]["turn_ids"] == [0] and found[1]["outcome"] == 1.0
+    with pytest.raises(
+        IntegrityError, match="rollout uid_of_it_3_1: an agent loop that returns several rows"
+    ):
+        made._rows(SimpleNamespace(keys=["uid_of_it_3_1"]))

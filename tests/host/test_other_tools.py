@@ -8,7 +8,7 @@ from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
 from kit.trajectories import REQUIRED, policy_text, record, run
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.host.process.other_tools import check_other_tools
+from verl_credit.host.process.other_tools import check_other_tools, tool_schemas
 from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.other_tools import MULTI_TURN
@@ -122,6 +122,11 @@ def test_tools_that_verl_loads_are_named(tmp_path, monkeypatch):
     assert check() == []
     (said,) = check(function_file(tmp_path, "calculate_too"), native_file(tmp_path, monkeypatch))
     assert "tools beside the search: clock, calculate_too;" in said
+
+
+def test_the_chat_template_is_given_a_tools_schema_as_it_stands_in_the_file(tmp_path, monkeypatch):
+    config = load_config("search_cpu", [*REQUIRED, native_file(tmp_path, monkeypatch)])
+    assert tool_schemas(config) == [SCHEMA]
 
 
 def test_tools_that_verl_cannot_load_are_refused(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.recipes import load_config
+from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.host.step import recorded
 from verl_credit.run.files import METRICS, VALIDATION, append_json
 
@@ -104,3 +105,17 @@ def test_a_step_that_was_recorded_stays_as_it_is(tmp_path, trainer):
     append_json(tmp_path / METRICS, {"step": STEP, "credit/outcome/em": 0.75, "timing_s/step": 2.0})
     go_on(trainer)
     assert rows_of(tmp_path) == [{"step": STEP, "credit/outcome/em": 0.75, "timing_s/step": 2.0}]
+
+
+def test_a_ramp_goes_on_where_the_checkpoint_left_it(trainer):
+    """SEPA's gate, once open, stays open: the state is in the checkpoint, and a run without one has none to load."""
+
+    first, _, _ = saved(trainer)
+    first.controller = SepaController(correct_rate_gate=0.5)
+    first.controller.observe(STEP, 0.75, torch.rand(4))
+    first._save_checkpoint()
+    again = trainer(STEP)
+    again.controller = SepaController(correct_rate_gate=0.5)
+    assert not again.controller.gate_open
+    again._load_checkpoint()
+    assert again.controller.gate_open and again.controller.state_dict() == first.controller.state_dict()

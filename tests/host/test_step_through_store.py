@@ -9,6 +9,7 @@ from kit.stored_step import STEP, StoredStep
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import CLIP_SCALE, TURN_IDS
+from verl_credit.run.files import TRAJECTORIES, read_json_lines
 from verl_credit.run.tables import TURNS, read_table, table_path
 
 
@@ -39,6 +40,13 @@ def test_advantages_and_clip_scales_come_to_the_rows(step, tmp_path):
     expected = [1 + 1, 1, -1 - 1, -1, -1 + 1, 1, 1 - 1, -1]
     assert table["advantage"] == pytest.approx(expected, abs=1e-4)
     assert not any(row.any() for row in advantages[4:])  # what fills the batch
+
+
+def test_samples_of_the_step_are_kept(step, tmp_path):
+    step(CreditTrainer)
+    kept = read_json_lines(tmp_path / TRAJECTORIES)
+    assert [row["step"] for row in kept] == [STEP] * 2  # sample_trajectories=2
+    assert all([turn["text"] for turn in row["turns"]] == ["call", "done"] for row in kept)
 
 
 def test_the_ratio_of_a_synchronous_step_is_to_its_own_weights(step):

@@ -1,5 +1,8 @@
 """What a step brings to an algorithm of the user's, beside rewards."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
@@ -41,3 +44,23 @@ def test_states_and_texts_of_every_turn():
     assert step.observations_B == [["page", "page two"], ["page"], []]
     first, second, lost = step.anchor_B_K1.tolist()
     assert first[:2] == second[:2] and len(set(first)) == 3 and second[2] == -1 and lost == [-1] * 3
+
+
+@pytest.mark.parametrize(
+    "signals, scored, counts",
+    [
+        (["tool_reward"], False, True),
+        (["info_gain"], False, False),
+        (["info_gain"], True, True),
+        (["infopo"], False, False),
+        (["info_gain", "tool_reward"], False, True),
+    ],
+)
+def test_a_step_that_scores_nothing_has_the_rewards_that_need_no_forward(signals, scored, counts):
+    """In the warm-up of gains, rewards of tools, judges and functions are there all the same."""
+    tokenizer = make_tokenizer()
+    chosen = settings(turn_signals=dict.fromkeys(signals, 1.0))
+    turns = turn_batch([Row(("ask", "page", "done"))], tokenizer)
+    plan = replace(plan_gains(turns, chosen, tokenizer, scored=False), scored=scored)
+    given = dict(signals={}, step=1, planned_steps=1, stage=None, tolerated_share=0.25, note=None)
+    assert turn_step(plan, None, chosen, tokenizer, {}, **given).scored is counts

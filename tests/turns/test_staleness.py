@@ -47,6 +47,7 @@ def test_turns_that_nobody_dates_are_counted_and_left_out():
     assert found["credit/staleness/turns_unknown"] == 3 and found["credit/staleness/mean"] == 1.0
     assert "credit/staleness/turn_0" not in found
     assert measured(records([], [], [])) == {"credit/staleness/turns_unknown": 4}
+    assert measured(records([[None, 4], [4, None]], [], [])) == {"credit/staleness/turns_unknown": 4}
 
 
 def test_a_turn_from_the_future_is_an_error():

@@ -49,6 +49,19 @@ def test_what_was_shown_last_is_the_state_and_every_rollout_of_a_question_starts
     ]
 
 
+def test_what_is_shown_after_the_last_turn_is_no_state_of_a_turn():
+    """A row that ends with a search: what it finds would be the state before an answer."""
+    tokenizer = make_tokenizer()
+    turns = turn_batch([Row(("ask", "page")), Row(("ask", "page", "done"))], tokenizer)
+    nothing = torch.zeros(2, 1)
+    found = anchors(
+        StepRows(
+            turns, tokenizer.decode, torch.zeros(2), torch.zeros(2, dtype=torch.long), nothing, nothing.bool()
+        )
+    )
+    assert found == [[0, None], [0, 1]]
+
+
 def test_the_prefix_is_every_token_before_the_turn(rows):
     assert anchors(rows, turn_anchor="prefix")[:4] == [[0, 1, 2], [0, 3, None], [0, 4, 5], [6, 7, None]]
 

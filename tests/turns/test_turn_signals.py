@@ -254,6 +254,17 @@ def test_a_judge_is_asked_again_and_then_its_rewards_are_lost_never_0():
     assert record.signals["my.judge"] == [0.5] and not record.signal_errors
 
 
+def test_pauses_before_a_judges_tries_begin_with_the_shortest(monkeypatch):
+    asked_for = []
+    monkeypatch.setattr("verl_credit.turns.signals.own.backoff", lambda n, jitter: asked_for.append(n) or 0.0)
+
+    async def down(trajectory):
+        raise ConnectionError("refused")
+
+    asked(down, retries=3)
+    assert asked_for == [0, 1, 2]
+
+
 def test_a_judge_that_hangs_is_given_up():
     async def hangs(trajectory):
         await asyncio.Event().wait()
