@@ -2,9 +2,10 @@
 
     python evidence/reliability/mutants.py map [TESTS ...]   # which fast test runs which line; these files or folders anew
     python evidence/reliability/mutants.py run [--count 100] # of each half; what mutants.jsonl holds is not tried again
-    python evidence/reliability/mutants.py run --seed 21     # another draw, whose record is mutants_21.jsonl
     python evidence/reliability/mutants.py again [TEXT ...]  # the survivors once more, with TEXT in FILE:LINE
     python evidence/reliability/mutants.py table
+
+With --seed 21 the last three are about another draw, whose record is mutants_21.jsonl.
 
 `map` needs coverage.py. All of it happens in a copy of the tree, one process at a time.
 """
@@ -264,12 +265,16 @@ def _fails_unbroken(by: str, file: str, tests: Tests, limit_s: float) -> str | N
 # --- what is kept, and what is told -------------------------------------------------------------------
 
 
-def recorded(record: Path = RECORD) -> list[dict]:
+def record_of(seed: int) -> Path:
+    return RECORD if seed == SEED else RECORD.with_stem(f"mutants_{seed}")
+
+
+def recorded(record: Path) -> list[dict]:
     return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
 def run(count: int, halves: list[str], seed: int) -> None:
-    line_map, record = read_map(), RECORD if seed == SEED else RECORD.with_stem(f"mutants_{seed}")
+    line_map, record = read_map(), record_of(seed)
     done = {(row["file"], row["line"], row["before"], row["after"]) for row in recorded(record)}
     with copied_tree() as tree:
         for half in halves:
@@ -279,13 +284,13 @@ def run(count: int, halves: list[str], seed: int) -> None:
                     _keep([{"half": half, **asdict(place), **attempt(tree, place, line_map)}], "a", record)
 
 
-def again(words: list[str]) -> None:
+def again(words: list[str], seed: int) -> None:
     """By whole test files, because one test may look at what another one computed. The first verdict stays in the record.
 
     A line that was written anew has the same mutation in the record, and its old text as ``line_at_first``.
     """
-    line_map = read_map()
-    rows = recorded()
+    line_map, record = read_map(), record_of(seed)
+    rows = recorded(record)
     with copied_tree() as tree:
         for row in rows:
             if row["verdict"] not in ("killed", GONE) and (
@@ -296,7 +301,7 @@ def again(words: list[str]) -> None:
                 place = Place(*(row[name] for name in ("file", "line", "kind", "before", "after")))
                 at_first = row.get("at_first", row["verdict"])
                 row |= attempt(tree, place, line_map, whole_files=True) | {"at_first": at_first}
-                _keep(rows, "w", RECORD, row)
+                _keep(rows, "w", record, row)
 
 
 def where_it_is_now(row: dict) -> int:
@@ -323,8 +328,8 @@ def _keep(rows: list[dict], mode: str, record: Path, shown: dict | None = None) 
     print(f"    {row['verdict']} by {row['by']}, {row['seconds']} s", flush=True)
 
 
-def table() -> None:
-    rows = recorded()
+def table(seed: int) -> None:
+    rows = recorded(record_of(seed))
     print(
         "| half | places | drawn | died at first | survived | not covered | dead now | gone |\n"
         "|---|---|---|---|---|---|---|---|"
@@ -357,9 +362,10 @@ def main() -> None:
     drawing = commands.add_parser("run")
     drawing.add_argument("--count", type=int, default=100)
     drawing.add_argument("--half", choices=HALVES)
-    drawing.add_argument("--seed", type=int, default=SEED)
-    commands.add_parser("again").add_argument("words", nargs="*")
-    commands.add_parser("table")
+    trying = commands.add_parser("again")
+    trying.add_argument("words", nargs="*")
+    for command in (drawing, trying, commands.add_parser("table")):
+        command.add_argument("--seed", type=int, default=SEED)
     chosen = parser.parse_args()
     match chosen.command:
         case "map":
@@ -367,9 +373,9 @@ def main() -> None:
         case "run":
             run(chosen.count, [chosen.half] if chosen.half else list(HALVES), chosen.seed)
         case "again":
-            again(chosen.words)
+            again(chosen.words, chosen.seed)
         case "table":
-            table()
+            table(chosen.seed)
 
 
 if __name__ == "__main__":
