@@ -1,9 +1,14 @@
 """A trainer looks at its workers at the start, in every mode."""
 
+from types import SimpleNamespace
+
 import pytest
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from kit.recipes import load_config
 from verl_credit.host.registry import ALL
+from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
 
@@ -31,3 +36,26 @@ def test_workers_that_train_with_another_loss_are_named(trainer, monkeypatch):
     loss = "ppo_loss"
     with pytest.raises(RuntimeError, match="actor worker 0 trains with ppo_loss, not credit_ppo_loss"):
         made._setup()
+
+
+@pytest.mark.parametrize("trainer", [CreditTrainer, CreditSeparateAsync])
+def test_the_workers_of_every_role_that_there_is_are_ours(trainer, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", lambda self: None)
+    monkeypatch.setattr("verl_credit.host.step.trainer.ray.remote", lambda worker: worker)
+    made = object.__new__(trainer)
+    made.config, made.role_worker_mapping = (
+        load_config("lab"),
+        {Role.ActorRollout: "verl's", "critic": "verl's"},
+    )
+    made._init_resource_pool_mgr()
+    assert made.role_worker_mapping == {Role.ActorRollout: trainer.WORKER, "critic": "verl's"}
+
+
+def test_errors_of_all_agent_loop_workers_reach_the_trainer(monkeypatch):
+    monkeypatch.setattr("verl_credit.host.rollout.agent_manager.ray.get", lambda given: given)
+    made = object.__new__(CreditAgentLoopManager)
+    made.agent_loop_workers = [
+        SimpleNamespace(drain_errors=SimpleNamespace(remote=lambda said=said: said))
+        for said in (["KeyError: a"], [], ["KeyError: b", "KeyError: c"])
+    ]
+    assert made.drain_errors() == ["KeyError: a", "KeyError: b", "KeyError: c"]
