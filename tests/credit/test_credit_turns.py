@@ -99,3 +99,4 @@ def test_rows_without_policy_tokens():
     assert (spread(torch.ones(3, 1), IDS, nothing) == 0).all()
     assert turn_table(IDS[:, :0], MASK[:, :0]).n_turns_B.tolist() == [0, 0, 0]
     assert spread(torch.ones(3, 1), IDS[:, :0], MASK[:, :0]).shape == (3, 0)
+    assert turn_table(IDS[:0], MASK[:0]).n_tokens_B_K1.shape == (0, 1)  # a column for the answer, as always

@@ -170,8 +170,9 @@ def test_errors_name_the_argument_and_what_would_be_right():
         TurnGroupNormalizer()(GAIN, MASK, PROMPT[:2])
     with pytest.raises(ValueError, match="turn_mask_B_K is not a mask: row 1 holds"):
         TurnGroupNormalizer()(GAIN, torch.tensor([[0, 1], [2, 1], [1, 0]]), PROMPT)
-    with pytest.raises(TypeError, match="group_B has dtype torch.float32; group ids are integers"):
-        TurnGroupNormalizer()(GAIN, MASK, PROMPT.float())
+    for dtype in (torch.float32, torch.complex64, torch.bool):
+        with pytest.raises(TypeError, match=f"group_B has dtype {dtype}; group ids are integers"):
+            TurnGroupNormalizer()(GAIN, MASK, PROMPT.to(dtype))
     scores, asked = torch.zeros(2, 3), torch.ones(2, 3)
     with pytest.raises(ValueError, match="info_gain_type='prob_dif' is not known .did you mean 'prob_diff'"):
         InformationGain("prob_dif")(scores, asked)
