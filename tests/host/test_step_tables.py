@@ -65,10 +65,12 @@ def test_a_group_that_is_all_right_and_gives_good_turns_negative_credit_is_among
         ([1, 0, 1, 0, 0, 0], 2, [2, 3, 4, 5]),
         ([1, 1, 1, 1, 0, 0], 2, [2, 3, 4, 5]),
         ([1, 1, 1, 0, 0, 0], 0, []),
-        ([0, 0, 1, 0, 0, 0], 1, [4, 5]),
     ):
         _, step, turns, *_ = credited_step(rows, gains, list(map(float, outcomes)), groups)
         assert sampled_rows(turns, step, count) == want
+    even = [[0.2], [0.2], *gains[2:]]  # all right, and no turn of p has less than none
+    _, step, turns, *_ = credited_step(rows, even, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], groups)
+    assert sampled_rows(turns, step, 1) == [4, 5]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
