@@ -66,8 +66,8 @@ test-e2e: install
 fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
 
-# All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. Each part keeps what it has done and leaves
-# it out the next time. The last one needs the network.
+# All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. What is done is left out the next time, but
+# for heap.py and supply.py, which keep nothing. The last one needs the network.
 reliability: export RELIABILITY := $(RELIABILITY)
 reliability: install weights
 	$(BIN)/pip install --quiet coverage

@@ -22,6 +22,7 @@ import httpx
 import psutil
 import torch
 from load import private
+from results import RUNS
 from towns import K, build
 
 from verl_credit_retriever.encoder import SentenceEncoder
@@ -41,9 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/reliability/load"), help="of index and encoder"
-    )
+    parser.add_argument("--work", type=Path, default=RUNS / "load", help="of index and encoder")
     parser.add_argument("--queries", type=int, default=80_000)
     parser.add_argument("--every", type=int, default=5_000, help="queries between two lines")
     options = parser.parse_args()

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from results import FOLDER
+from results import FOLDER, RUNS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, default=Path("runs/reliability/kills"), help="of the runs")
+    parser.add_argument("--dir", type=Path, default=RUNS / "kills", help="of the runs")
     parser.add_argument("--only", default="", help="points whose name holds this text")
     parser.add_argument("--table", action="store_true", help="run nothing; print the table")
     asked = parser.parse_args()

@@ -30,7 +30,7 @@ import httpx
 import numpy as np
 import psutil
 import torch
-from results import FOLDER
+from results import FOLDER, RUNS
 from scipy import stats
 from towns import K, build
 
@@ -268,9 +268,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=2000, help="articles, and as many questions")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/reliability/load"), help="for encoder and index; kept"
-    )
+    parser.add_argument("--work", type=Path, default=RUNS / "load", help="for encoder and index; kept")
     parser.add_argument("--json", type=Path, default=FOLDER / "load.json")
     parser.add_argument("--again", action="store_true", help="measure again what is there")
     options = parser.parse_args()
@@ -280,7 +278,7 @@ def main() -> None:
         )
     if options.json.exists() and not options.again:
         print(f"{options.json} is there; --again measures again")
-        return
+        return print(table(json.loads(options.json.read_text(encoding="utf-8"))))
     options.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     index, encoder, queries, exact = build(options.work, options.rows)

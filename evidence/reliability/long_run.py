@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from results import FOLDER
+from results import FOLDER, RUNS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -29,7 +29,7 @@ from kit.faults import SETTINGS
 from kit.train_run import TrainRun
 from verl_credit.run.files import METRICS, append_json, read_json_lines
 
-RESULT = FOLDER / "long_run.json"
+RESULT, SAMPLES = FOLDER / "long_run.json", "samples.jsonl"
 KINDS = ("memory_mb", "open_files", "threads")
 
 
@@ -37,13 +37,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, default=Path("runs/reliability/long"))
+    parser.add_argument("--dir", type=Path, default=RUNS / "long")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--again", action="store_true", help="measure again, in a new --dir")
     parser.add_argument("--table", action="store_true", help="run nothing; print the table")
     asked = parser.parse_args()
     if not asked.table and (asked.again or not RESULT.exists()):
         folder = asked.dir.resolve()
+        if asked.again and len(read_json_lines(folder / SAMPLES)) >= asked.steps:
+            parser.error(f"--again: {folder} holds a finished run; delete it, or give another --dir")
         samples = train_and_sample(folder, asked.steps)
         result = summary(samples, step_times(folder / "run"))
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
@@ -52,7 +54,7 @@ def main() -> None:
 
 def train_and_sample(folder: Path, steps: int) -> list[dict]:
     folder.mkdir(parents=True, exist_ok=True)
-    run_dir, samples = folder / "run", folder / "samples.jsonl"
+    run_dir, samples = folder / "run", folder / SAMPLES
     run = TrainRun(
         folder / "train.log", *SETTINGS, f"lab.dir={folder / 'lab'}", f"run_dir={run_dir}",
         f"trainer.total_training_steps={steps}", "trainer.save_freq=50", "trainer.test_freq=50",

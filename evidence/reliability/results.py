@@ -1,7 +1,11 @@
-"""Where results lie: in the folder RELIABILITY (`make reliability`: build/reliability), else with those published here."""
+"""Where results and runs lie. RELIABILITY is a folder for both (`make reliability`: build/reliability), so that without it
+nothing of another commit is left. Where it is not set, results lie here, with those published, and runs in runs/reliability.
+"""
 
 import os
 from pathlib import Path
 
-FOLDER = Path(os.environ.get("RELIABILITY") or Path(__file__).parent).resolve()
+OWN = os.environ.get("RELIABILITY")
+FOLDER = Path(OWN or Path(__file__).parent).resolve()
+RUNS = FOLDER / "runs" if OWN else Path("runs/reliability").resolve()
 FOLDER.mkdir(parents=True, exist_ok=True)

@@ -141,7 +141,7 @@ def index(
         shards = encode_share(corpus, loaded, out, share, **options)
         if not shards.rows:
             return print(
-                f"shard {shard}: nothing to encode here; at {shard_rows:,} rows each there are {shards.count} shards "
+                f"shard {shard}: nothing to encode here, because the corpus has only {shards.count} of {shard_rows:,} rows "
                 "(a smaller --shard-rows on all machines makes more)"
             )
         return print(

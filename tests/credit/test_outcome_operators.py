@@ -199,7 +199,7 @@ ACCEPTED = (
     (lambda rewards, knobs: double(rewards, knobs), 3.0),
     (lambda rewards, *, params: double(rewards, params), 3.0),
     (lambda: double, 3.0),
-    (lambda rewards, knobs=None: double(rewards, knobs or {}), 2.0),  # what has a default is left to it
+    (lambda rewards, scale=2.0: double(rewards, {"scale": scale}), 2.0),  # what has a default is left to it
     (lambda rewards, *more, **others: double(rewards), 2.0),
     (lambda rewards, params: torch.tensor(double(rewards, params)), 3.0),
 )

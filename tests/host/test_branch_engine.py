@@ -203,7 +203,7 @@ def test_rows_are_packed_where_a_batch_does_not_say_how(engine):
         infer(engine, said)
 
 
-def test_an_engine_refuses_such_a_model_before_it_is_built(engine):
+def test_an_engine_refuses_a_model_that_branches_do_not_fit_before_it_is_built(engine):
     config = tiny_config("qwen3")
     config._attn_implementation = engine.module_attention
     config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,19 @@ def test_a_failing_seed_and_a_hang_end_the_test():
     with pytest.raises(TooSlow), time_limit(0.01):
         while True:
             pass
+
+
+def test_make_reliability_neither_reads_nor_adds_to_the_published_results(tmp_path, monkeypatch):
+    """With them a fresh clone would measure nothing, and show these as its own."""
+    monkeypatch.syspath_prepend(ROOT / "evidence/reliability")
+    names = ("kills", "long_run", "mutants", "inputs", "load", "heap")
+    for name in ("results", *names):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setenv("RELIABILITY", str(tmp_path / "anew"))
+    kills, long_run, mutants, *others = map(importlib.import_module, names)
+    files = kills.RESULTS, long_run.RESULT, mutants.record_of(mutants.SEED), mutants.record_of(21)
+    assert {file.parent for file in files} == {tmp_path / "anew"}
+    assert {script.FOLDER for script in others if hasattr(script, "FOLDER")} == {tmp_path / "anew"}
+    assert kills.RUNS == long_run.RUNS == tmp_path / "anew" / "runs" and kills.read() == {}
+    for name in ("results", *names):
+        monkeypatch.delitem(sys.modules, name)

@@ -288,6 +288,8 @@ def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):
     append_json(tmp_path / METRICS, {"step": 1, "credit/outcome/em": 0.1})
     said = []
     with Progress(tmp_path, 3, write=said.append, interval_s=60.0) as progress:
+        with (tmp_path / METRICS).open("r+b") as damaged:
+            damaged.write(b"?")  # it is not read a second time
         append_json(tmp_path / METRICS, {"step": 2, "credit/outcome/em": 0.5, "credit/gain/mean": 0.25})
         append_json(tmp_path / VALIDATION, {"step": 2, "val-aux/lab-greedy/em/mean@1": 0.4})
         progress._show()

@@ -49,17 +49,17 @@ def test_what_was_shown_last_is_the_state_and_every_rollout_of_a_question_starts
     ]
 
 
-def test_what_is_shown_after_the_last_turn_is_no_state_of_a_turn():
-    """A row that ends with a search: what it finds would be the state before an answer."""
+def test_only_turns_have_a_state():
+    """Not what is found by a search that ends a row, nor the prompt of a row of which nothing is the policy's."""
     tokenizer = make_tokenizer()
-    turns = turn_batch([Row(("ask", "page")), Row(("ask", "page", "done"))], tokenizer)
-    nothing = torch.zeros(2, 1)
+    turns = turn_batch([Row(("ask", "page")), Row(("ask", "page", "done")), Row(())], tokenizer)
+    nothing = torch.zeros(3, 1)
     found = anchors(
         StepRows(
-            turns, tokenizer.decode, torch.zeros(2), torch.zeros(2, dtype=torch.long), nothing, nothing.bool()
+            turns, tokenizer.decode, torch.zeros(3), torch.zeros(3, dtype=torch.long), nothing, nothing.bool()
         )
     )
-    assert found == [[0, None], [0, 1]]
+    assert found == [[0, None], [0, 1], [None, None]]
 
 
 def test_the_prefix_is_every_token_before_the_turn(rows):
