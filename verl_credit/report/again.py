@@ -12,6 +12,7 @@ from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.credit.turn.mode import OPTIONAL_TABLES, TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.tables import NAMED_OPERATORS
+from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.run.tables import StepTable
 
 
@@ -38,9 +39,14 @@ class TurnTables:
     clip_scale_B_K1: torch.Tensor
 
     @property
-    def optional(self) -> dict[str, torch.Tensor]:
-        found = {"turn_tokens_B_K1": self.tokens_B_K1}
-        return found if self.anchor_B_K1 is None else found | {"anchor_B_K1": self.anchor_B_K1}
+    def batch(self) -> BatchTables:
+        optional = {"turn_tokens_B_K1": self.tokens_B_K1}
+        if self.anchor_B_K1 is not None:
+            optional["anchor_B_K1"] = self.anchor_B_K1
+        return BatchTables(
+            self.outcome_B, self.reward_B_K, self.has_reward_B_K, self.group_B, self.valid_B, self.n_tool_turns_B,
+            optional,
+        )  # fmt: skip
 
 
 def turn_tables(table: StepTable) -> TurnTables:
@@ -84,9 +90,10 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
     """
     if isinstance(mode, str) and mode not in MODES:
         raise NotOffered(f"{mode} is an operator of yours, and a report loads none")
-    found, pipeline = mode if isinstance(mode, TurnMode) else MODES[mode], tables.pipeline
+    found = mode if isinstance(mode, TurnMode) else MODES[mode]
+    pipeline, batch = tables.pipeline, tables.batch
     for name in found.reads:
-        if any(one in found.needs and one not in tables.optional for one in OPTIONAL_TABLES.get(name, ())):
+        if any(one in found.needs and one not in batch.optional for one in OPTIONAL_TABLES.get(name, ())):
             raise NotOffered(f"it needs {name}, which this run did not record")
     known_B_K = tables.has_reward_B_K & tables.valid_B[:, None] & tables.reward_B_K.isfinite()
     if found.reads_turn_rewards and not known_B_K.any() and found.name != pipeline["mode"]:
@@ -100,19 +107,8 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
                 f"{pipeline['outcome_operator']} is an operator of yours, and a report loads none"
             )
         options["outcome_operator"] = pipeline["outcome_operator"]
-    optional = {name: value for name, value in tables.optional.items() if name in found.tables}
     try:
-        return found(
-            tables.outcome_B,
-            tables.reward_B_K,
-            tables.has_reward_B_K,
-            tables.group_B,
-            row_valid_B=tables.valid_B,
-            n_tool_turns_B=tables.n_tool_turns_B,
-            tied_groups=pipeline["tied_groups"],
-            **optional,
-            **options | changes,
-        )
+        return credit_of(found, batch, {"tied_groups": pipeline["tied_groups"]} | options | changes)
     except ValueError as error:
         raise NotOffered(str(error)) from error
 

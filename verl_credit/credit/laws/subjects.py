@@ -35,6 +35,7 @@ from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.credit.turn.tables import Tables
+from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.credit.turn.turns import spread
 
 KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
@@ -186,16 +187,11 @@ def kind_of(found: Any, name: str) -> str:
 
 def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
     options = {"gamma": GAMMA, **options} if "gamma" in mode.options else options
-    credit = mode(
-        world.outcome_B,
-        world.gain_B_K,
-        world.has_gain_B_K,
-        world.group_B,
-        row_valid_B=world.valid_B,
-        n_tool_turns_B=world.n_tool_turns_B,
-        **{name: getattr(world, name) for name in _tables_given(mode, options.get("parity"))},
-        **options,
-    )
+    tables = BatchTables(
+        world.outcome_B, world.gain_B_K, world.has_gain_B_K, world.group_B, world.valid_B, world.n_tool_turns_B,
+        {name: getattr(world, name) for name in _tables_given(mode, options.get("parity"))},
+    )  # fmt: skip
+    credit = credit_of(mode, tables, options)
     advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)
     scale_B_T = spread(credit.clip_scale_B_K1, world.turn_ids_B_T, world.mask_B_T, fill=1.0)
     return Result(advantage_B_T, scale_B_T, credit.counts)

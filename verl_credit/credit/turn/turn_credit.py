@@ -1,7 +1,9 @@
 """`turn_credit`: one advantage per turn from outcomes, turn rewards and explicit turn masks."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -72,6 +74,34 @@ def turn_credit(
     if turn_reward_B_K is None or turn_mask_B_K is None or group_B is None:
         raise TypeError("turn_credit needs outcome_B, turn_reward_B_K, turn_mask_B_K and group_B")
     return turn_mode(info_gain_norm_mode)(outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, **keywords)
+
+
+@dataclass(frozen=True)
+class BatchTables:
+    """A batch as every turn mode is called with it; the mode reads the checked `Tables` that are made of it."""
+
+    outcome_B: torch.Tensor
+    reward_B_K: torch.Tensor
+    has_reward_B_K: torch.Tensor
+    group_B: torch.Tensor
+    valid_B: torch.Tensor
+    n_tool_turns_B: torch.Tensor
+    optional: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By name (`mode.OPTIONAL_TABLES`). A mode gets those that it reads."""
+
+
+def credit_of(mode: TurnMode, tables: BatchTables, options: Mapping[str, Any]) -> TurnCredit:
+    """The credit of a batch by a mode. Trainer, twin, fidelity, report and laws call it."""
+    return mode(
+        tables.outcome_B,
+        tables.reward_B_K,
+        tables.has_reward_B_K,
+        tables.group_B,
+        row_valid_B=tables.valid_B,
+        n_tool_turns_B=tables.n_tool_turns_B,
+        **{name: table for name, table in tables.optional.items() if name in mode.tables},
+        **options,
+    )
 
 
 def turn_mode(mode: str | Callable) -> TurnMode:
