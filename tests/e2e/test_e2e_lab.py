@@ -33,7 +33,7 @@ from verl_credit.probe.update import adamw_step
 from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
 from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
-from verl_credit.turns.step_credit import group_numbers
+from verl_credit.turns.assign import group_numbers
 from verl_credit.twin.credit import Credit
 from verl_credit.twin.update import update
 

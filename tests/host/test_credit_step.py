@@ -5,11 +5,11 @@ import torch
 
 from kit.byte_world import make_tokenizer
 from kit.modes import NO_TABLES, read_by
-from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
+from kit.turn_rows import Row, credited, estimate, lost_row, padding_row, step_inputs, turn_batch
 from verl_credit.credit import turn_credit, turn_table
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
-from verl_credit.turns.step_credit import group_numbers
+from verl_credit.turns.assign import group_numbers
 
 SEARCHED = [Row(("call", "page") * n + ("done",)) for n in (2, 1, 0, 2, 2, 1, 2, 1)]
 BATCH = [*SEARCHED[:5], lost_row("connect"), *SEARCHED[5:]]
@@ -34,8 +34,13 @@ def run(tokenizer, order=range(ROWS), gains=GAINS, **changes):
     turns = turn_batch([rows[place] for place in order], tokenizer)
     columns = [*gains, [], [], []], [*OUTCOMES, 0.0, 0.0, 0.0], [*GROUPS, "pad", "pad", "pad"]
     gains, outcomes, groups = ([column[place] for place in order] for column in columns)
-    step = turn_step(turns, gains, **changes)
-    return estimate(step, turns, outcomes, groups), step
+    step = credited(turns, gains, outcomes, groups, **changes)
+    return step.advantage_B_T, step
+
+
+def unnamed(tables):
+    """As `turn_credit` is called."""
+    return tables.outcome_B, tables.reward_B_K, tables.has_reward_B_K, tables.group_B
 
 
 @each_mode
@@ -57,9 +62,11 @@ def test_what_a_padding_row_carries_is_never_read(tokenizer, mode):
     """A copy whose reward, gains and group were left in place: it stands in the group of real rows."""
     alone, clean = run(tokenizer, info_gain_norm_mode=mode)
     turns = turn_batch([*BATCH, padding_row(BATCH[0]), padding_row(BATCH[0])], tokenizer)
-    step = turn_step(turns, [*GAINS, [9.0, -9.0], [9.0, -9.0]], info_gain_norm_mode=mode)
-    step.turn_reward_B_K[ROWS:, 0] = float("nan")
-    padded = estimate(step, turns, [*OUTCOMES, 1e9, float("nan")], [*GROUPS, "a", "c"])
+    gains = [*GAINS, [float("nan"), -9.0], [float("nan"), -9.0]]
+    step = credited(
+        turns, gains, [*OUTCOMES, 1e9, float("nan")], [*GROUPS, "a", "c"], info_gain_norm_mode=mode
+    )
+    padded = step.advantage_B_T
     assert torch.equal(padded[:ROWS], alone) and not padded[ROWS:].any()
     assert torch.equal(step.clip_scale_B_T[:ROWS], clean.clip_scale_B_T)
 
@@ -76,7 +83,7 @@ def test_a_row_lost_to_a_tool_fault_gets_nothing_and_gives_nothing(tokenizer, mo
 @each_mode
 def test_every_policy_token_has_its_turns_credit_and_no_other_token_has_any(tokenizer, mode):
     advantages, step = run(tokenizer, info_gain_norm_mode=mode)
-    for row, turn_ids in enumerate(step.turn_ids_B_T.tolist()):
+    for row, turn_ids in enumerate(step.inputs.turns.turn_ids_B_T.tolist()):
         for token, turn in enumerate(turn_ids):
             credit = step.credit.advantage_B_K1[row, turn].item() if turn >= 0 else 0.0
             scale = step.credit.clip_scale_B_K1[row, turn].item() if turn >= 0 else 1.0
@@ -104,8 +111,8 @@ SETTINGS = [
 def test_every_setting_reaches_the_equations(tokenizer, changes, arguments):
     _, vetted = run(tokenizer)
     _, step = run(tokenizer, **changes)
-    tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
-    direct = turn_credit(*tables, row_valid_B=step.row_valid_B, **arguments)
+    tables = unnamed(step.tables)
+    direct = turn_credit(*tables, row_valid_B=step.tables.valid_B, **arguments)
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert torch.equal(step.credit.clip_scale_B_K1, direct.clip_scale_B_K1)
     same = torch.equal(vetted.credit.advantage_B_K1, direct.advantage_B_K1)
@@ -115,12 +122,11 @@ def test_every_setting_reaches_the_equations(tokenizer, changes, arguments):
 def test_the_outcome_of_a_row_is_the_sum_of_its_token_rewards(tokenizer):
     """With the KL penalty in the reward every token has one."""
     turns = turn_batch(BATCH, tokenizer)
-    step = turn_step(turns, GAINS)
     rewards_B_T = torch.arange(turns.turn_ids_B_T.numel()).view(turns.turn_ids_B_T.shape) / 8
-    with bring_turns(step):
+    with bring_turns(step_inputs(turns, GAINS)) as found:
         advantages, returns = info_gain_advantage(rewards_B_T, turns.response_mask_B_T, index=GROUPS)
-    assert torch.equal(step.outcome_B, rewards_B_T.sum(dim=1))
-    assert step.group_B.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert torch.equal(found.credit.tables.outcome_B, rewards_B_T.sum(dim=1))
+    assert found.credit.tables.group_B.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert torch.equal(advantages, returns) and advantages.data_ptr() != returns.data_ptr()
 
 
@@ -128,8 +134,8 @@ def test_the_outcome_of_a_row_is_the_sum_of_its_token_rewards(tokenizer):
 def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
     lost = [[float("nan"), 0.2], *GAINS[1:]]
     _, step = run(tokenizer, gains=lost, info_gain_norm_mode=mode)
-    tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
-    direct = turn_credit(*tables, row_valid_B=step.row_valid_B, **read_by(mode, alpha=0.3))
+    tables = unnamed(step.tables)
+    direct = turn_credit(*tables, row_valid_B=step.tables.valid_B, **read_by(mode, alpha=0.3))
     assert torch.equal(step.credit.advantage_B_K1, direct.advantage_B_K1)
     assert step.credit.counts["nonfinite_rewards"] == 1 and not step.rewarded_B_K[0, 0]
 
@@ -137,11 +143,12 @@ def test_a_lost_gain_is_a_missing_one_as_in_the_library(tokenizer, mode):
 @each_mode
 def test_a_missing_gain_before_one_that_is_there_is_as_in_the_library(tokenizer, mode):
     _, step = run(tokenizer, gains=[[None, 0.2], *GAINS[1:]], info_gain_norm_mode=mode)
-    tables = step.outcome_B, step.turn_reward_B_K, step.turn_mask_B_K, step.group_B
-    n_tool_turns_B = turn_table(step.turn_ids_B_T, step.turn_ids_B_T >= 0).n_tool_turns_B
+    tables = unnamed(step.tables)
+    turn_ids_B_T = step.inputs.turns.turn_ids_B_T
+    n_tool_turns_B = turn_table(turn_ids_B_T, turn_ids_B_T >= 0).n_tool_turns_B
     direct = turn_credit(
         *tables,
-        row_valid_B=step.row_valid_B,
+        row_valid_B=step.tables.valid_B,
         n_tool_turns_B=n_tool_turns_B,
         **read_by(mode, alpha=0.3),
     )
@@ -152,12 +159,23 @@ def test_a_missing_gain_before_one_that_is_there_is_as_in_the_library(tokenizer,
 def test_an_outcome_that_is_not_finite_stops_the_run(tokenizer):
     turns = turn_batch(BATCH, tokenizer)
     with pytest.raises(IntegrityError, match="outcome of row 3 is nan"):
-        estimate(turn_step(turns, GAINS), turns, [1.0, 0.0, 1.0, float("nan"), *OUTCOMES[4:]], GROUPS)
+        credited(turns, GAINS, [1.0, 0.0, 1.0, float("nan"), *OUTCOMES[4:]], GROUPS)
+
+
+def test_the_same_inputs_can_be_assigned_again(tokenizer):
+    """Another outcome in between leaves nothing behind in them."""
+    turns = turn_batch(BATCH, tokenizer)
+    inputs = step_inputs(turns, GAINS)
+    first, other, again = (
+        estimate(inputs, turns, outcomes, GROUPS) for outcomes in (OUTCOMES, [0.0, 1.0] * 4 + [0.0], OUTCOMES)
+    )
+    assert torch.equal(first.advantage_B_T, again.advantage_B_T) and first.metrics == again.metrics
+    assert not torch.equal(first.advantage_B_T, other.advantage_B_T) and first.inputs is again.inputs
 
 
 def test_turns_are_gone_after_the_step_even_when_it_failed(tokenizer):
     _, step = run(tokenizer)
-    with pytest.raises(KeyError), bring_turns(step):
+    with pytest.raises(KeyError), bring_turns(step.inputs):
         raise KeyError("the step failed")
     with pytest.raises(RuntimeError, match="set trainer.v1.trainer_mode=credit"):
         info_gain_advantage(torch.zeros(ROWS, 3), torch.ones(ROWS, 3), index=GROUPS)

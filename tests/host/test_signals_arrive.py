@@ -8,7 +8,7 @@ from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.stops import check_turns_have_rewards
 from verl_credit.host.step.unrewarded import UnrewardedSteps
-from verl_credit.turns.signals import StepRows, signals_of, step_rewards
+from verl_credit.turns.signals import signals_of
 
 BOTH = {"info_gain": 1.0, "tool_reward": 0.5}
 GAINS = [[0.5, 0.1], [0.2], [0.3], [0.0, 0.2]]
@@ -18,16 +18,9 @@ def step_of(tool_rewards, names, gains=GAINS, **changes):
     """A step of four rows, two questions, in which the tools gave these rewards."""
     parts = ("call", "page")
     rows = [Row(parts * len(row) + ("done",), turn_rewards=tool_rewards[: len(row)]) for row in gains]
-    tokenizer = make_tokenizer()
-    turns = turn_batch(rows, tokenizer)
-    step = credited(turns, gains, [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], **changes)
-    given = StepRows(
-        turns, tokenizer.decode, step.outcome_B, step.group_B, step.turn_reward_B_K, step.turn_mask_B_K
-    )
-    signals = signals_of(step.settings)
-    *_, metrics = step_rewards(signals, step.settings, given, scored="info_gain" in names, tolerated_share=0)
-    step.token_metrics |= metrics
-    return step
+    turns = turn_batch(rows, make_tokenizer())
+    given = {"signals": signals_of(settings(**changes)), "scored": "info_gain" in names}
+    return credited(turns, gains, [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], **given, **changes)
 
 
 def first_step(tool_rewards, names, gains=GAINS, **changes):
@@ -71,7 +64,8 @@ def followed(kinds, tolerated=2, names=("tool_reward",), **changes):
     try:
         for number, kind in enumerate(kinds, 1):
             earned, gains = given[kind]
-            step = step_of(earned, names, gains, turn_signals=dict.fromkeys(names, 1.0), **changes)
+            chosen = {"turn_signals": dict.fromkeys(names, 1.0), "dynamic_clip": False}
+            step = step_of(earned, names, gains, **chosen, **changes)
             unrewarded.see(step, number)
             done.append(kind)
     except IntegrityError as error:

@@ -10,14 +10,15 @@ from kit.modes import NO_TABLES
 from kit.settings import settings
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import MODES, TurnCredit
+from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
 from verl_credit.run.files import EVENTS, read_json_lines
 from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
 from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.search.faults import FAULT_CODES
+from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.book import STOP_REASONS, RowRecord
-from verl_credit.turns.step_credit import TurnStep
 
 GARBAGE = 1e9  # stands where nothing may be read
 GROUP_SIZE = 2
@@ -71,15 +72,21 @@ def by_hand(turns):
         torch.tensor(scale),
         dict.fromkeys(COUNTED, 0) | {"turn_groups_of_one": 3},
     )
-    return TurnStep(
-        settings(),
-        turns.turn_ids_B_T,
-        torch.tensor(gain),
-        torch.tensor(mask).bool(),
-        turns.row_valid_B,
-        credit=credit,
-        outcome_B=torch.tensor(OUTCOMES),
-        group_B=torch.tensor(GROUPS),
+    shape, none = turns.turn_ids_B_T.shape, torch.zeros(2, 0)
+    return StepCredit(
+        StepInputs(CreditRun(settings(), None), turns, none, none.bool()),
+        BatchTables(
+            torch.tensor(OUTCOMES),
+            torch.tensor(gain),
+            torch.tensor(mask).bool(),
+            torch.tensor(GROUPS),
+            turns.row_valid_B,
+            turns.n_turns_B - 1,
+        ),
+        credit,
+        torch.zeros(shape),
+        torch.ones(shape),
+        {},
     )
 
 
@@ -172,7 +179,7 @@ def test_rows_that_are_left_out_are_a_share_of_those_that_count_and_many_are_war
     for mode in MODES.values():
         if not mode.needs:
             step = credited(turns, gains, OUTCOMES, GROUPS, info_gain_norm_mode=mode.name)
-            share = credit_metrics(step, turns, GROUP_SIZE).get(ROWS_LEFT_OUT)
+            share = credit_metrics(step, GROUP_SIZE).get(ROWS_LEFT_OUT)
             assert share == (pytest.approx(1 / 7) if mode.whole_returns else None), mode.name
     assert left_out_note(0.25, 3, "gigpo") is None
     said = left_out_note(0.3, 3, "gigpo")
@@ -215,13 +222,13 @@ def test_gains_over_the_turns_that_have_one(turns):
 
 def test_without_any_gain_only_the_count_is_told(turns):
     step = by_hand(turns)
-    step.turn_mask_B_K[:7] = False  # the lost row's stays
+    step.tables.has_reward_B_K[:7] = False  # the lost row's stays
     assert gain_metrics(step) == {"credit/gain/turns": 0}
-    assert not any("clip_scale" in name for name in credit_metrics(step, turns, GROUP_SIZE))
+    assert not any("clip_scale" in name for name in credit_metrics(step, GROUP_SIZE))
 
 
 def test_turns_advantages_and_clip_scales(turns):
-    got = credit_metrics(by_hand(turns), turns, GROUP_SIZE)
+    got = credit_metrics(by_hand(turns), GROUP_SIZE)
     told = {name: value for name, value in got.items() if "/groups/" not in name}
     assert told == {
         "credit/invalid_rows": 1,
@@ -244,7 +251,7 @@ def test_turns_advantages_and_clip_scales(turns):
 
 
 def test_groups_without_outcome_spread_are_split_into_solved_and_failed(turns):
-    got = credit_metrics(by_hand(turns), turns, GROUP_SIZE)
+    got = credit_metrics(by_hand(turns), GROUP_SIZE)
     assert {name: value for name, value in got.items() if "/groups/" in name} == {
         "credit/groups/groups": 4,
         "credit/groups/singleton": 1,
@@ -253,20 +260,20 @@ def test_groups_without_outcome_spread_are_split_into_solved_and_failed(turns):
         "credit/groups/all_solved": 1,
         "credit/groups/all_failed": 1,
     }
-    assert credit_metrics(by_hand(turns), turns, 3)["credit/groups/short"] == 4
+    assert credit_metrics(by_hand(turns), 3)["credit/groups/short"] == 4
 
 
 def test_a_group_of_lost_rows_is_short_and_nothing_else(tokenizer):
     rows = [row(0, 1.0), row(0, 0.0), lost_row("connect"), lost_row("connect")]
     turns = turn_batch(rows, tokenizer)
-    got = credit_metrics(credited(turns, [[]] * 4, [1.0, 0.0, 0.0, 0.0], ["a", "a", "b", "b"]), turns, 2)
+    got = credit_metrics(credited(turns, [[]] * 4, [1.0, 0.0, 0.0, 0.0], ["a", "a", "b", "b"]), 2)
     assert (got["credit/groups/groups"], got["credit/groups/short"], got["credit/groups/tied"]) == (1, 1, 0)
 
 
 def test_a_batch_in_which_every_row_is_lost(tokenizer):
     turns = turn_batch([lost_row("connect")] * 2, tokenizer)
     step = credited(turns, [[], []], [0.0, 0.0], ["a", "a"])
-    got = row_metrics(turns) | gain_metrics(step) | credit_metrics(step, turns, 2)
+    got = row_metrics(turns) | gain_metrics(step) | credit_metrics(step, 2)
     assert got["credit/rows_trained"] == got["credit/gain/turns"] == got["credit/turns_per_row"] == 0
     assert got["credit/invalid_rows"] == 2 and not any("advantage" in name for name in got)
 
@@ -279,7 +286,7 @@ def test_padding_rows_change_no_metric(tokenizer, mode, order):
     def metrics(rows, gains, outcomes, groups):
         turns = turn_batch(rows, tokenizer)
         step = credited(turns, gains, outcomes, groups, info_gain_norm_mode=mode)
-        return row_metrics(turns) | gain_metrics(step) | credit_metrics(step, turns, GROUP_SIZE)
+        return row_metrics(turns) | gain_metrics(step) | credit_metrics(step, GROUP_SIZE)
 
     gains = [*GAINS[:6], [0.25, 0.5], GAINS[7]]  # without a gap, which one of the modes refuses
     columns = (

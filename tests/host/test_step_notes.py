@@ -1,15 +1,16 @@
 """What the trainer says of a step whose credit reaches few turns: the warnings exist for it alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
-from kit.turn_rows import Row, estimate, turn_batch, turn_step
+from kit.turn_rows import Row, estimate, step_inputs, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step import store, trainer
+from verl_credit.host.step import estimator, store, trainer
 from verl_credit.run.files import EVENTS
 from verl_credit.turns.signals import turns_with, turns_without
 
@@ -23,7 +24,7 @@ def steps(tmp_path, monkeypatch):
     """(Notes of these steps by kind, their metrics)."""
     tokenizer = make_tokenizer()
     monkeypatch.setattr(store, "write_tokens", lambda batch, padded: batch)
-    monkeypatch.setattr(trainer, "keep_tables", lambda *_: None)
+    monkeypatch.setattr(trainer, "keep_tables", lambda *_, **__: None)
 
     def run(mode, *gains, signal="info_gain", overrides=(), planning=()):
         turns, metrics = turn_batch(ROWS, tokenizer), {}
@@ -32,18 +33,21 @@ def steps(tmp_path, monkeypatch):
         made._turns, made.tokenizer = turns, tokenizer
 
         def estimated(self, batch, metrics):
-            estimate(made._step, turns, OUTCOMES, GROUPS)
+            """By the registered estimator, with the metrics of signals and planning that the test asks for."""
+            step, number = estimator._STEP.get(), made.global_steps
+            found = estimate(step.inputs, turns, OUTCOMES, GROUPS)
+            said = {turns_with(signal): int(number == 1), turns_without(signal): 6}  # others reward no turn
+            if planning:
+                said["credit/planning/token_share"] = planning[number - 1]
+            step.credit = replace(found, metrics=found.metrics | said)
             return batch
 
         monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", estimated)
         for number, of in enumerate(gains, start=1):
             made.global_steps = number
             changes = {"info_gain_norm_mode": mode, "turn_signal": signal, "dynamic_clip": False}
-            made._step = turn_step(turns, of, **changes)
-            rewarded = int(number == 1)  # the others give no turn a reward
-            made._step.token_metrics |= {turns_with(signal): rewarded, turns_without(signal): 6}
-            if planning:
-                made._step.token_metrics["credit/planning/token_share"] = planning[number - 1]
+            made._inputs = step_inputs(turns, of, **changes)
+            made.credit = made._inputs.run
             made._compute_advantage(None, metrics)
         rows = (tmp_path / EVENTS).read_text().splitlines() if (tmp_path / EVENTS).exists() else []
         return {(row := json.loads(line))["kind"]: row["text"] for line in rows}, metrics

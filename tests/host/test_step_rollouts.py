@@ -60,8 +60,7 @@ def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
         return nested | {"uid": [GROUPS[row] for row in batch.keys]}
 
     monkeypatch.setattr(store, "read", read)
-    trainer = SimpleNamespace(run_dir=tmp_path, global_steps=7, _turns=turns, config=config_with(*overrides))
-    keep_rollouts(trainer, Handle(list(range(9))))
+    keep_rollouts(tmp_path, Handle(list(range(9))), turns, 7, config_with(*overrides))
     table = read_table(table_path(tmp_path, ROLLOUTS, 7))
     assert table.step == 7
     return table.columns, table.pipeline, fields, turns
@@ -127,23 +126,23 @@ def test_the_objective_of_the_update_is_told(tmp_path, monkeypatch):
 def test_old_ones_are_dropped_and_without_the_key_there_is_none(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch)
     turns = SimpleNamespace(row_valid_B=torch.zeros(2, dtype=torch.bool))
-    trainer = SimpleNamespace(run_dir=tmp_path, _turns=turns, config=OmegaConf.create({"keep_rollouts": 2}))
-    for trainer.global_steps, left in ((8, [7]), (9, [])):
-        keep_rollouts(trainer, Handle([0, 1]))
+    config = OmegaConf.create({"keep_rollouts": 2})
+    for number, left in ((8, [7]), (9, [])):
+        keep_rollouts(tmp_path, Handle([0, 1]), turns, number, config)
         assert list(tables_of(tmp_path, ROLLOUTS)) == left
     monkeypatch.setattr(store, "read", None)
-    turns.row_valid_B, trainer.config.keep_rollouts = torch.ones(2, dtype=torch.bool), 0
-    keep_rollouts(trainer, Handle([0, 1]))
+    turns.row_valid_B, config.keep_rollouts = torch.ones(2, dtype=torch.bool), 0
+    keep_rollouts(tmp_path, Handle([0, 1]), turns, 9, config)
     assert not tables_of(tmp_path, ROLLOUTS)
 
 
 def test_the_trainer_keeps_them_before_its_update(monkeypatch):
     said = []
-    monkeypatch.setattr(
-        "verl_credit.host.step.recorded.keep_rollouts", lambda trainer, batch: said.append(batch)
-    )
+    monkeypatch.setattr("verl_credit.host.step.recorded.keep_rollouts", lambda *given: said.append(given))
     monkeypatch.setattr(
         PPOTrainerSync, "_update_actor", lambda self, batch, metrics: said.append("update") or batch
     )
     trainer = object.__new__(type("Recorded", (RecordedTrainer, PPOTrainerSync), {}))
-    assert trainer._update_actor("batch", {}) == "batch" and said == ["batch", "update"]
+    trainer.run_dir, trainer._turns, trainer.global_steps, trainer.config = "folder", "turns", 4, "config"
+    assert trainer._update_actor("batch", {}) == "batch"
+    assert said == [("folder", "batch", "turns", 4, "config"), "update"]

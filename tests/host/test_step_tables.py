@@ -23,7 +23,7 @@ from verl_credit.run.tables import TOKENS, TURNS, read_table, tables_of
 
 def test_a_line_per_turn_of_every_row_but_padding():
     _, step, turns, *_ = credited_step()
-    c = turn_columns(turns, step, GROUPS)
+    c = turn_columns(step, GROUPS)
     assert {len(values) for values in c.values()} == {sum(turns.n_turns_B.tolist()) - int(turns.n_turns_B[3])}
     assert 3 not in c["row"] and "pad" not in c["uid"]
     first = {name: values[0] for name, values in c.items()}
@@ -35,9 +35,8 @@ def test_a_line_per_turn_of_every_row_but_padding():
 
 def test_a_lost_reward_is_one_that_is_not_known():
     gains = [[float("nan"), None], [0.1], [0.6, 0.1], [], [0.3], [-0.1, 0.05], [], [0.0], [-0.2]]
-    _, step, turns, *_ = credited_step(gains=gains)
-    step.signals = {"info_gain": (step.turn_reward_B_K, step.turn_mask_B_K)}
-    c = turn_columns(turns, step, GROUPS)
+    _, step, *_ = credited_step(gains=gains)
+    c = turn_columns(step, GROUPS)
     assert (c["has_reward"][:2], c["reward"][:2], c["signals"][:2]) == ([True, False], [None, None], [[], []])
     assert c["signals"][3] == [("info_gain", pytest.approx(0.1))]
 
@@ -45,8 +44,8 @@ def test_a_lost_reward_is_one_that_is_not_known():
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 9])
 def test_whole_groups_of_the_rows_whose_text_is_recorded(count):
     _, step, turns, *_ = credited_step()
-    shown = {row["question"] for row in sample_trajectories(turns, step, tokenizer(), count)}
-    rows = sampled_rows(turns, step, count)
+    shown = {row["question"] for row in sample_trajectories(step, count)}
+    rows = sampled_rows(step, count)
     assert {turns.extra_infos[row]["question"] for row in rows} == shown
     assert rows == [row for row in range(9) if row != 3 and turns.extra_infos[row]["question"] in shown]
 
@@ -66,22 +65,22 @@ def test_a_group_that_is_all_right_and_gives_good_turns_negative_credit_is_among
         ([1, 1, 1, 1, 0, 0], 2, [2, 3, 4, 5]),
         ([1, 1, 1, 0, 0, 0], 0, []),
     ):
-        _, step, turns, *_ = credited_step(rows, gains, list(map(float, outcomes)), groups)
-        assert sampled_rows(turns, step, count) == want
+        _, step, *_ = credited_step(rows, gains, list(map(float, outcomes)), groups)
+        assert sampled_rows(step, count) == want
     even = [[0.2], [0.2], *gains[2:]]  # all right, and no turn of p has less than none
-    _, step, turns, *_ = credited_step(rows, even, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], groups)
-    assert sampled_rows(turns, step, 1) == [4, 5]
+    _, step, *_ = credited_step(rows, even, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], groups)
+    assert sampled_rows(step, 1) == [4, 5]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_tokens_have_the_weights_of_the_step(transform):
     """final advantage = turn's advantage times weight, but for what HICRA adds to planning tokens."""
-    advantages_B_T, step, turns, inputs, trained_B_T = credited_step(transform_mode=transform)
-    rows = sampled_rows(turns, step, 9)
+    advantages_B_T, step, _, inputs, trained_B_T = credited_step(transform_mode=transform)
+    rows = sampled_rows(step, 9)
     part = SimpleNamespace(**{
         name: getattr(inputs, name)[rows] for name in ("token_ids_B_T", "log_prob_B_T", "entropy_B_T")
     })  # fmt: skip
-    c = token_columns(turns, step, rows, part, trained_B_T[rows], advantages_B_T[rows], tokenizer())
+    c = token_columns(step, rows, part, trained_B_T[rows], advantages_B_T[rows])
     credit_B_K1 = step.credit.advantage_B_K1
     for place, row in enumerate(rows):
         lists = zip(
@@ -105,20 +104,18 @@ def test_tokens_have_the_weights_of_the_step(transform):
 
 
 def test_entropies_that_no_step_computed_are_left_out():
-    advantages_B_T, step, turns, inputs, trained_B_T = credited_step(uncertainty_kind="shannon_entropy")
+    advantages_B_T, step, _, inputs, trained_B_T = credited_step(uncertainty_kind="shannon_entropy")
     part = SimpleNamespace(
         token_ids_B_T=inputs.token_ids_B_T, log_prob_B_T=inputs.log_prob_B_T, entropy_B_T=None
     )
-    c = token_columns(turns, step, list(range(9)), part, trained_B_T, advantages_B_T, tokenizer())
+    c = token_columns(step, list(range(9)), part, trained_B_T, advantages_B_T)
     for name in ("entropy", "uncertainty", "pooled_uncertainty", "weight"):
         assert c[name] == [None] * 9
 
 
 def test_text_of_tokens_is_the_text_of_the_turn():
-    _, step, turns, inputs, trained = credited_step()
-    c = token_columns(
-        turns, step, [0], slice_rows(inputs, [0]), trained[[0]], trained[[0]].float(), tokenizer()
-    )
+    _, step, _, inputs, trained = credited_step()
+    c = token_columns(step, [0], slice_rows(inputs, [0]), trained[[0]], trained[[0]].float())
     assert (
         "".join(t for t, turn in zip(c["text"][0], c["turn"][0], strict=True) if turn == 0)
         == "let me check the town"
@@ -153,38 +150,38 @@ def test_the_trainers_step_writes_both_tables(tmp_path, monkeypatch):
     advantages_B_T, step, turns, inputs, trained_B_T = credited_step()
 
     def read(batch, *names):
-        fields = {"advantages": advantages_B_T, "response_mask": trained_B_T.long()}
-        nested = {
+        if names == ("uid",):
+            return {"uid": [GROUPS[row] for row in batch.keys]}
+        fields = {
+            "advantages": advantages_B_T,
+            "response_mask": trained_B_T.long(),
+            "old_log_probs": inputs.log_prob_B_T,
+            "responses": inputs.token_ids_B_T,
+            "entropy": inputs.entropy_B_T,
+        }
+        return {
             name: torch.nested.as_nested_tensor(
                 [fields[name][row] for row in batch.keys], layout=torch.jagged
             )
             for name in names
-            if name in fields
         }
-        return nested | {"uid": [GROUPS[row] for row in batch.keys]}
 
     monkeypatch.setattr(store, "read", read)
-    trainer = SimpleNamespace(
-        run_dir=tmp_path, global_steps=7, _turns=turns, tokenizer=tokenizer(),
-        config=SimpleNamespace(sample_trajectories=1, keep_token_tables=1),
-        _token_inputs=lambda part: slice_rows(inputs, part.keys),
-    )  # fmt: skip
-    keep_tables(trainer, Handle(list(range(9))), step)
+    keep_tables(tmp_path, Handle(list(range(9))), step, 7, groups=1, steps=1)
     (turn_path,), (token_path,) = tables_of(tmp_path, TURNS).values(), tables_of(tmp_path, TOKENS).values()
-    assert read_table(turn_path).columns == read_table(write_turns(tmp_path / "again", turns, step)).columns
+    assert read_table(turn_path).columns == read_table(write_turns(tmp_path / "again", step)).columns
     table = read_table(token_path)
     assert table.step == 7 and table.columns["row"] == [0, 1, 2] and table.pipeline == pipeline(step)
     written = turns.turn_ids_B_T[1] >= 0
     assert table.columns["advantage"][1] == advantages_B_T[1][written].float().tolist()
-    trainer.config.keep_token_tables, trainer.global_steps = 0, 8
-    keep_tables(trainer, Handle(list(range(9))), step)
+    keep_tables(tmp_path, Handle(list(range(9))), step, 8, groups=1, steps=0)
     assert list(tables_of(tmp_path, TURNS)) == [7, 8] and not tables_of(tmp_path, TOKENS)
 
 
-def write_turns(folder, turns, step):
+def write_turns(folder, step):
     from verl_credit.run.tables import write_table
 
-    return write_table(folder, TURNS, 7, turn_columns(turns, step, GROUPS), pipeline(step))
+    return write_table(folder, TURNS, 7, turn_columns(step, GROUPS), pipeline(step))
 
 
 def test_a_long_observation_is_cut_and_its_length_told(tmp_path):

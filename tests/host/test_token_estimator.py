@@ -1,5 +1,7 @@
 """The registered estimator with a token level behind it: turns stay turns, observations get nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from verl import DataProto
@@ -7,13 +9,13 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 
 from kit.byte_world import make_tokenizer
 from kit.modes import NO_TABLES
-from kit.turn_rows import Row, estimate, lost_row, padding_row, turn_batch, turn_step
+from kit.turn_rows import Row, estimate, lost_row, padding_row, step_inputs, turn_batch
 from verl_credit.config.keys import CANONICAL
 from verl_credit.credit import gtpo_weights
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import uncertainty
 from verl_credit.errors import IntegrityError
-from verl_credit.turns.token_stage import TokenInputs, TokenStage
+from verl_credit.turns.token_stage import TokenInputs
 
 PLANS, CALLS = "let me check call", "call it"
 BATCH = [
@@ -83,11 +85,16 @@ def run(tokenizer, pipeline=None, order=range(ROWS), reject=None, **changes):
     turns = turn_batch([rows[place] for place in order], tokenizer)
     gains, outcomes, groups = ([column[place] for place in order] for column in columns)
     chosen = {"sepa": SEPA, **(pipeline or {})}
-    step = turn_step(turns, gains, **chosen, **changes)
-    if pipeline is not None:
-        step.stage, step.tokens = TokenStage(step.settings.algorithm, tokenizer), token_inputs(turns, order)
-    mask_B_T = None if reject is None else reject(turns, step.tokens)
-    return estimate(step, turns, outcomes, groups, mask_B_T), step, turns
+    tokens = None if pipeline is None else token_inputs(turns, order)
+    inputs = step_inputs(turns, gains, None if pipeline is None else tokenizer, **chosen, **changes)
+    mask_B_T = None if reject is None else reject(turns, tokens)
+    step = estimate(replace(inputs, tokens=tokens), turns, outcomes, groups, mask_B_T)
+    return step.advantage_B_T, step, turns
+
+
+def beside_signals(step):
+    """Names of the step's metrics but those of turn signals."""
+    return [name for name in step.metrics if not name.startswith("credit/signal/")]
 
 
 def token_inputs(turns, order):
@@ -123,7 +130,7 @@ def test_no_transform_is_as_no_token_level(tokenizer, mode):
     plain_B_T, plain, _ = run(tokenizer, info_gain_norm_mode=mode)
     advantages_B_T, step, _ = run(tokenizer, {}, info_gain_norm_mode=mode)
     assert torch.equal(advantages_B_T, plain_B_T) and torch.equal(step.clip_scale_B_T, plain.clip_scale_B_T)
-    assert list(step.token_metrics) == SPREAD and torch.equal(
+    assert beside_signals(step) == SPREAD and torch.equal(
         step.credit.advantage_B_K1, plain.credit.advantage_B_K1
     )
 
@@ -134,12 +141,12 @@ def test_gtpo_weighs_the_advantages_of_turns_and_leaves_their_table(tokenizer, m
     advantages_B_T, step, _ = run(tokenizer, of("gtpo"), info_gain_norm_mode=mode)
     mask_B_T = turns.response_mask_B_T.bool()
     weights_B_T = gtpo_weights(
-        uncertainty("surprisal", step.tokens.log_prob_B_T, mask_B_T), mask_B_T, beta=0.1
+        uncertainty("surprisal", step.inputs.tokens.log_prob_B_T, mask_B_T), mask_B_T, beta=0.1
     )
     assert torch.equal(advantages_B_T, plain_B_T * weights_B_T) and not torch.equal(advantages_B_T, plain_B_T)
     assert torch.equal(step.credit.advantage_B_K1, plain.credit.advantage_B_K1)
     assert torch.equal(step.clip_scale_B_T, plain.clip_scale_B_T)
-    assert step.token_metrics["credit/token_weight/mean"] == pytest.approx(1.0)
+    assert step.metrics["credit/token_weight/mean"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("transform", [name for name in TRANSFORMS if name != "entropy_mask"])
@@ -177,9 +184,9 @@ def test_an_algorithm_knows_the_turn_of_every_token_and_what_each_turn_earned(to
     assert int(turns.turn_ids_B_T.max()) > 1
     for row, t in mask_B_T.nonzero().tolist():
         turn = int(turns.turn_ids_B_T[row, t])
-        known = turn < step.turn_mask_B_K.shape[1] and bool(step.turn_mask_B_K[row, turn])
+        known = turn < step.tables.has_reward_B_K.shape[1] and bool(step.tables.has_reward_B_K[row, turn])
         last = turn == int(turns.turn_ids_B_T[row].max())
-        expected = 200.0 if last else float(step.turn_reward_B_K[row, turn]) if known else 100.0
+        expected = 200.0 if last else float(step.tables.reward_B_K[row, turn]) if known else 100.0
         assert advantages_B_T[row, t] == pytest.approx(expected)
 
 
@@ -198,7 +205,7 @@ def test_what_verl_rejects_is_in_no_token_statistic(tokenizer, pipeline):
     mode = "none" if pipeline in REPLACING else "turn-group-v1d"
     advantages_B_T, step, turns = run(tokenizer, pipeline, reject=reject_by_verl, info_gain_norm_mode=mode)
     other_B_T, other, _ = run(tokenizer, pipeline, reject=wild, info_gain_norm_mode=mode)
-    assert torch.equal(advantages_B_T, other_B_T) and step.token_metrics == other.token_metrics
+    assert torch.equal(advantages_B_T, other_B_T) and step.metrics == other.metrics
     left_B_T = reject_by_verl(turns, token_inputs(turns, range(ROWS)))
     assert advantages_B_T.isfinite().all() and advantages_B_T.any() and not advantages_B_T[~left_B_T].any()
     assert (step.credit.advantage_B_K1[0, 0] == 0) == (pipeline in REPLACING)
@@ -242,7 +249,7 @@ def test_padding_rows_change_no_bit_of_the_others(tokenizer, pipeline, order):
     back = [order.index(place) for place in range(ROWS)]
     assert torch.equal(padded_B_T[back], alone_B_T)
     assert not padded_B_T[[order.index(ROWS), order.index(ROWS + 1)]].any()
-    assert padded.token_metrics == pytest.approx(alone.token_metrics, rel=1e-9)
+    assert padded.metrics == pytest.approx(alone.metrics, rel=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["none", "separate", "turn-group-v1d"])
@@ -250,7 +257,7 @@ def test_the_outcome_operator_of_the_stage_stands_for_the_outcome(tokenizer, mod
     """Worked for the prompt of one success in three: 1 - 1/3 over 1/3 is 2, and -1 for a failure."""
     _, step, _ = run(tokenizer, {"advantage_mode": "maxrl"}, info_gain_norm_mode=mode)
     assert step.credit.outcome_advantage_B.tolist() == pytest.approx([2, -1, -1, 0.5, 0, 0.5, -1], abs=1e-4)
-    assert list(step.token_metrics) == SPREAD
+    assert beside_signals(step) == SPREAD
 
 
 @pytest.mark.parametrize("mode", ["none", "turn-group-v1d"])

@@ -50,19 +50,19 @@ def names(rows):
     return [described["question"] for described in rows]
 
 
-def test_the_longest_of_every_group_comes_first_then_the_rest(turns, step, tokenizer):
+def test_the_longest_of_every_group_comes_first_then_the_rest(step):
     """p's longest are b and e, the earlier row first; q's are c and d. The lost row and the padding never show."""
-    assert names(sample_trajectories(turns, step, tokenizer, 99)) == ["b?", "c?", "e?", "d?", "a?"]
+    assert names(sample_trajectories(step, 99)) == ["b?", "c?", "e?", "d?", "a?"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
-def test_a_smaller_sample_is_the_beginning_of_a_larger_one(turns, step, tokenizer, count):
-    everything = sample_trajectories(turns, step, tokenizer, 99)
-    assert sample_trajectories(turns, step, tokenizer, count) == everything[:count]
+def test_a_smaller_sample_is_the_beginning_of_a_larger_one(step, count):
+    everything = sample_trajectories(step, 99)
+    assert sample_trajectories(step, count) == everything[:count]
 
 
-def test_turns_hold_what_the_policy_wrote_and_what_it_was_shown(turns, step, tokenizer):
-    shown = sample_trajectories(turns, step, tokenizer, 1)[0]
+def test_turns_hold_what_the_policy_wrote_and_what_it_was_shown(step):
+    shown = sample_trajectories(step, 1)[0]
     assert [(turn["text"], turn["observation"]) for turn in shown["turns"]] == [
         ("b call 0;", "page 0;"),
         ("b call 1;", "page 1;"),
@@ -73,10 +73,10 @@ def test_turns_hold_what_the_policy_wrote_and_what_it_was_shown(turns, step, tok
     assert [search["turn"] for search in shown["searches"]] == [0, 1]
 
 
-def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(turns, step, tokenizer):
+def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(step):
     gains = {
         described["question"]: [turn["info_gain"] for turn in described["turns"]]
-        for described in sample_trajectories(turns, step, tokenizer, 99)
+        for described in sample_trajectories(step, 99)
     }
     assert gains == {
         "b?": [0.5, None, None],
@@ -87,10 +87,10 @@ def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(turns, step, t
     }
 
 
-def test_numbers_are_those_of_the_turn(turns, step, tokenizer):
+def test_numbers_are_those_of_the_turn(step):
     credit = step.credit
     assert credit.advantage_B_K[4, 0] != credit.outcome_advantage_B[4]  # tool turn and answer turn differ
-    for place, shown in zip([1, 4, 6, 5, 0], sample_trajectories(turns, step, tokenizer, 99), strict=True):
+    for place, shown in zip([1, 4, 6, 5, 0], sample_trajectories(step, 99), strict=True):
         tool_turns = len(GAINS[place])
         assert [turn["advantage"] for turn in shown["turns"]] == [
             *credit.advantage_B_K[place, :tool_turns].tolist(),
@@ -102,9 +102,9 @@ def test_numbers_are_those_of_the_turn(turns, step, tokenizer):
         ]
 
 
-def test_every_sample_has_its_whole_group_in_numbers(turns, step, tokenizer):
+def test_every_sample_has_its_whole_group_in_numbers(step):
     """p: a, b and e, of which two searched; q: c and d. The lost row and the padding are no siblings."""
-    shown = {row["question"]: row for row in sample_trajectories(turns, step, tokenizer, 99)}
+    shown = {row["question"]: row for row in sample_trajectories(step, 99)}
     assert [[one["outcome"] for one in shown[name]["group"]] for name in ("b?", "c?")] == [[0, 1, 1], [1, 0]]
     assert {name: row["place"] for name, row in shown.items()} == {
         "a?": 0,
@@ -119,12 +119,9 @@ def test_every_sample_has_its_whole_group_in_numbers(turns, step, tokenizer):
         assert own["turns"] == [{name: turn[name] for name in own["turns"][0]} for turn in row["turns"]]
 
 
-def test_z_compares_a_gain_with_the_siblings_same_turn(turns, step, tokenizer):
+def test_z_compares_a_gain_with_the_siblings_same_turn(step):
     """q's first turns gained 0 and -0.25: z is +1 and -1. b and e are alone at their turns: 0. No gain, no z."""
-    z = {
-        row["question"]: [turn["z"] for turn in row["turns"]]
-        for row in sample_trajectories(turns, step, tokenizer, 99)
-    }
+    z = {row["question"]: [turn["z"] for turn in row["turns"]] for row in sample_trajectories(step, 99)}
     assert z["c?"] == [pytest.approx(1, abs=1e-4), None] and z["d?"] == [pytest.approx(-1, abs=1e-4), None]
     assert z["b?"] == [0.0, None, None] and z["e?"] == [None, 0.0, None] and z["a?"] == [None]
     scale = step.credit.clip_scale_B_K1[4, 0].item()
@@ -134,10 +131,10 @@ def test_z_compares_a_gain_with_the_siblings_same_turn(turns, step, tokenizer):
 @pytest.mark.parametrize("mode", ["none", "joint"])
 def test_a_mode_that_compares_otherwise_has_no_z(turns, tokenizer, mode):
     step = credited(turns, GAINS, OUTCOMES, GROUPS, info_gain_norm_mode=mode)
-    rows = sample_trajectories(turns, step, tokenizer, 99)
+    rows = sample_trajectories(step, 99)
     assert {turn["z"] for row in rows for turn in row["turns"]} == {None}
 
 
-def test_samples_are_plain_json(turns, step, tokenizer):
-    rows = sample_trajectories(turns, step, tokenizer, 99)
+def test_samples_are_plain_json(step):
+    rows = sample_trajectories(step, 99)
     assert json.loads(json.dumps(rows)) == rows

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
 
 from kit.byte_world import make_tokenizer
-from kit.turn_rows import Row, estimate, padding_row, turn_batch, turn_step
+from kit.turn_rows import Row, estimate, padding_row, step_inputs, turn_batch
 from verl_credit.host.step.tables import pipeline, sampled_rows, token_columns, turn_columns
 from verl_credit.run.tables import TOKENS, TURNS, write_table
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.token_stage import TokenInputs, TokenStage
+from verl_credit.turns.token_stage import TokenInputs
 
 PLANS, CALLS = "let me check the town", "call it"
 
@@ -43,23 +44,17 @@ def tokenizer():
     return make_tokenizer()
 
 
-def credited_step(
-    rows=ROWS, gains=GAINS, outcomes=OUTCOMES, groups=GROUPS, step=50, reject=None, anchored=False, **changes
-):
-    """(advantages_B_T, step, turns, inputs, trained_B_T). ``reject``: rows whose first token is rejected. ``anchored``: the
-    states before the first and the second turn are shared."""
+def credited_step(rows=ROWS, gains=GAINS, outcomes=OUTCOMES, groups=GROUPS, step=50, reject=None, **changes):
+    """(advantages_B_T, step, turns, inputs, trained_B_T). ``reject``: rows whose first token is rejected."""
     turns = turn_batch(rows, tokenizer())
-    found = turn_step(turns, gains, sepa=SEPA, **changes)
-    found.stage, found.tokens = TokenStage(found.settings.algorithm, tokenizer()), token_inputs(turns, step)
-    if anchored:
-        anchor_B_K1 = 3 * torch.tensor([GROUPS.index(group) for group in groups])[:, None] + torch.arange(3)
-        rewards = found.turn_reward_B_K, found.turn_mask_B_K
-        found.tables = lambda outcome_B, group_B: (*rewards, {"anchor_B_K1": anchor_B_K1}, {})
+    given = replace(
+        step_inputs(turns, gains, tokenizer(), sepa=SEPA, **changes), tokens=token_inputs(turns, step)
+    )
     trained_B_T = turns.response_mask_B_T.bool().clone()
     for row in reject or ():
         trained_B_T[row, 0] = False
-    advantages_B_T = estimate(found, turns, outcomes, groups, trained_B_T.long())
-    return advantages_B_T, found, turns, found.tokens, trained_B_T
+    found = estimate(given, turns, outcomes, groups, trained_B_T.long())
+    return found.advantage_B_T, found, turns, given.tokens, trained_B_T
 
 
 def token_inputs(turns, step) -> TokenInputs:
@@ -72,11 +67,9 @@ def token_inputs(turns, step) -> TokenInputs:
 
 def write_step(folder, number=3, sample=3, **changes):
     """Tables of one step in ``folder``; returns what was credited."""
-    advantages_B_T, step, turns, inputs, trained_B_T = found = credited_step(**changes)
-    write_table(
-        folder, TURNS, number, turn_columns(turns, step, changes.get("groups", GROUPS)), pipeline(step)
-    )
-    rows = sampled_rows(turns, step, sample)
+    advantages_B_T, step, _, inputs, trained_B_T = found = credited_step(**changes)
+    write_table(folder, TURNS, number, turn_columns(step, changes.get("groups", GROUPS)), pipeline(step))
+    rows = sampled_rows(step, sample)
     part = TokenInputs(
         inputs.step,
         inputs.mask_B_T[rows],
@@ -85,6 +78,6 @@ def write_step(folder, number=3, sample=3, **changes):
         inputs.entropy_B_T[rows],
         inputs.row_valid_B[rows],
     )
-    columns = token_columns(turns, step, rows, part, trained_B_T[rows], advantages_B_T[rows], tokenizer())
+    columns = token_columns(step, rows, part, trained_B_T[rows], advantages_B_T[rows])
     write_table(folder, TOKENS, number, columns, pipeline(step))
     return found

@@ -15,7 +15,6 @@ from kit.turn_rows import Row, padding_row, turn_batch
 from verl_credit.host.step import store
 from verl_credit.names import ROW_RECORD, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.signals import signals_of
 
 TURNS_OF_TWO = ("call", "page", "done")
 ROWS = [
@@ -125,12 +124,16 @@ class StoredStep:
         monkeypatch.setattr(
             PPOTrainer, "__init__", lambda trainer, config: setattr(trainer, "config", config)
         )
+        tokenizer = make_tokenizer()
+        monkeypatch.setattr(
+            PPOTrainer, "_init_tokenizer", lambda trainer: setattr(trainer, "tokenizer", tokenizer)
+        )
 
     def make(self, kind, *overrides, updates=0):
         trainer = kind(load_config("lab", [*OVERRIDES, f"run_dir={self._folder}", *overrides]))
-        trainer.tokenizer, trainer.actor_rollout_wg = make_tokenizer(), Workers(self._kept)
+        trainer.actor_rollout_wg = Workers(self._kept)
         trainer.global_steps, trainer.total_training_steps, trainer.timing_raw = STEP, 30, {}
-        trainer._signals = signals_of(trainer.settings)
+        trainer._init_tokenizer()
         self.workers, self.metrics = trainer.actor_rollout_wg, {}
         for update in range(updates + 1):
             trainer.local_trigger_step = self.workers.version = update

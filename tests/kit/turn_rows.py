@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from verl_credit.credit import turn_table
 from verl_credit.host.step.estimator import bring_turns, info_gain_advantage
+from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.step_credit import TurnStep
+from verl_credit.turns.signals.known import InfoGainSignal
+from verl_credit.turns.token_stage import TokenStage
 
 
 @dataclass(frozen=True)
@@ -75,38 +78,48 @@ def turn_batch(rows: list[Row], tokenizer) -> TurnBatch:
     )
 
 
-def turn_step(turns: TurnBatch, gains: list[list[float | None]], **changes) -> TurnStep:
-    """The batch before the estimator. ``gains``: one per tool turn, None where a turn has none."""
+def step_inputs(
+    turns: TurnBatch, gains: list[list[float | None]], tokenizer=None, *, signals=None, scored=True, **changes
+) -> StepInputs:
+    """The batch before the estimator. ``gains``: one per tool turn, None where a turn has none. They are the turn rewards
+    unless ``signals`` says otherwise; any share of them may be lost. With a tokenizer there is a token level."""
     width = max(int(turns.n_turns_B.max()) - 1, 0)
     wide = [row + [None] * (width - len(row)) for row in gains]
-    return TurnStep(
-        settings(**changes),
-        turns.turn_ids_B_T,
+    chosen = settings(**changes)
+    run = CreditRun(
+        chosen,
+        tokenizer or make_tokenizer(),
+        {InfoGainSignal("info_gain"): 1.0} if signals is None else signals,
+        None if tokenizer is None else TokenStage(chosen.algorithm, tokenizer),
+        tolerated_share=1.0,
+    )
+    return StepInputs(
+        run,
+        turns,
         torch.tensor([[gain or 0.0 for gain in row] for row in wide]).view(len(wide), width),
         torch.tensor([[gain is not None for gain in row] for row in wide]).view(len(wide), width).bool(),
-        turns.row_valid_B,
+        scored=scored,
     )
 
 
 def estimate(
-    step: TurnStep,
+    inputs: StepInputs,
     turns: TurnBatch,
     outcomes: list[float],
     groups: list,
     mask_B_T: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """advantages_B_T, with the outcome as the reward of the last token; ``step`` is filled.
+) -> StepCredit:
+    """By the registered estimator, with the outcome as the reward of the last token.
 
     ``mask_B_T``: what rejection has left of the response mask."""
     rewards_B_T = torch.zeros(turns.turn_ids_B_T.shape)
     rewards_B_T[:, -1] = torch.tensor(outcomes)
-    with bring_turns(step):
+    with bring_turns(inputs) as found:
         mask_B_T = turns.response_mask_B_T if mask_B_T is None else mask_B_T
-        return info_gain_advantage(rewards_B_T, mask_B_T, index=groups)[0]
+        info_gain_advantage(rewards_B_T, mask_B_T, index=groups)
+    return found.credit
 
 
-def credited(turns: TurnBatch, gains, outcomes: list[float], groups: list, **changes) -> TurnStep:
+def credited(turns: TurnBatch, gains, outcomes: list[float], groups: list, **changes) -> StepCredit:
     """The batch after the estimator."""
-    step = turn_step(turns, gains, **changes)
-    estimate(step, turns, outcomes, groups)
-    return step
+    return estimate(step_inputs(turns, gains, **changes), turns, outcomes, groups)

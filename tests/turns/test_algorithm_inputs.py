@@ -8,11 +8,15 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, lost_row, turn_batch
+from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.step_tables import turn_step
+from verl_credit.turns.token_stage import TokenInputs
+
+ASKED = []
 
 
 def own(context):
+    ASKED.append(context)
     return [[0.0] * len(values) for values in context.logprobs_G]
 
 
@@ -26,28 +30,21 @@ def test_states_and_texts_of_every_turn():
     chosen = settings(info_gain_norm_mode="none", algorithm_mode=f"{__name__}.own")
     turns = turn_batch(rows, tokenizer)
     plan = plan_gains(turns, chosen, tokenizer, scored=False)
-    step = turn_step(
-        plan,
-        None,
-        chosen,
-        tokenizer,
-        {},
-        signals={},
-        step=1,
-        planned_steps=1,
-        stage=None,
-        tolerated_share=0.25,
-        note=None,
-    )
-    *_, optional, _ = step.tables(torch.zeros(3), torch.zeros(3, dtype=torch.long))
-    assert optional == {}  # the turn mode, which is off, gets none of it
-    assert step.observations_B == [["page", "page two"], ["page"], []]
-    first, second, lost = step.anchor_B_K1.tolist()
+    log_prob_B_T = torch.zeros(turns.turn_ids_B_T.shape)
+    mask_B_T = turns.response_mask_B_T.bool()
+    ids_B_T = torch.zeros_like(turns.turn_ids_B_T)
+    tokens = TokenInputs(1, mask_B_T, ids_B_T, log_prob_B_T, None, turns.row_valid_B)
+    inputs = step_inputs(CreditRun.of(chosen, tokenizer), plan, None, {}, step=1, planned_steps=1)
+    ASKED.clear()
+    step = assign(replace(inputs, tokens=tokens), torch.zeros(3), torch.zeros(3, dtype=torch.long), mask_B_T)
+    (context,) = ASKED
+    assert list(context.observations_G) == [["page", "page two"], ["page"]]
+    first, second, lost = step.tables.optional["anchor_B_K1"].tolist()
     assert first[:2] == second[:2] and len(set(first)) == 3 and second[2] == -1 and lost == [-1] * 3
 
 
 @pytest.mark.parametrize(
-    "signals, scored, counts",
+    "signals, scored, rewards",
     [
         (["tool_reward"], False, True),
         (["info_gain"], False, False),
@@ -56,11 +53,11 @@ def test_states_and_texts_of_every_turn():
         (["info_gain", "tool_reward"], False, True),
     ],
 )
-def test_a_step_that_scores_nothing_has_the_rewards_that_need_no_forward(signals, scored, counts):
+def test_a_step_that_scores_nothing_has_the_rewards_that_need_no_forward(signals, scored, rewards):
     """In the warm-up of gains, rewards of tools, judges and functions are there all the same."""
     tokenizer = make_tokenizer()
     chosen = settings(turn_signals=dict.fromkeys(signals, 1.0))
     turns = turn_batch([Row(("ask", "page", "done"))], tokenizer)
     plan = replace(plan_gains(turns, chosen, tokenizer, scored=False), scored=scored)
-    given = dict(signals={}, step=1, planned_steps=1, stage=None, tolerated_share=0.25, note=None)
-    assert turn_step(plan, None, chosen, tokenizer, {}, **given).scored is counts
+    inputs = step_inputs(CreditRun(chosen, tokenizer), plan, None, {}, step=1, planned_steps=1)
+    assert inputs.rewarding is rewards

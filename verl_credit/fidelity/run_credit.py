@@ -12,11 +12,10 @@ from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.fidelity.credit import Credit, nested
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.tables import outcomes_of, rows_settings
+from verl_credit.turns.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains
 from verl_credit.turns.signals import Signal, TrajectorySignal, signals_of
-from verl_credit.turns.step_credit import advantages_of
-from verl_credit.turns.step_tables import turn_step
 from verl_credit.turns.token_stage import TokenStage
 
 
@@ -42,20 +41,10 @@ def run_credit(
             return Credit(name, None, reason, "run")
         algorithm = settings.algorithm.model_copy(update={"transform_mode": "none"})
         settings = replace(settings, algorithm=algorithm)
-        found = turn_step(
-            plan_gains(batch, settings, tokenizer),
-            forward,
-            settings,
-            tokenizer,
-            {},
-            signals=signals,
-            step=step,
-            planned_steps=planned_steps,
-            stage=TokenStage(settings.algorithm, tokenizer),
-            tolerated_share=0.0,  # a lost reward is an error here
-            note=lambda text: None,
-        )
-        advantages_of(found, *outcomes_of(groups), batch.response_mask_B_T.bool())
+        run = CreditRun(settings, tokenizer, signals, TokenStage(algorithm, tokenizer))
+        plan = plan_gains(batch, settings, tokenizer)
+        inputs = step_inputs(run, plan, forward, {}, step=step, planned_steps=planned_steps)
+        found = assign(inputs, *outcomes_of(groups), batch.response_mask_B_T.bool())
     except (ConfigError, IntegrityError, ValueError) as error:
         return Credit(name, None, str(error), "run")
     if signals and not found.rewarded_B_K.any():

@@ -15,9 +15,9 @@ from verl_credit.credit.outcome.outcome import group_counts
 from verl_credit.run.left_out import ROWS_LEFT_OUT
 from verl_credit.run.turn_cuts import TURNS_CUT
 from verl_credit.search.faults import FAULT_CODES
+from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.book import STOP_REASONS
-from verl_credit.turns.step_credit import TurnStep
 
 COUNTED = (
     "nonfinite_outcomes", "nonfinite_rewards", "turns_without_reward", "turn_groups", "turn_groups_of_one",
@@ -55,12 +55,12 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     return metrics
 
 
-def gain_metrics(step: TurnStep) -> dict[str, float]:
+def gain_metrics(step: StepCredit) -> dict[str, float]:
     """Rewards of the turns that have one: mean, spread, share positive, and per turn index.
 
     Under ``credit/gain`` where information gain is the only signal, else under ``credit/turn_reward``.
     """
-    mask, gain = step.rewarded_B_K, step.turn_reward_B_K
+    mask, gain = step.rewarded_B_K, step.tables.reward_B_K
     name = "credit/gain" if list(step.settings.turn_signals) == [INFO_GAIN] else "credit/turn_reward"
     metrics = {f"{name}/turns": int(mask.sum())}
     if not mask.any():
@@ -75,14 +75,15 @@ def gain_metrics(step: TurnStep) -> dict[str, float]:
     return metrics
 
 
-def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[str, float]:
+def credit_metrics(step: StepCredit, group_size: int) -> dict[str, float]:
     """Turns, advantages per turn index, clip scale, and what the groups could teach.
 
     Groups are counts: all, singletons, short (fewer valid rows than rollout.n), tied, and the tied ones split
     into all solved (outcome above 0.5) and all failed. Padding rows, a group of their own in verl's data, are
     no group here.
     """
-    credit, valid, n_turns_B = step.credit, step.row_valid_B, turns.n_turns_B
+    credit, tables, turns = step.credit, step.tables, step.inputs.turns
+    valid, n_turns_B = tables.valid_B, turns.n_turns_B
     real = ~torch.tensor(turns.is_padding)
     metrics = {"credit/invalid_rows": int((real & ~valid).sum())}
     metrics |= {f"credit/{name}": credit.counts[name] for name in COUNTED}
@@ -92,7 +93,7 @@ def credit_metrics(step: TurnStep, turns: TurnBatch, group_size: int) -> dict[st
     metrics |= {
         f"credit/groups/{name.removesuffix('_groups')}": count
         for name, count in group_counts(
-            step.outcome_B[real], step.group_B[real], row_valid_B=valid[real], group_size=group_size
+            tables.outcome_B[real], tables.group_B[real], row_valid_B=valid[real], group_size=group_size
         ).items()
     }
     metrics["credit/turns_per_row"] = n_turns_B[valid].double().mean().item() if valid.any() else 0.0

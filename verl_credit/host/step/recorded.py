@@ -41,7 +41,7 @@ class RecordedTrainer(PPOTrainer):
         return self._shortened_from or self.total_training_steps
 
     def _update_actor(self, batch, metrics):
-        keep_rollouts(self, batch)
+        keep_rollouts(self.run_dir, batch, self._turns, self.global_steps, self.config)
         return super()._update_actor(batch, metrics)
 
     def step(self, metrics, timing_raw):

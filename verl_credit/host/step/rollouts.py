@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.host.step import store
 from verl_credit.names import CLIP_SCALE
 from verl_credit.run.tables import ROLLOUTS, drop_old, write_table
+from verl_credit.turns.assign import group_numbers
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.step_credit import group_numbers
 
 SAMPLING = ("temperature", "top_p", "top_k")
 OBJECTIVE = (
@@ -36,18 +38,16 @@ PER_TOKEN = {
 REWARDS = ("token_level_rewards", "rm_scores")  # with the KL penalty in them, or without
 
 
-def keep_rollouts(trainer, batch) -> None:
-    """Write the rollouts that ``trainer`` makes its update with; ``batch`` has all fields by now."""
-    config, turns, step = trainer.config, trainer._turns, trainer.global_steps
+def keep_rollouts(run_dir: Path, batch, turns: TurnBatch, number: int, config: DictConfig) -> None:
+    """Write the rollouts that update ``number`` is made with; ``batch`` has all fields by now."""
     rows = turns.row_valid_B.nonzero().flatten().tolist() if config.keep_rollouts else []
     if rows:
         data = store.read(
             batch.select_keys([batch.keys[row] for row in rows]), "uid", *PER_TOKEN.values(), *REWARDS
         )
-        write_table(
-            trainer.run_dir, ROLLOUTS, step, rollout_columns(turns, rows, data), update(config, turns, step)
-        )
-    drop_old(trainer.run_dir, ROLLOUTS, step, config.keep_rollouts)
+        about = update(config, turns, number)
+        write_table(run_dir, ROLLOUTS, number, rollout_columns(turns, rows, data), about)
+    drop_old(run_dir, ROLLOUTS, number, config.keep_rollouts)
 
 
 def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:

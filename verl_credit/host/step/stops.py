@@ -6,8 +6,8 @@ from collections import Counter
 
 from verl_credit.errors import IntegrityError
 from verl_credit.redact import redact
+from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.signals import turns_with
-from verl_credit.turns.step_credit import TurnStep
 
 
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
@@ -36,7 +36,7 @@ def _server(url: str | None) -> str:
     return f"the search server at {redact(url)}" if url else "tools"
 
 
-def check_turns_have_rewards(step: TurnStep, names: set[str]) -> None:
+def check_turns_have_rewards(step: StepCredit, names: set[str]) -> None:
     """Called for the first step that measures these turn signals: one that reaches no turn would do nothing."""
     settings = step.settings
     mask = step.rewarded_B_K
@@ -44,12 +44,12 @@ def check_turns_have_rewards(step: TurnStep, names: set[str]) -> None:
     if not bool(mask.any()):
         first = settings.algorithm.info_gain_first_turn
         raise IntegrityError(
-            f"{mode}, but none of the {int(step.row_valid_B.sum())} trajectories of the step has a turn with a reward "
+            f"{mode}, but none of the {int(step.tables.valid_B.sum())} trajectories of the step has a turn with a reward "
             f"({', '.join(settings.turn_signals)}): the policy calls no tool (chat template? tool format?), its tools give "
             f"none, or info_gain_first_turn={first} leaves single-search rows without a gain"
         )
     for name in sorted(names):
-        if step.token_metrics.get(turns_with(name)) == 0:
+        if step.metrics.get(turns_with(name)) == 0:
             raise IntegrityError(
                 f"turn signal {name!r} gave no reward in the first step that measures it: every turn's reward comes from "
                 f"{', '.join(each for each in settings.turn_signals if each != name)} alone; leave it out of "
@@ -62,7 +62,7 @@ def check_turns_have_rewards(step: TurnStep, names: set[str]) -> None:
         )
 
 
-def check_states_are_shared(step: TurnStep) -> None:
+def check_states_are_shared(step: StepCredit) -> None:
     """Called for the first step: states that no second turn starts from leave the mode without its own part."""
     counts = step.credit.counts
     if counts.get("states", 1) == counts.get("states_of_one", 0):
@@ -74,9 +74,9 @@ def check_states_are_shared(step: TurnStep) -> None:
         )
 
 
-def check_planning_has_signal(step: TurnStep) -> None:
+def check_planning_has_signal(step: StepCredit) -> None:
     """Called for the first step: a planning mask without a single token leaves HICRA and SEPA without effect."""
-    if step.token_metrics.get("credit/planning/token_share") == 0:
+    if step.metrics.get("credit/planning/token_share") == 0:
         pipeline = step.settings.algorithm
         raise IntegrityError(
             f"algorithm.transform_mode={pipeline.transform_mode} needs planning tokens, but "

@@ -17,6 +17,7 @@ from verl_credit.credit import turn_table
 from verl_credit.names import TURN_IDS
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.loop_fields import no_turn_ids, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.token_stage import TokenInputs
 
 
 def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:
@@ -28,6 +29,23 @@ def read(batch, *names: str, rows: list[int] | None = None) -> TensorDict:
 def prompt_ids(batch) -> list[str]:
     """verl's ``uid`` of each row: rollouts of one prompt share it."""
     return [str(uid) for uid in _objects(read(batch, "uid")["uid"])]
+
+
+def token_inputs(batch, step: int, row_valid_B: torch.Tensor) -> TokenInputs:
+    """Log-probs and entropies of the policy that is trained, as verl computed them for this step.
+
+    Without entropies where ``rollout_correction.bypass_mode`` leaves out verl's forward.
+    """
+    names = ("old_log_probs", "responses", "response_mask", "entropy")
+    padded = {name: values.to_padded_tensor(padding=0) for name, values in read(batch, *names).items()}
+    return TokenInputs(
+        step=step,
+        mask_B_T=padded["response_mask"].bool(),
+        token_ids_B_T=padded["responses"],
+        log_prob_B_T=padded["old_log_probs"],
+        entropy_B_T=padded.get("entropy"),
+        row_valid_B=row_valid_B,
+    )
 
 
 def write(batch, fields: dict[str, torch.Tensor]):

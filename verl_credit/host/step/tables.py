@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
-from verl_credit.credit.turn.turns import turn_table
 from verl_credit.host.step import store
 from verl_credit.reward.qa import gold_answers
 from verl_credit.run.tables import TOKENS, TURNS, drop_old, write_table
+from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.planning import pieces_of, planning_detector
 from verl_credit.turns.signals import turn_texts
-from verl_credit.turns.step_credit import TurnStep
 from verl_credit.turns.token_stage import TokenInputs
 
 OBSERVATION_CHARACTERS = 4000
@@ -24,33 +24,28 @@ _UNFINISHED = "\ufffd"  # a character that a token boundary divides
 _LONGEST_CHARACTER = 4  # bytes, and so tokens
 
 
-def keep_tables(trainer, batch, step: TurnStep) -> None:
-    """Write the tables of the step that ``trainer`` is in; ``batch`` has its advantages by now."""
-    run_dir, number, config = trainer.run_dir, trainer.global_steps, trainer.config
-    turns, about = trainer._turns, pipeline(step)
-    uids = [str(info) for info in store.read(batch, "uid")["uid"]]
-    write_table(run_dir, TURNS, number, turn_columns(turns, step, uids), about)
-    rows = sampled_rows(turns, step, config.sample_trajectories) if config.keep_token_tables else []
+def keep_tables(run_dir: Path, batch, step: StepCredit, number: int, *, groups: int, steps: int) -> None:
+    """Write the tables of step ``number``; ``batch`` has its advantages by now.
+
+    ``groups``: how many prompts' rollouts the token table has (`sample_trajectories`). ``steps``: how many steps' token
+    tables are kept (`keep_token_tables`).
+    """
+    about = pipeline(step)
+    write_table(run_dir, TURNS, number, turn_columns(step, store.prompt_ids(batch)), about)
+    rows = sampled_rows(step, groups) if steps else []
     if rows:
         part = batch.select_keys([batch.keys[row] for row in rows])
         read = store.read(part, "advantages", "response_mask")
         advantage_b_T, trained_b_T = (
             read[name].to_padded_tensor(padding=0) for name in ("advantages", "response_mask")
         )
-        columns = token_columns(
-            turns,
-            step,
-            rows,
-            trainer._token_inputs(part),
-            trained_b_T.bool(),
-            advantage_b_T,
-            trainer.tokenizer,
-        )
+        tokens = store.token_inputs(part, number, step.tables.valid_B[rows])
+        columns = token_columns(step, rows, tokens, trained_b_T.bool(), advantage_b_T)
         write_table(run_dir, TOKENS, number, columns, about)
-    drop_old(run_dir, TOKENS, number, config.keep_token_tables)
+    drop_old(run_dir, TOKENS, number, steps)
 
 
-def pipeline(step: TurnStep) -> dict:
+def pipeline(step: StepCredit) -> dict:
     """What a report must know to make the same credit again."""
     settings, algorithm = step.settings, step.settings.algorithm
     return {
@@ -63,40 +58,42 @@ def pipeline(step: TurnStep) -> dict:
             "alpha": algorithm.adv_rescale_alpha,
             "clip_beta": settings.clip_beta,
             "norm_by_std": algorithm.norm_adv_by_std_in_grpo,
-            "gain_scale": step.gain_scale,
-            "outcome_scale": step.outcome_scale,
+            "gain_scale": step.inputs.gain_scale,
+            "outcome_scale": step.inputs.outcome_scale,
         },
         "turn_params": dict(algorithm.turn_params),
         "algorithm": algorithm.algorithm_mode,
         "transform": algorithm.transform_mode,
         "uncertainty": algorithm.uncertainty_kind,
-        "sepa_lambda": step.token_metrics.get("credit/sepa_lambda"),
+        "sepa_lambda": step.metrics.get("credit/sepa_lambda"),
         "gtpo_beta": algorithm.gtpo.beta,
         "hicra_alpha": algorithm.hicra.alpha,
         "entropy_mask_rho": algorithm.entropy_mask.rho,
     }
 
 
-def turn_columns(turns: TurnBatch, step: TurnStep, uids: list[str]) -> dict[str, list]:
+def turn_columns(step: StepCredit, uids: list[str]) -> dict[str, list]:
     """A line per turn of every row but padding; a row without a turn has one line without tokens."""
     columns: dict[str, list] = {}
-    n_tokens = turn_table(turns.turn_ids_B_T, turns.turn_ids_B_T >= 0).n_tokens_B_K1.tolist()
-    reward, has_reward = step.turn_reward_B_K.double().tolist(), step.turn_mask_B_K.tolist()
-    known = (step.turn_mask_B_K & step.turn_reward_B_K.isfinite()).tolist()
-    anchor = None if step.anchor_B_K1 is None else step.anchor_B_K1.tolist()
+    turns, tables = step.inputs.turns, step.tables
+    n_tokens = tables.optional["turn_tokens_B_K1"].tolist()
+    reward, has_reward = tables.reward_B_K.double().tolist(), tables.has_reward_B_K.tolist()
+    known = (tables.has_reward_B_K & tables.reward_B_K.isfinite()).tolist()
+    anchor_B_K1 = tables.optional.get("anchor_B_K1")
+    anchor = None if anchor_B_K1 is None else anchor_B_K1.tolist()
     signals = {
         name: (value_B_K.double().tolist(), (has_B_K & value_B_K.isfinite()).tolist())
         for name, (value_B_K, has_B_K) in step.signals.items()
     }
     advantage, clip = step.credit.advantage_B_K1.tolist(), step.credit.clip_scale_B_K1.tolist()
-    outcome, outcome_advantage = step.outcome_B.double().tolist(), step.credit.outcome_advantage_B.tolist()
+    outcome, outcome_advantage = tables.outcome_B.double().tolist(), step.credit.outcome_advantage_B.tolist()
     for row, padding in enumerate(turns.is_padding):
         last = max(int(turns.n_turns_B[row]) - 1, 0)
         for turn in range(0 if padding else last + 1):
             tool = turn < last
             line = {
                 "uid": uids[row],
-                "group": int(step.group_B[row]),
+                "group": int(tables.group_B[row]),
                 "row": row,
                 "turn": turn,
                 "answer": not tool,
@@ -120,15 +117,16 @@ def turn_columns(turns: TurnBatch, step: TurnStep, uids: list[str]) -> dict[str,
     return columns
 
 
-def sampled_rows(turns: TurnBatch, step: TurnStep, count: int) -> list[int]:
+def sampled_rows(step: StepCredit, count: int) -> list[int]:
     """All valid rows of the groups that `sample_trajectories` begins with: by their longest row, then by its place.
 
     A reader must see a group whose rollouts are all right and that gives a turn with a reward above 0 a negative advantage:
     where none of these is one, the first that is takes the last place.
     """
+    turns, group_B = step.inputs.turns, step.tables.group_B
     longest: dict[int, tuple[int, int]] = {}
     for row in turns.row_valid_B.nonzero().flatten().tolist():
-        group, rank = int(step.group_B[row]), (-int(turns.n_turns_B[row]), row)
+        group, rank = int(group_B[row]), (-int(turns.n_turns_B[row]), row)
         longest[group] = min(longest.get(group, rank), rank)
     ordered = sorted(longest, key=longest.__getitem__)
     chosen = ordered[:count]
@@ -136,33 +134,31 @@ def sampled_rows(turns: TurnBatch, step: TurnStep, count: int) -> list[int]:
     if chosen and telling and not set(chosen) & set(telling):
         chosen[-1] = telling[0]
     return [
-        row
-        for row in range(len(turns.records))
-        if turns.row_valid_B[row] and int(step.group_B[row]) in chosen
+        row for row in range(len(turns.records)) if turns.row_valid_B[row] and int(group_B[row]) in chosen
     ]
 
 
-def _tells(step: TurnStep, group: int) -> bool:
-    rows_B = step.row_valid_B & (step.group_B == group)
-    against_B_K = step.rewarded_B_K & (step.turn_reward_B_K > 0) & (step.credit.advantage_B_K < 0)
-    return bool((step.outcome_B[rows_B] > 0.5).all()) and bool(against_B_K[rows_B].any())
+def _tells(step: StepCredit, group: int) -> bool:
+    tables = step.tables
+    rows_B = tables.valid_B & (tables.group_B == group)
+    against_B_K = step.rewarded_B_K & (tables.reward_B_K > 0) & (step.credit.advantage_B_K < 0)
+    return bool((tables.outcome_B[rows_B] > 0.5).all()) and bool(against_B_K[rows_B].any())
 
 
 def token_columns(
-    turns: TurnBatch,
-    step: TurnStep,
+    step: StepCredit,
     rows: list[int],
     inputs: TokenInputs,
     trained_b_T: torch.Tensor,
     advantage_b_T: torch.Tensor,
-    tokenizer,
 ) -> dict[str, list]:
     """A line per row; the tensors have the rows ``rows`` alone. Lists are over the tokens that the policy wrote."""
+    turns, tokenizer = step.inputs.turns, step.inputs.run.tokenizer
     width = inputs.log_prob_B_T.shape[1]
     turn_ids_b_T = turns.turn_ids_B_T[rows, :width]
     written_b_T = turn_ids_b_T >= 0
     trained_b_T = trained_b_T & written_b_T
-    planning_b_T = _planning(step, tokenizer, inputs.token_ids_B_T, written_b_T)
+    planning_b_T = _planning(step, inputs.token_ids_B_T, written_b_T)
     uncertainty_b_T, pooled_b_T, weight_b_T = _weights(step, rows, inputs, planning_b_T, trained_b_T)
     values = {
         "turn": turn_ids_b_T,
@@ -181,7 +177,7 @@ def token_columns(
     }
     texts = [_texts(turns, row, tokenizer.decode) for row in rows]
     return columns | {
-        "group": [int(step.group_B[row]) for row in rows],
+        "group": step.tables.group_B[rows].tolist(),
         "row": rows,
         "question": [
             str(turns.extra_infos[row].get("question", ""))[:OBSERVATION_CHARACTERS] for row in rows
@@ -220,15 +216,16 @@ def _texts(turns: TurnBatch, row: int, decode: Callable) -> list[str]:
     return [seen for _, seen in turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), decode)]
 
 
-def _planning(step: TurnStep, tokenizer, ids_b_T, written_b_T) -> torch.Tensor | None:
+def _planning(step: StepCredit, ids_b_T, written_b_T) -> torch.Tensor | None:
     """By the run's own detector; where no transform asks for one, by the phrases that cost nothing."""
-    detect = None if step.stage is None else step.stage.detect
+    run = step.inputs.run
+    detect = None if run.stage is None else run.stage.detect
     if detect is None and step.settings.algorithm.planning.detector == "grams":
-        detect = planning_detector(step.settings.algorithm, tokenizer)
+        detect = planning_detector(run.settings.algorithm, run.tokenizer)
     return None if detect is None else detect(ids_b_T, written_b_T)
 
 
-def _weights(step: TurnStep, rows: list[int], inputs: TokenInputs, planning_b_T, trained_b_T):
+def _weights(step: StepCredit, rows: list[int], inputs: TokenInputs, planning_b_T, trained_b_T):
     """(uncertainty, the same after pooling, weight), None where an operator of the user's makes them."""
     algorithm: Algorithm = step.settings.algorithm
     kind = canonical_kind(algorithm.uncertainty_kind)
@@ -243,8 +240,8 @@ def _weights(step: TurnStep, rows: list[int], inputs: TokenInputs, planning_b_T,
         uncertainty_b_T,
         trained_b_T,
         planning_B_T=planning_b_T,
-        group_B=step.group_B[rows] if transform.masked else None,
-        sepa_lambda=step.token_metrics.get("credit/sepa_lambda") or 0.0,
+        group_B=step.tables.group_B[rows] if transform.masked else None,
+        sepa_lambda=step.metrics.get("credit/sepa_lambda") or 0.0,
         gtpo_beta=algorithm.gtpo.beta,
         entropy_mask_rho=algorithm.entropy_mask.rho,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -49,11 +50,9 @@ from verl_credit.run.files import TRAJECTORIES, append_json
 from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
 from verl_credit.run.small_groups import small_groups_note
 from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
+from verl_credit.turns.assign import CreditRun, step_inputs
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains
-from verl_credit.turns.signals import Signal, signals_of
-from verl_credit.turns.step_tables import turn_step
-from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 
 class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
@@ -72,8 +71,6 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         self._unrewarded = UnrewardedSteps(config.faults.max_unrewarded_steps, note)
         self._issued = (-1, 0)  # (step, prompts handed out in it)
         self.watch = RolloutWatch(config.faults.max_failed_rollouts)
-        self._stage: TokenStage | None = None
-        self._signals: dict[Signal, float] = {}
         self._said: dict[str, str | None] = {}  # by the actor workers, of what they run
         super().__init__(config)
 
@@ -96,9 +93,9 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     def _init_tokenizer(self):
         super()._init_tokenizer()
-        if self.settings.turn_estimator:
-            self._stage = TokenStage(self.settings.algorithm, self.tokenizer)
-            self._signals = signals_of(self.settings)
+        note = partial(events.note, self.run_dir, "lost_rewards")
+        share = self.config.faults.max_lost_rewards
+        self.credit = CreditRun.of(self.settings, self.tokenizer, tolerated_share=share, note=note)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -178,7 +175,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     def _compute_old_log_prob(self, batch, metrics):
         with marked_timer("info_gain", self.timing_raw):
-            columns = [name for signal in self._signals for name in signal.columns]
+            columns = [name for signal in self.credit.signals for name in signal.columns]
             self._turns = store.fetch_turn_batch(batch, columns)
             batch = store.write_tokens(batch, {TURN_IDS: self._turns.turn_ids_B_T})
             self._check_faults(self._turns, metrics)
@@ -194,18 +191,13 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         forward.ran(super()._compute_old_log_prob(forward.batch, metrics))
         forward_s = time.perf_counter() - start
         with marked_timer("info_gain", self.timing_raw):
-            self._step = turn_step(
+            self._inputs = step_inputs(
+                self.credit,
                 plan,
                 forward,
-                self.settings,
-                self.tokenizer,
                 metrics,
-                signals=self._signals,
                 step=self.global_steps,
                 planned_steps=self.planned_steps,
-                stage=self._stage,
-                tolerated_share=self.config.faults.max_lost_rewards,
-                note=partial(events.note, self.run_dir, "lost_rewards"),
             )
         if plan.scored:
             metrics.update(plan.scorer.cost(plan, self.timing_raw["info_gain"], forward_s))
@@ -226,31 +218,34 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         check_tool_faults(lost, len(records), tolerated, self.config.search.url)
 
     def _compute_advantage(self, batch, metrics):
-        step = self._step
-        if self._stage is not None and self._stage.active:
-            step.tokens = self._token_inputs(batch)
-        with bring_turns(step):
+        inputs, stage = self._inputs, self.credit.stage
+        if stage is not None and stage.active:
+            tokens = store.token_inputs(batch, self.global_steps, self._turns.row_valid_B)
+            inputs = replace(inputs, tokens=tokens)
+        with bring_turns(inputs) as found:
             batch = super()._compute_advantage(batch, metrics)
-        if step.credit is None:  # another estimator with our loss: no gain, no adaptive clip
-            return store.write_tokens(batch, {CLIP_SCALE: torch.ones(step.turn_ids_B_T.shape)})
+        step = found.credit
+        if step is None:  # another estimator with our loss: no gain, no adaptive clip
+            return store.write_tokens(batch, {CLIP_SCALE: torch.ones(self._turns.turn_ids_B_T.shape)})
         batch = store.write_tokens(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
         metrics.update(gain_metrics(step))
         n = self.config.actor_rollout_ref.rollout.n
-        metrics.update(credit_metrics(step, self._turns, n))
-        metrics.update(step.token_metrics)
+        metrics.update(credit_metrics(step, n))
+        metrics.update(step.metrics)
         mode, left_out = self.settings.algorithm.turn_mode, metrics.get(ROWS_LEFT_OUT, 0.0)
         self._note_once("small_groups", small_groups_note(mode, metrics, self.global_steps, n))
         self._note_once("rows_left_out", left_out_note(left_out, self.global_steps, mode.name))
         self._unrewarded.see(step, self.global_steps)
-        if not self._states_checked and step.scored:
+        if not self._states_checked and inputs.rewarding:
             check_states_are_shared(step)
             self._states_checked = True
         if not self._planning_checked:
             check_planning_has_signal(step)
             self._planning_checked = True
-        for row in sample_trajectories(self._turns, step, self.tokenizer, self.config.sample_trajectories):
+        groups, steps = self.config.sample_trajectories, self.config.keep_token_tables
+        for row in sample_trajectories(step, groups):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
-        keep_tables(self, batch, step)
+        keep_tables(self.run_dir, batch, step, self.global_steps, groups=groups, steps=steps)
         return batch
 
     @property
@@ -258,25 +253,9 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         """verl makes no forward for old_log_probs, and takes the rollout engine's."""
         return bool((self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
-    def _token_inputs(self, batch) -> TokenInputs:
-        """Log-probs and entropies of the policy that is trained, as verl computed them for this step."""
-        names = ["old_log_probs", "responses", "response_mask"]
-        if not self._bypass:
-            names.append("entropy")
-        data = store.read(batch, *names)
-        padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
-        return TokenInputs(
-            step=self.global_steps,
-            mask_B_T=padded["response_mask"].bool(),
-            token_ids_B_T=padded["responses"],
-            log_prob_B_T=padded["old_log_probs"],
-            entropy_B_T=padded.get("entropy"),
-            row_valid_B=self._turns.row_valid_B,
-        )
-
     @property
     def controller(self):
-        return None if self._stage is None else self._stage.controller
+        return None if self.credit.stage is None else self.credit.stage.controller
 
 
 @register_trainer(TRAINER_MODE)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from verl_credit.config.settings import FORWARD_SIGNALS
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.stops import check_turns_have_rewards
+from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.signals import turns_with, turns_without
-from verl_credit.turns.step_credit import TurnStep
 
 KEY = "faults.max_unrewarded_steps"
 
@@ -27,9 +27,9 @@ class UnrewardedSteps:
         self._counted: dict[str, list[int]] = {}
         self._noted: set[str] = set()
 
-    def see(self, step: TurnStep, number: int) -> None:
+    def see(self, step: StepCredit, number: int) -> None:
         """Raises IntegrityError."""
-        measured, metrics = step.settings.signals_at(number), step.token_metrics
+        measured, metrics = step.settings.signals_at(number), step.metrics
         if new := measured - self._seen:
             check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
             self._seen |= new
