@@ -167,14 +167,14 @@ def test_the_trainers_step_writes_both_tables(tmp_path, monkeypatch):
         }
 
     monkeypatch.setattr(store, "read", read)
-    keep_tables(tmp_path, Handle(list(range(9))), step, 7, groups=1, steps=1)
+    keep_tables(tmp_path, Handle(list(range(9))), step, 7, groups=1, steps=1, entropy=True)
     (turn_path,), (token_path,) = tables_of(tmp_path, TURNS).values(), tables_of(tmp_path, TOKENS).values()
     assert read_table(turn_path).columns == read_table(write_turns(tmp_path / "again", step)).columns
     table = read_table(token_path)
     assert table.step == 7 and table.columns["row"] == [0, 1, 2] and table.pipeline == pipeline(step)
     written = turns.turn_ids_B_T[1] >= 0
     assert table.columns["advantage"][1] == advantages_B_T[1][written].float().tolist()
-    keep_tables(tmp_path, Handle(list(range(9))), step, 8, groups=1, steps=0)
+    keep_tables(tmp_path, Handle(list(range(9))), step, 8, groups=1, steps=0, entropy=True)
     assert list(tables_of(tmp_path, TURNS)) == [7, 8] and not tables_of(tmp_path, TOKENS)
 
 

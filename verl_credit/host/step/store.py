@@ -31,13 +31,14 @@ def prompt_ids(batch) -> list[str]:
     return [str(uid) for uid in _objects(read(batch, "uid")["uid"])]
 
 
-def token_inputs(batch, step: int, row_valid_B: torch.Tensor) -> TokenInputs:
+def token_inputs(batch, step: int, row_valid_B: torch.Tensor, *, entropy: bool) -> TokenInputs:
     """Log-probs and entropies of the policy that is trained, as verl computed them for this step.
 
-    Without entropies where ``rollout_correction.bypass_mode`` leaves out verl's forward.
+    ``entropy`` False: ``rollout_correction.bypass_mode`` leaves out verl's forward, and with it the entropies.
     """
-    names = ("old_log_probs", "responses", "response_mask", "entropy")
-    padded = {name: values.to_padded_tensor(padding=0) for name, values in read(batch, *names).items()}
+    names = ["old_log_probs", "responses", "response_mask", *(["entropy"] if entropy else [])]
+    data = read(batch, *names)
+    padded = {name: data[name].to_padded_tensor(padding=0) for name in names}
     return TokenInputs(
         step=step,
         mask_B_T=padded["response_mask"].bool(),

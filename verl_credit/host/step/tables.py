@@ -24,11 +24,13 @@ _UNFINISHED = "\ufffd"  # a character that a token boundary divides
 _LONGEST_CHARACTER = 4  # bytes, and so tokens
 
 
-def keep_tables(run_dir: Path, batch, step: StepCredit, number: int, *, groups: int, steps: int) -> None:
+def keep_tables(
+    run_dir: Path, batch, step: StepCredit, number: int, *, groups: int, steps: int, entropy: bool
+) -> None:
     """Write the tables of step ``number``; ``batch`` has its advantages by now.
 
     ``groups``: how many prompts' rollouts the token table has (`sample_trajectories`). ``steps``: how many steps' token
-    tables are kept (`keep_token_tables`).
+    tables are kept (`keep_token_tables`). ``entropy``: verl computed entropies in this step.
     """
     about = pipeline(step)
     write_table(run_dir, TURNS, number, turn_columns(step, store.prompt_ids(batch)), about)
@@ -39,7 +41,7 @@ def keep_tables(run_dir: Path, batch, step: StepCredit, number: int, *, groups: 
         advantage_b_T, trained_b_T = (
             read[name].to_padded_tensor(padding=0) for name in ("advantages", "response_mask")
         )
-        tokens = store.token_inputs(part, number, step.tables.valid_B[rows])
+        tokens = store.token_inputs(part, number, step.tables.valid_B[rows], entropy=entropy)
         columns = token_columns(step, rows, tokens, trained_b_T.bool(), advantage_b_T)
         write_table(run_dir, TOKENS, number, columns, about)
     drop_old(run_dir, TOKENS, number, steps)

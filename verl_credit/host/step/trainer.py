@@ -220,7 +220,8 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
     def _compute_advantage(self, batch, metrics):
         inputs, stage = self._inputs, self.credit.stage
         if stage is not None and stage.active:
-            tokens = store.token_inputs(batch, self.global_steps, self._turns.row_valid_B)
+            valid_B = self._turns.row_valid_B
+            tokens = store.token_inputs(batch, self.global_steps, valid_B, entropy=not self._bypass)
             inputs = replace(inputs, tokens=tokens)
         with bring_turns(inputs) as found:
             batch = super()._compute_advantage(batch, metrics)
@@ -242,10 +243,18 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         if not self._planning_checked:
             check_planning_has_signal(step)
             self._planning_checked = True
-        groups, steps = self.config.sample_trajectories, self.config.keep_token_tables
+        groups = self.config.sample_trajectories
         for row in sample_trajectories(step, groups):
             append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
-        keep_tables(self.run_dir, batch, step, self.global_steps, groups=groups, steps=steps)
+        keep_tables(
+            self.run_dir,
+            batch,
+            step,
+            self.global_steps,
+            groups=groups,
+            steps=self.config.keep_token_tables,
+            entropy=not self._bypass,
+        )
         return batch
 
     @property
