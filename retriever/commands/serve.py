@@ -145,7 +145,7 @@ def _cluster(address: str):
         cluster = found.load()
     except ImportError as error:
         raise ValueError(
-            f"deploy needs Ray Serve ({error}); pip install verl-credit[retriever-ray]"
+            f"deploy needs Ray Serve ({error}); pip install 'verl-credit[retriever-ray]'"
         ) from None
     cluster.connect(address)
     return cluster

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOP_LEVEL = {
-    "pyproject.toml", "README.md", "LICENSE", "Makefile",
+    "pyproject.toml", "README.md", "LICENSE", "NOTICE", "Makefile",
     "CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md",
     "verl_credit", "recipes", "retriever", "tests", "evidence", "docs",
 }  # fmt: skip

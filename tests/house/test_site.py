@@ -1,6 +1,7 @@
-"""What `make docs` does not see: the citation's version, and public names that the reference lacks."""
+"""What `make docs` does not see: the citation's version, public names that the reference lacks, and its own staging."""
 
 import importlib
+import importlib.util
 import inspect
 import re
 import tomllib
@@ -61,3 +62,49 @@ def test_the_examples_of_a_page_run(name, tmp_path, monkeypatch):
     module = importlib.import_module(f"page_{name}")
     for test in (found for key, found in vars(module).items() if key.startswith("test_")):
         test()
+
+
+SPEC = importlib.util.spec_from_file_location("stage", ROOT / ".ci" / "site" / "stage.py")
+stage = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(stage)
+CONFIG = ROOT / ".ci" / "site" / "mkdocs.yml"
+
+
+def test_the_staged_folder_has_the_pages_and_what_they_link_to(tmp_path):
+    root, staged = tmp_path / "root", tmp_path / "staged"
+    (root / "docs").mkdir(parents=True)
+    (root / "README.md").write_text(
+        "[page](docs/a.md) [code](code.py#L3) [web](https://x.org/b.py) ![p](docs/p.svg)"
+    )
+    (root / "docs" / "a.md").write_text("[outside](../../outside.txt) [up](../README.md)")
+    for name in ("code.py", "docs/p.svg", "not_linked.py", "../outside.txt"):
+        (root / name).write_text(name)
+    staged.mkdir()
+    (staged / "old.md").write_text("a page of an earlier build")
+    stage.stage(root, staged)
+    found = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()}
+    assert found == {"README.md", "docs/a.md", "code.py", "docs/p.svg", "site.css"}
+    assert (staged / "code.py").read_text() == "code.py"
+
+
+def test_a_page_that_is_missing_or_not_declared_is_named(tmp_path):
+    staged, site = tmp_path / "staged", tmp_path / "site"
+    stage.stage(ROOT, staged)
+    for page in stage.expected(CONFIG, staged):
+        (site / page).parent.mkdir(parents=True, exist_ok=True)
+        (site / page).touch()
+    (site / "404.html").touch()
+    assert stage.check(CONFIG, staged, site) == ""
+    (site / "docs" / "lab.html").unlink()
+    (site / "docs" / "new.html").touch()
+    assert (
+        stage.check(CONFIG, staged, site)
+        == "not built: docs/lab.html; built, but not in mkdocs.yml: docs/new.html"
+    )
+
+
+def test_every_page_is_declared(tmp_path):
+    """`make docs` finds that, too, after a build."""
+    stage.stage(ROOT, tmp_path)
+    pages = {page.relative_to(tmp_path).with_suffix(".html").as_posix() for page in tmp_path.rglob("*.md")}
+    assert {page.replace("README.html", "index.html") for page in pages} == stage.expected(CONFIG, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from verl_credit.cli import main
 from verl_credit.errors import ConfigError
-from verl_credit.plan import Job, find_hardware, shape_of
+from verl_credit.plan import Job, find_hardware, report, shape_of
 from verl_credit.plan.command import _load as load_plan
 from verl_credit.plan.compute import (
     checkpoint_bytes,
@@ -323,9 +323,10 @@ def test_a_gpu_recipe_fits_its_own_hardware_as_shipped(name, devices, hardware, 
         phase.name for phase in plan.phases
     }
     page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
-    (row,) = (line for line in page.splitlines() if f"`{name}`" in line and " GiB, " in line)
-    peak, seconds = plan.peak.total / GIB, plan.step.total_seconds
-    assert f"| {devices} x {hardware} | {peak:.1f} of {memory} GiB, {plan.peak.name} | {seconds:.0f} |" in row
+    table = page[page.index("| " + " | ".join(report.HEADER[:-1])) :]
+    (row,) = (line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
+    recipe, *cells = report.line(plan)
+    assert row.startswith(f"| `{recipe}` | {' | '.join(cells)} |")
 
 
 @pytest.mark.parametrize("name", ["multihop_qwen3_4b", "math_sepa", "spark_qwen3_4b"])

@@ -52,7 +52,7 @@ def test_without_ray_deploy_names_what_to_install(monkeypatch, capsys):
     for module in ("verl_credit.host.deploy.cluster", "ray"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["undeploy"]) == 2
-    assert "pip install verl-credit[retriever-ray]" in capsys.readouterr().err
+    assert "pip install 'verl-credit[retriever-ray]'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
