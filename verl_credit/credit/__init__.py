@@ -26,7 +26,6 @@ from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES, InfoGain, info_gain
 from verl_credit.credit.turn.mode import TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.credit.turn.primitives import AdaptiveTurnClipper, InformationGain, TurnGroupNormalizer
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.credit.turn.turn_credit import turn_credit
 from verl_credit.credit.turn.turns import TurnTable, spread, turn_table
@@ -40,8 +39,8 @@ leave_one_out, turn_gae = MODES["leave_one_out"], MODES["turn_gae"]
 
 __all__ = [
     "AGG_MODES", "FIRST_TURN", "INFO_GAIN_NORM_MODES", "INFO_GAIN_TYPES", "RATIO_LEVELS", "STRATEGIC_GRAMS",
-    "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "AdaptiveTurnClipper", "GroupStats", "InfoGain", "InformationGain",
-    "SepaController", "Tables", "TokenCredit", "TurnCredit", "TurnGroupNormalizer", "TurnMode", "TurnTable",
+    "TRANSFORM_MODES", "UNCERTAINTY_KINDS", "GroupStats", "InfoGain",
+    "SepaController", "Tables", "TokenCredit", "TurnCredit", "TurnMode", "TurnTable",
     "aggregate", "entropy_mask", "exact_anchors", "gigpo", "group_counts", "group_stats", "grpo", "grpo_s",
     "gtpo_canonical", "gtpo_weights", "half_negative", "hgpo", "hicra", "info_gain", "joint", "leave_one_out",
     "low_baseline", "maxrl", "mt_grpo", "planning_mask", "planning_mask_by_anchors", "progress", "reinforce_pp",
