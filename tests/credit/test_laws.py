@@ -12,9 +12,11 @@ from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.rewards import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.laws.world import make_world
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.operator import equation_of
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
 from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.token import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
@@ -35,7 +37,15 @@ def test_the_registry_holds_every_operator():
     assert names["outcome"] == set(OUTCOME_OPERATORS)
     assert names["turn"] == set(MODES)
     assert names["token"] == set(TRANSFORMS)
-    assert names["canonical"] == {"gtpo_canonical", "grpo_s"}
+    assert names["canonical"] == set(CANONICAL)
+
+
+@each_operator
+def test_an_operator_says_its_equation_once(level, name):
+    """In the docstring of its function, or of the parts of a transform."""
+    operator = REGISTRY[level, name]
+    assert "=" in operator.equation
+    assert level == "token" or operator.equation == equation_of(operator.function)
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(SEEDS, marks=pytest.mark.slow)], ids=len)
