@@ -1,4 +1,4 @@
-"""GRPO in which outcomes below the prompt's mean count half."""
+"""GRPO in which outcomes below the prompt's mean have half the weight."""
 
 import torch
 
