@@ -111,6 +111,13 @@ for transform in (late_tokens, weighted_turns, half_smeared, return_to_go):
     transform.uses_turn_advantages = True
 
 
+def position_weights(context: TransformContext):
+    return [
+        [a * t for t in range(len(row))]
+        for a, row in zip(context.episode_advantages, context.logprobs_G, strict=True)
+    ]
+
+
 def mean_uncertainty(context: TransformContext):
     return [
         [a * statistics.fmean(h)] * len(h) if h else []
@@ -172,6 +179,7 @@ NEAREST = {
     return_to_go: ("turns",),
     mean_uncertainty: ("follows", "flat"),
     most_uncertain: ("follows", "flat"),
+    position_weights: ("order", "width", "observations"),
     pooled: ("absent", "follows"),
     entropy_declared: ("absent", "weighs_by", "follows"),
     margin: ("weighs_by", "flat"),
