@@ -56,12 +56,8 @@ def run_by_rows(
         output = call(rows)
         write_back(out_B_T, mask_B_T, rows, getattr(output, "token_advs", output), name)
         metrics.append(getattr(output, "extra_metrics", {}))
-    names = sorted({name for reported in metrics for name in reported})
-    return {
-        name: sum(reported[name] for reported in metrics if name in reported)
-        / sum(name in reported for reported in metrics)
-        for name in names
-    }
+    reported = {name: [row[name] for row in metrics if name in row] for name in sorted(set().union(*metrics))}
+    return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 def write_back(
