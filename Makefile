@@ -1,5 +1,6 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
-# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 120.
+# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs, and more worlds for the
+# laws of operators; make test draws 120.
 # make reliability: what the project was put through, hours of two cores, resumable (evidence/reliability/).
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
@@ -64,7 +65,7 @@ test-e2e: install
 	$(BIN)/python -m pytest -m e2e -n 2 --dist loadfile
 
 fuzz: install
-	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz -m slow -n logical --maxprocesses 8
+	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz tests/credit -m slow -n logical --maxprocesses 8
 
 # All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. What is done is left out the next time, but
 # for heap.py and supply.py, which keep nothing. The last one needs the network.

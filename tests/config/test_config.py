@@ -21,7 +21,7 @@ from verl_credit.config.keys import (
 )  # fmt: skip
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
-from verl_credit.credit.turn.options import check_range
+from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import compose_recipe, load_config, shipped_recipes
 from verl_credit.recipe.rules import validate
@@ -217,7 +217,11 @@ def test_a_curriculum_begins_behind_the_warm_up_and_leaves_other_steps_alone():
 def test_a_key_accepts_what_the_turn_mode_accepts(key, option, value):
     """Or a run would end at its first update for a value that the start let through."""
     refused = []
-    for attempt in (lambda: check_range(option, float(value)), lambda: check(f"{key}={value}", MODE)):
+    mode = MODES["turn-group-v1d"]
+    for attempt in (
+        lambda: mode.check_options({option: float(value)}),
+        lambda: check(f"{key}={value}", MODE),
+    ):
         try:
             attempt()
             refused.append(False)

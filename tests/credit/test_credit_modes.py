@@ -188,7 +188,6 @@ def batches(draw):
     }
 
 
-@pytest.mark.parametrize("mode", NO_TABLES)
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(
     batch=batches(),
@@ -196,28 +195,29 @@ def batches(draw):
     alpha=st.sampled_from([0.3, 1.0]),
     norm_by_std=st.booleans(),
 )
-def test_oracle(mode, batch, gamma, alpha, norm_by_std):
+def test_oracle(batch, gamma, alpha, norm_by_std):
     rows, turns = len(batch["outcome"]), batch["turns"]
-    norm_by_std = norm_by_std or "norm_by_std" not in MODES[mode].options
-    credit = turn_credit(
+    tables = (
         torch.tensor(batch["outcome"], dtype=torch.float64),
         torch.tensor(batch["gain"], dtype=torch.float64).view(rows, turns),
         torch.tensor(batch["mask"], dtype=torch.bool).view(rows, turns),
         torch.tensor(batch["prompt"]),
-        **read_by(mode, gamma=gamma, alpha=alpha, norm_by_std=norm_by_std),
-        row_valid_B=torch.tensor(batch["valid"]),
     )
     outcomes = {row: batch["outcome"][row] for row in range(rows) if batch["valid"][row]}
     gains = {
         (row, k): batch["gain"][row][k] for row in outcomes for k in range(turns) if batch["mask"][row][k]
     }
-    oracle = Oracle(outcomes, gains, batch["prompt"], turns, gamma, alpha, norm_by_std)
-    expected = getattr(oracle, mode.replace("-", "_"))()
-    for row in range(rows):
-        turn_advantages, answer, scales = expected.get(row, ([0.0] * turns, 0.0, [1.0] * turns))
-        assert credit.advantage_B_K[row].tolist() == pytest.approx(turn_advantages, abs=1e-6)
-        assert credit.outcome_advantage_B[row].item() == pytest.approx(answer, abs=1e-6)
-        assert credit.clip_scale_B_K[row].tolist() == pytest.approx(scales, abs=1e-6)
+    for mode in NO_TABLES:
+        by_std = norm_by_std or "norm_by_std" not in MODES[mode].options
+        options = read_by(mode, gamma=gamma, alpha=alpha, norm_by_std=by_std)
+        credit = turn_credit(*tables, **options, row_valid_B=torch.tensor(batch["valid"]))
+        oracle = Oracle(outcomes, gains, batch["prompt"], turns, gamma, alpha, by_std)
+        expected = getattr(oracle, mode.replace("-", "_"))()
+        for row in range(rows):
+            turn_advantages, answer, scales = expected.get(row, ([0.0] * turns, 0.0, [1.0] * turns))
+            assert credit.advantage_B_K[row].tolist() == pytest.approx(turn_advantages, abs=1e-6), mode
+            assert credit.outcome_advantage_B[row].item() == pytest.approx(answer, abs=1e-6), mode
+            assert credit.clip_scale_B_K[row].tolist() == pytest.approx(scales, abs=1e-6), mode
 
 
 def test_the_released_constants_are_arguments():

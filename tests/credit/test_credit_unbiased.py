@@ -6,12 +6,13 @@ expectation of the estimator over groups of independent trajectories.
 """
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from kit.modes import read_by
-from verl_credit.credit import turn_credit
+from verl_credit.credit import MODES, turn_credit
 
 SEARCHES = ("a", "b")
 GAIN = {(0, "a"): 0.5, (0, "b"): -0.1, (1, "a"): 0.3, (1, "b"): -0.4}
@@ -63,25 +64,34 @@ def expected_estimate(theta, n, **options):
         key: torch.autograd.grad(value, theta, retain_graph=True)[0].detach() for key, value in table.items()
     }
     weight = {path: torch.stack([table[d] for d in decisions(path)]).sum().exp().item() for path in PATHS}
-    estimate = torch.zeros_like(theta)
-    for group in itertools.product(PATHS, repeat=n):
-        credit = credit_of(group, **options)
-        probability = torch.tensor([weight[path] for path in group], dtype=torch.float64).prod()
-        for row, path in enumerate(group):
+    groups = list(itertools.product(PATHS, repeat=n))
+    batches = [[group] for group in groups] if of_batch(options) else [groups]
+    advantages = [row for batch in batches for row in credit_of(batch, **options).advantage_B_K1.tolist()]
+    estimate, rows = torch.zeros_like(theta), iter(advantages)
+    for group in groups:
+        probability = math.prod(weight[path] for path in group)
+        for path, advantage in zip(group, rows, strict=False):
             for turn, key in enumerate(decisions(path)):
-                estimate += probability * scores[key] * credit.advantage_B_K1[row, turn].item() / n
+                estimate += probability * scores[key] * advantage[turn] / n
     return estimate.detach()
 
 
-def credit_of(group, first=0, **options):
-    gain = torch.zeros(len(group), 2, dtype=torch.float64)
-    mask = torch.zeros(len(group), 2, dtype=torch.bool)
-    for row, path in enumerate(group):
+def of_batch(options):
+    """Other prompts of the batch would matter, so that each group needs a call of its own."""
+    return MODES[options["info_gain_norm_mode"]].scope == "batch"
+
+
+def credit_of(groups, first=0, **options):
+    """One batch with a prompt for each group."""
+    paths = [path for group in groups for path in group]
+    gain = torch.zeros(len(paths), 2, dtype=torch.float64)
+    mask = torch.zeros(len(paths), 2, dtype=torch.bool)
+    for row, path in enumerate(paths):
         for turn, value in gains(path, first).items():
             gain[row, turn], mask[row, turn] = value, True
-    outcomes = torch.tensor([outcome(path) for path in group], dtype=torch.float64)
-    n_tool_turns = torch.tensor([len(path) - 1 for path in group])
-    prompt = torch.zeros(len(group), dtype=torch.long)
+    outcomes = torch.tensor([outcome(path) for path in paths], dtype=torch.float64)
+    n_tool_turns = torch.tensor([len(path) - 1 for path in paths])
+    prompt = torch.tensor([number for number, group in enumerate(groups) for _ in group])
     return turn_credit(outcomes, gain, mask, prompt, n_tool_turns_B=n_tool_turns, **options)
 
 

@@ -6,22 +6,32 @@ from dataclasses import replace
 import pytest
 import torch
 
-from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, registered_subject
+from kit.fuzz import LAW_SEEDS
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, example, own_subject, registered_subject, steady
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.rewards import TOOL_TURNS
 from verl_credit.credit.laws.subjects import run_turn_mode
 from verl_credit.credit.laws.world import make_world
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec, UncertaintyContext
+from verl_credit.credit.operator import equation_of
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.plugins import AlgorithmContext, TransformContext, TransformSpec
 from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.token import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.turn.mode import as_turn_mode
 from verl_credit.credit.turn.modes import MODES
 
 SEEDS = range(6)
+MORE_SEEDS = range(1, 2 + LAW_SEEDS[-1])
 MANY_SEEDS = range(16)  # an exemption may be needed seldom
 each_operator = pytest.mark.parametrize("level, name", list(REGISTRY), ids=lambda value: value)
+
+
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch):
+    """What an operator does after thousands of calls is tried with the planted ones."""
+    monkeypatch.setattr(steady, "CALLS", 100)
 
 
 def test_the_registry_holds_every_operator():
@@ -29,10 +39,20 @@ def test_the_registry_holds_every_operator():
     assert names["outcome"] == set(OUTCOME_OPERATORS)
     assert names["turn"] == set(MODES)
     assert names["token"] == set(TRANSFORMS)
-    assert names["canonical"] == {"gtpo_canonical", "grpo_s"}
+    assert names["canonical"] == set(CANONICAL)
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(SEEDS, marks=pytest.mark.slow)], ids=len)
+@each_operator
+def test_an_operator_says_its_equation_once(level, name):
+    """In the docstring of its function, or of the parts of a transform."""
+    operator = REGISTRY[level, name]
+    assert "=" in operator.equation
+    assert level == "token" or operator.equation == equation_of(operator.function)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(1), pytest.param(MORE_SEEDS, marks=pytest.mark.slow)], ids=["first", "more"]
+)
 @each_operator
 def test_an_operator_keeps_the_laws_and_is_what_it_declares(level, name, seeds):
     wrong = [finding for finding in check(registered_subject(level, name), seeds) if finding.wrong]
@@ -78,13 +98,6 @@ def centred(rewards):
     return [0.0 if max(rewards) == min(rewards) else r - mean for r in rewards]
 
 
-def position_weights(context: TransformContext):
-    return [
-        [a * t for t in range(len(row))]
-        for a, row in zip(context.episode_advantages, context.logprobs_G, strict=True)
-    ]
-
-
 def too_short(context: TransformContext):
     return [[a] for a in context.episode_advantages]
 
@@ -96,21 +109,8 @@ def additive(context: TransformContext):
     ]
 
 
-def reinforce(context: AlgorithmContext):
-    advantages = centred(context.rewards_G)
-    return [[a] * len(row) for a, row in zip(advantages, context.logprobs_G, strict=True)]
-
-
-def margin(context: UncertaintyContext):
-    return [1 - math.exp(x) for x in context.logprobs]
-
-
-def negative(context: UncertaintyContext):
-    return list(context.logprobs)
-
-
-def broken_laws(found, **options):
-    return {finding.name for finding in check(own_subject(found, found.__name__, **options)) if finding.wrong}
+def broken_laws(found):
+    return {finding.name for finding in check(own_subject(found, found.__name__), range(1)) if finding.wrong}
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,6 @@ def broken_laws(found, **options):
 def test_a_broken_operator_is_found_out(function, broken):
     found = broken_laws(function)
     assert broken <= found, found
-
-
-@pytest.mark.parametrize("function", [centred, position_weights, reinforce, margin])
-def test_a_lawful_operator_of_a_users_passes(function):
-    assert not broken_laws(function)
 
 
 def test_properties_are_reported_and_count_when_declared():
@@ -190,7 +185,9 @@ def test_turns_of_a_row_have_different_advantages_where_a_transform_declares_tha
     assert max(seen) > 2
 
 
-def test_a_law_tells_of_an_error_once():
+def test_a_law_tells_of_an_error_once(monkeypatch):
+    monkeypatch.setattr(example, "TRIES", 20)
+
     def never_three(rewards):
         return [1 / (len(rewards) - 3)] * len(rewards)
 

@@ -6,7 +6,9 @@ import statistics
 import pytest
 import torch
 
-from verl_credit.credit.laws import check, own_subject, steady
+from kit.fuzz import LAW_SEEDS
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, steady
+from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.plugins import (
     AlgorithmContext,
     TransformContext,
@@ -109,6 +111,13 @@ for transform in (late_tokens, weighted_turns, half_smeared, return_to_go):
     transform.uses_turn_advantages = True
 
 
+def position_weights(context: TransformContext):
+    return [
+        [a * t for t in range(len(row))]
+        for a, row in zip(context.episode_advantages, context.logprobs_G, strict=True)
+    ]
+
+
 def mean_uncertainty(context: TransformContext):
     return [
         [a * statistics.fmean(h)] * len(h) if h else []
@@ -151,20 +160,50 @@ def turn_by_turn(context: AlgorithmContext):
     return [[a + ((*earned, None)[turn] or 0.0) for turn in ids] for a, ids, earned in rows]
 
 
-LAWFUL = [
-    centred, hipa_like, large, small, in_float32,
-    grpo, only_normalised, leave_one_out, hard_prompts, by_rank, scaled, late_tokens, weighted_turns,
-    half_smeared, return_to_go, mean_uncertainty, most_uncertain, pooled, entropy_declared, margin, reinforce,
-    turn_by_turn,
-    TransformSpec("parts", apply_hicra=True, needs_planning=True),
-]  # fmt: skip
+PARTS = TransformSpec("parts", apply_hicra=True, needs_planning=True)
+NEAREST = {
+    centred: ("ties", "better", "order"),
+    hipa_like: ("better", "signed"),
+    large: ("ties", "better"),
+    small: ("ties", "better"),
+    in_float32: ("pure", "order", "dtype", "ties", "others"),
+    grpo: ("ties", "edges", "normalised"),
+    only_normalised: ("ties", "normalised"),
+    leave_one_out: ("edges", "better", "centred"),
+    hard_prompts: ("better", "ties"),
+    by_rank: ("better", "signed", "dtype"),
+    scaled: ("runs", "reads", "flat"),
+    late_tokens: ("turns", "follows"),
+    weighted_turns: ("turns", "follows", "flat"),
+    half_smeared: ("turns",),
+    return_to_go: ("turns",),
+    mean_uncertainty: ("follows", "flat"),
+    most_uncertain: ("follows", "flat"),
+    position_weights: ("order", "width", "observations"),
+    pooled: ("absent", "follows"),
+    entropy_declared: ("absent", "weighs_by", "follows"),
+    margin: ("weighs_by", "flat"),
+    reinforce: ("better", "ties", "absent"),
+    turn_by_turn: ("better", "reads", "width"),
+    PARTS: ("absent", "turns"),
+}
+"""Each with the laws and properties that it keeps by the least."""
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(3), marks=pytest.mark.slow)], ids=len)
-@pytest.mark.parametrize("operator", LAWFUL, ids=lambda value: getattr(value, "__name__", None))
-def test_a_lawful_operator_is_not_called_broken(operator, seeds, monkeypatch):
-    if len(seeds) == 1:
-        monkeypatch.setattr(steady, "CALLS", 100)
+def subject_of(operator):
     kind = "transform" if operator is scaled else None  # its argument says nothing
-    wrong = [finding for finding in check(own_subject(operator, "mine", kind=kind), seeds) if finding.wrong]
+    return own_subject(operator, "mine", kind=kind)
+
+
+@pytest.mark.parametrize("operator", NEAREST, ids=lambda value: getattr(value, "__name__", "parts"))
+def test_a_lawful_operator_keeps_the_laws_that_are_nearest_to_it(operator, monkeypatch):
+    monkeypatch.setattr(steady, "CALLS", 100)
+    for law in NEAREST[operator]:
+        assert counterexample((LAWS | PROPERTIES)[law], subject_of(operator), range(1)) is None, law
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", NEAREST, ids=lambda value: getattr(value, "__name__", "parts"))
+def test_a_lawful_operator_is_not_called_broken(operator):
+    wrong = [finding for finding in check(subject_of(operator), LAW_SEEDS) if finding.wrong]
     assert not wrong, "\n".join(f"{finding.name}: {finding.detail} {finding.example}" for finding in wrong)

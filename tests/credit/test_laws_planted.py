@@ -7,9 +7,10 @@ import statistics
 import pytest
 import torch
 
+from kit.fuzz import LAW_SEEDS
 from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
 from verl_credit.credit.laws.broken import Broken, same
-from verl_credit.credit.laws.check import counterexample
+from verl_credit.credit.laws.check import FIRST, counterexample
 from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.laws import nonfinite, travels
 from verl_credit.credit.laws.small_call import TURNS
@@ -289,6 +290,43 @@ def test_an_operator_that_remembers_is_told_of_that_alone(operator):
     ]
 
 
+def other_after_a_penalty(rewards):
+    """Its state changes between two laws: with the first reward below 0."""
+    SEEN.append(min(rewards))
+    return [1.5 * a if min(SEEN) < 0 and i == 0 else a for i, a in enumerate(centred(rewards))]
+
+
+def test_an_operator_that_changes_after_a_law_is_found_by_the_next_ones():
+    subject, kept = subject_of(other_after_a_penalty), {}
+    assert counterexample(LAWS["better"], subject, range(1), kept) is None
+    counterexample(LAWS["signed"], subject, range(1), kept)
+    assert counterexample(LAWS["layout"], subject, range(1), kept) is not None
+
+
+def test_laws_that_share_the_result_of_an_unchanged_world_share_no_tensors():
+    subject, kept, before = subject_of(centred), {}, make_world(0).outcome_B
+
+    def spoils(subject, world):
+        subject.run(world)
+        world.outcome_B.zero_()
+
+    def reads_again(subject, world):
+        same(subject.run(world).outputs(), subject.run(world.map(torch.clone)).outputs())
+        assert torch.equal(world.outcome_B, before) or len(world.outcome_B) != len(before)
+
+    assert counterexample(spoils, subject, range(1), kept) is None
+    results = list(kept.values())
+    assert counterexample(reads_again, subject, range(1), kept) is None
+    assert len(results) == 2 and all(a is b for a, b in zip(results, kept.values(), strict=True))
+
+
+@pytest.mark.parametrize("law", FIRST)
+def test_the_laws_of_repetition_call_anew(law):
+    kept = {}
+    assert counterexample(law, subject_of(centred), range(1), kept) is None
+    assert not kept
+
+
 def lost_everywhere(tables):
     """Where one row of the batch has lost a reward, no prompt has an advantage."""
     kept = 1.0 - float(tables.lost_reward_B_K.any())
@@ -381,7 +419,7 @@ def test_what_a_transform_is_called_with_thousands_of_times_is_as_in_training():
 @pytest.mark.slow
 @each_planted
 def test_check_finds_a_planted_violation_among_its_findings(operator, law):
-    broken = [finding.name for finding in check(subject_of(operator)) if finding.wrong]
+    broken = [finding.name for finding in check(subject_of(operator), LAW_SEEDS) if finding.wrong]
     assert law in broken
     assert law != "pure" or broken == ["pure"]
 

@@ -4,15 +4,23 @@ import math
 
 import pytest
 
-from verl_credit.credit.turn.options import RANGES, check_range
+from verl_credit.credit.turn.modes import MODES
+
+RANGES = {(name, option): range for name, mode in MODES.items() for option, range in mode.ranges.items()}
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_a_bound_is_accepted_where_it_belongs_to_the_range(name):
-    low, high, low_allowed, high_allowed = RANGES[name]
-    for bound, allowed in ((low, low_allowed), (high, high_allowed)):
+@pytest.mark.parametrize("mode, option", RANGES)
+def test_a_bound_is_accepted_where_it_belongs_to_the_range(mode, option):
+    of_option = RANGES[mode, option]
+    for bound, allowed in ((of_option.low, of_option.low_allowed), (of_option.high, of_option.high_allowed)):
         if allowed:
-            check_range(name, bound)
+            MODES[mode].check_options({option: bound})
         elif math.isfinite(bound):
-            with pytest.raises(ValueError, match=rf"^{name}={bound!r}: expected a number "):
-                check_range(name, bound)
+            with pytest.raises(ValueError, match=rf"^{option}={bound!r}: expected a number "):
+                MODES[mode].check_options({option: bound})
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+def test_every_number_has_a_range(mode):
+    numbers = {name for name, default in mode.options.items() if type(default) in (int, float)}
+    assert numbers == set(mode.ranges)

@@ -152,8 +152,9 @@ def test_constant_credit_has_no_direction():
 def test_the_difference_is_the_smallest_over_all_scales():
     expected_D, true_D = torch.tensor([3.0, 1.0]).double(), torch.tensor([1.0, 1.0]).double()
     found = compare(expected_D, true_D)
-    grid = [float((expected_D * s - true_D).norm()) for s in torch.linspace(0, 1, 100_001).double()]
-    assert found["difference"] == pytest.approx(min(grid), abs=1e-8)
+    scale_S = torch.linspace(0, 1, 100_001).double()
+    smallest = float((expected_D * scale_S[:, None] - true_D).norm(dim=1).min())
+    assert found["difference"] == pytest.approx(smallest, abs=1e-8)
     assert found["scale"] == pytest.approx(10 / 4)
     right_angle = compare(torch.tensor([1.0, -1.0]).double(), true_D)
     assert (right_angle["cosine"], right_angle["scale"]) == (0.0, None)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from verl_credit.credit.laws.subjects import Result
-from verl_credit.credit.registry import OUTCOME
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.fidelity.exact.modes import all_credits
 from verl_credit.fidelity.exact.objectives import reward
@@ -18,9 +18,7 @@ SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0
 
 def test_every_outcome_operator_and_turn_mode_is_in_the_table():
     named = {credit.name.split(",")[0] for credit in all_credits()}
-    expected = {operator.name for operator in OUTCOME} | (
-        set(MODES) - {"none"}
-    )  # none is its outcome operator alone
+    expected = set(OUTCOME_OPERATORS) | (set(MODES) - {"none"})  # none is its outcome operator alone
     assert expected <= named
     assert len({credit.name for credit in all_credits()}) == len(all_credits())
 

@@ -1,4 +1,4 @@
-"""verl's own policy losses on the advantages of every turn mode: they run, and push where the advantage says."""
+"""verl's own policy losses on advantages of turn modes: they run, and push where the advantage says."""
 
 from dataclasses import replace
 
@@ -37,13 +37,21 @@ def advantages(mode):
     return spread(credit.advantage_B_K1, IDS_B_T, MASK_B_T).float()
 
 
-@pytest.mark.parametrize("loss", VERLS_LOSSES)
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+PAIRS = [
+    *((mode, "vanilla") for mode in MODES),
+    *(("turn-group-v1d", loss) for loss in VERLS_LOSSES if loss != "vanilla"),
+]
+
+
+@pytest.mark.parametrize("mode, loss", PAIRS)
 def test_a_loss_of_verls_pushes_every_token_where_its_turns_advantage_says(mode, loss):
-    """At the policy that wrote the tokens. geo_mean has one advantage per trajectory, the mean of its tokens'."""
+    """At the policy that wrote the tokens. geo_mean has one advantage per trajectory, the mean of its tokens'.
+
+    A loss gets a tensor and does not know which mode made it, so that each is tried once.
+    """
     config = ActorConfig(strategy="fsdp2", rollout_n=ROWS, ppo_micro_batch_size_per_gpu=1)
     config = replace(config, policy_loss=replace(config.policy_loss, dro_beta=0.1))
-    advantage_B_T = advantages(mode)
+    advantage_B_T = advantages(MODES[mode])
     old_B_T = -torch.rand(ROWS, TOKENS, generator=torch.Generator().manual_seed(1))
     log_prob_B_T = old_B_T.clone().requires_grad_()
     agg = "seq-mean-token-mean" if loss in ("gspo", "sapo") else "token-mean"

@@ -20,6 +20,8 @@ from verl_credit.cli import main
 
 FUZZ_CASES = int(os.environ.get("VERL_CREDIT_FUZZ_CASES", "120"))
 """How many cases the slow fuzz tests draw. ``make fuzz CASES=2000`` draws as many as one likes."""
+LAW_SEEDS = range(1 + FUZZ_CASES // 600)
+"""The seeds for which slow tests try all laws on every operator: one, and with ``CASES=2000`` four."""
 SECONDS = 120.0
 """Of one input. A thousand times what an input takes, so that a busy machine is no hang."""
 ACCEPTED, REFUSED = "accepted", "refused"

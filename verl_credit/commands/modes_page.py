@@ -12,7 +12,7 @@ from verl_credit.recipe.rules.turn_mode import KEYS
 
 HEAD = """# Every operator
 
-Written by `verl-credit modes > docs/modes.md` from `verl_credit/credit/registry.py`; the tests compare the two.
+Written by `verl-credit modes > docs/modes.md` from what each operator declares in its own file; the tests compare the two.
 `verl-credit explain [overrides]` shows the pipeline that a configuration runs, `verl-credit check` runs the laws.
 
     A[b, t] = A_turn[b, turn(t)] w[b, t]   (+ HICRA)         R of A_turn: the outcome operator
@@ -71,12 +71,13 @@ def _entry(operator: Operator) -> str:
     lines = [
         f"### `{operator.name}`",
         "",
-        f"    {operator.equation}",
+        *(f"    {line}" for line in operator.equation.split("; ")),
         "",
         f"- reads: {', '.join(operator.reads) or 'the turns alone'}; scope: {operator.scope}",
         *_of_turn_mode(operator),
         f"- reduces to: {operator.reduces_to}",
         f"- bias: {operator.bias}",
+        *([f"- follows the gradient of: {operator.objective}"] if operator.objective else []),
         f"- departures from released code: {operator.departures}",
         f"- properties: {', '.join(sorted(operator.properties)) or 'none'}",
         *[f"- exempt from the law `{law}`: {reason}" for law, reason in operator.exempt.items()],

@@ -1,34 +1,54 @@
 """What is known of an operator: what it reads, its equation, its bias, its source, and the laws it is exempt from."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 
 CENTRED, NORMALISED = frozenset({"centred"}), frozenset({"normalised"})
 WEIGHS, CONSERVES = frozenset({"weighs"}), frozenset({"conserves"})
 
 
-@dataclass(frozen=True)
+INDENT = " " * 4
+
+
+def equation_of(function: Callable) -> str:
+    """The equation in the function's docstring: its first indented block, in one line."""
+    lines = dropwhile(lambda line: not line.startswith(INDENT), (inspect.getdoc(function) or "").splitlines())
+    return "; ".join(
+        " ".join(line.split()) for line in takewhile(lambda line: line.startswith(INDENT), lines)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One entry of the registry."""
+    """What an operator declares in its own file. The registry, the laws, `explain` and docs/modes.md read it."""
 
     name: str
     level: str
     function: Callable
-    reads: tuple[str, ...]
+    reads: tuple[str, ...] = ("rewards", "groups")
     """Inputs by name: rewards, groups, gains (turn rewards), uncertainty, planning mask, sepa lambda, entropy, and a turn
     mode's optional tables (`turn.mode.OPTIONAL_TABLES`)."""
-    equation: str
+    equation: str = ""
+    """If it is not given, it is read from the function's docstring (`equation_of`)."""
     reduces_to: str
     bias: str
-    departures: str
+    departures: str = "none"
     source: str
+    objective: str = ""
+    """What its expected gradient increases where outcomes are 0 or 1 (`fidelity.exact`), p the chance of a 1; or ""."""
     scope: str = "group"
     """Which other rows can matter: row (none), group (those of one prompt) or batch."""
     properties: frozenset[str] = frozenset()
     """Of `laws.properties`: centred, normalised, weighs, conserves. A property that is not named does not hold."""
     exempt: Mapping[str, str] = field(default_factory=dict)
     """Law -> why it does not hold here."""
+
+    def __post_init__(self) -> None:
+        if not self.equation:
+            object.__setattr__(self, "equation", equation_of(self.function))
 
 
 def over_population_std(n: int) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from verl_credit.credit import MODES
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
@@ -15,8 +16,8 @@ from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.report.again import NotOffered, TurnTables, credit_of_turns
 
 ALPHAS = (0.3, 1.0)
-OUTCOMES = ("grpo", "rloo", "low_baseline", "half_negative", "maxrl")
-"""Of the mode `none`, and the one that the configuration names."""
+OUTCOMES = tuple(name for name, operator in OUTCOME_OPERATORS.items() if operator.scope != "batch")
+"""The mode `none` is measured with each of them, and with the one that the configuration names."""
 Advantages = list[list[list[float]]]
 """``[prompt][trajectory][turn]``, the ending turn last."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.credit.turn.tables import NAMED_OPERATORS
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.turns import turn_table
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.names import ADV_ESTIMATOR
@@ -63,7 +63,7 @@ def tables_of(
             "mode": a.info_gain_norm_mode,
             "signals": {"info_gain": 1.0},
             # One of the user's is in the credit of the run alone (`run_credit`).
-            "outcome_operator": a.advantage_mode if a.advantage_mode in NAMED_OPERATORS else "grpo",
+            "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
             "shared": {
                 "gamma": a.gamma,

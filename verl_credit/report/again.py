@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.credit.turn.mode import OPTIONAL_TABLES, TurnCredit, TurnMode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.credit.turn.tables import NAMED_OPERATORS
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.run.tables import StepTable
 
@@ -102,7 +102,7 @@ def credit_of_turns(tables: TurnTables, mode: str | TurnMode, **changes: float) 
     if found.name == pipeline["mode"]:
         options |= pipeline["turn_params"]
     if found.any_outcome_operator:
-        if pipeline["outcome_operator"] not in NAMED_OPERATORS:
+        if pipeline["outcome_operator"] not in OUTCOME_OPERATORS:
             raise NotOffered(
                 f"{pipeline['outcome_operator']} is an operator of yours, and a report loads none"
             )

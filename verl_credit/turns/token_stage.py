@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.config.keys import Algorithm
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
 from verl_credit.credit.planning.planning import coverage
 from verl_credit.credit.plugins import (

@@ -10,8 +10,9 @@ from pydantic import Field, field_validator
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section, When
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.credit.token import CANONICAL
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS
 from verl_credit.credit.turn.info_gain import FIRST_TURN, INFO_GAIN_TYPES
@@ -20,7 +21,6 @@ from verl_credit.credit.turn.modes import MODES
 from verl_credit.names import ADV_ESTIMATOR
 
 AUTO = "auto"
-CANONICAL = ("gtpo_canonical", "grpo_s")
 DETECTORS = ("grams", "anchors")
 SCORERS = ("branch", "rows", "server")
 
@@ -144,7 +144,7 @@ class Algorithm(Section):
     adv_estimator: str = ADV_ESTIMATOR
     """info_gain: ours. Other names are verl's own estimators, and none of the keys below acts."""
     advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
-    """Outcome level: grpo, rloo, low_baseline, half_negative, maxrl, reinforce_pp, or my_module.my_operator."""
+    """Outcome level: how a prompt's outcomes become an advantage per trajectory; or my_module.my_operator."""
     advantage_params: Annotated[Params, When(reads.own_outcome)] = Field(default_factory=dict)
     """Handed to an outcome operator of yours."""
     info_gain_norm_mode: named(MODES) = "turn-group-v1d"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import iscoroutinefunction
 
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.plugins import load
 from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from verl_credit.credit.laws import laws, rewards, steady, tokens
 from verl_credit.credit.laws.broken import Broken
 from verl_credit.credit.laws.example import Example, Log, lines, smallest
 from verl_credit.credit.laws.properties import PROPERTIES
-from verl_credit.credit.laws.subjects import Subject
+from verl_credit.credit.laws.subjects import Result, Subject
 from verl_credit.credit.laws.world import World
 
 SEEDS = range(3)
@@ -44,11 +45,21 @@ class Finding:
         return self.verdict == "BROKEN"
 
 
-def counterexample(law: Callable, subject: Subject, seeds=SEEDS) -> Example | None:
-    """The first world that breaks the law, or None. An operator's exception is a counterexample."""
+def counterexample(
+    law: Callable, subject: Subject, seeds=SEEDS, kept: dict[tuple, Result] | None = None
+) -> Example | None:
+    """The first world that breaks the law, or None. An operator's exception is a counterexample.
+
+    Laws that are given the same ``kept`` compute the result of an unchanged world once. Each of them has tensors of its own,
+    so that what an operator does to its input reaches no other law, and the laws of `FIRST` call anew.
+    """
+    worlds = getattr(law, "worlds", laws.usual_worlds)
     for seed in seeds:
-        for world in getattr(law, "worlds", laws.usual_worlds)(seed):
-            log = Log(subject)
+        for number, world in enumerate(worlds(seed)):
+            known = subject
+            if kept is not None and law not in FIRST:
+                known = replace(subject, run=partial(_run_once, subject, world, kept, (worlds, seed, number)))
+            log = Log(known)
             try:
                 law(log.subject, world)
             except Broken as broken:
@@ -58,12 +69,22 @@ def counterexample(law: Callable, subject: Subject, seeds=SEEDS) -> Example | No
     return None
 
 
+def _run_once(
+    subject: Subject, unchanged: World, kept: dict[tuple, Result], key: tuple, world: World
+) -> Result:
+    if world is not unchanged:
+        return subject.run(world)
+    if key not in kept:
+        kept[key] = subject.run(world)
+    return kept[key]
+
+
 def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
     """Test all laws that are not exempt, and all properties, which must match the declared ones, if any are declared.
 
     Only findings about ``runs`` and ``pure`` are returned where these laws are broken: others would tell of the same.
     """
-    findings = []
+    findings, kept = [], {}
     for name, law in LAWS.items():
         exempt = subject.exempt.get(name)
         if name == "others" and subject.scope == "batch":
@@ -71,7 +92,7 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
         if exempt is not None:
             findings.append(Finding(name, law.__doc__, "exempt", exempt))
             continue
-        found = counterexample(law, subject, seeds)
+        found = counterexample(law, subject, seeds, kept)
         findings.append(_finding(name, law, "holds" if found is None else "BROKEN", found, subject))
         if law is rewards.better and (why := subject.exempt.get(rewards.TOOL_TURNS)):
             findings.append(Finding(rewards.TOOL_TURNS, "The same of its tool turns.", "exempt", why))
@@ -81,7 +102,7 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
     for name, examine in PROPERTIES.items():
         if name in ("weighs", "conserves") and subject.level != "token":
             continue
-        found = counterexample(examine, subject, seeds)
+        found = counterexample(examine, subject, seeds, kept)
         verdict, declared = "yes" if found is None else "no", subject.properties
         undeclared = declared is not None and found is None and name not in declared
         if undeclared:

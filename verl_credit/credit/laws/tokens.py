@@ -30,13 +30,14 @@ def turns(subject: Subject, world: World) -> None:
         for turn in range(int(ids_B_T[row].max()) + 1):
             raised_B_T = given_B_T.clone()
             raised_B_T[row, ids_B_T[row] == turn] += 0.5
-            change_B_T = subject.apply(world, raised_B_T) - subject.apply(world, given_B_T)
+            change_B_T = subject.apply(world, raised_B_T) - plain_B_T
             moves = [
                 change_B_T[row, ids_B_T[row] == k].mean().item() for k in ids_B_T[row].unique() if k >= 0
             ]
             own_sum += moves.pop(turn)
             other_sum += max(map(abs, moves))
         if own_sum < TWICE * other_sum and max(abs(own_sum), other_sum) > nothing:
+            subject.apply(world, given_B_T)  # for the record
             raise Broken(
                 f"row {row}: a turn's advantage raised by 0.5 raises its own tokens by {own_sum:.3g} and another "
                 f"turn's by up to {other_sum:.3g} (summed over the turns)",

@@ -4,6 +4,7 @@ import torch
 
 from verl_credit.credit.checks import output_dtype
 from verl_credit.credit.groups import group_stats, minus_others
+from verl_credit.credit.operator import Operator
 from verl_credit.credit.outcome.outcome import finite_rows
 
 
@@ -16,8 +17,9 @@ def low_baseline(
 ) -> torch.Tensor:
     """REINFORCE with half of RLOO's baseline.
 
-        A_i = r_i - share mean(r_j, j != i)        share 1: RLOO; share 0: REINFORCE without a baseline
+        A_i = r_i - share mean(r_j, j != i), share = 1/2
 
+    share 1 is RLOO, share 0 is REINFORCE without a baseline.
     The gradient is unbiased for every share. Which share has the least noise depends on the trajectories: the best baseline
     is E[r |s|^2] / E[|s|^2] with the score s = grad log pi(trajectory). That is below the mean outcome where a success has a
     smaller score than a failure, because successes are alike and failures are not. Measured in evidence/fidelity/README.md.
@@ -33,3 +35,16 @@ def low_baseline(
     centred_B = minus_others(outcome_B, group_B, valid_B)
     outcome = torch.where(several_B, outcome_B.to(torch.float64), 0.0)
     return ((1 - share) * outcome + share * centred_B).to(output_dtype(outcome_B))
+
+
+OPERATOR = Operator(
+    name="low_baseline",
+    level="outcome",
+    function=low_baseline,
+    reduces_to="rloo with half of its baseline",
+    bias="none: own sample excluded, no std; the mean advantage of a prompt is not 0",
+    departures="equal outcomes r give r / 2; outcomes count from 0, the value of a failure; groups of one give 0",
+    source="evidence/fidelity/README.md",
+    objective="r",
+    exempt={"ties": "its baseline is half of the mean"},
+)

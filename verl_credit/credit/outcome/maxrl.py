@@ -4,6 +4,7 @@ import torch
 
 from verl_credit.credit.checks import first_row, output_dtype
 from verl_credit.credit.groups import EPS, group_stats
+from verl_credit.credit.operator import NORMALISED, Operator
 from verl_credit.credit.outcome.outcome import finite_rows
 
 
@@ -16,7 +17,8 @@ def maxrl(
 ) -> torch.Tensor:
     """Gives rare successes the largest advantage.
 
-        A_i = (r_i - mean(r)) / (mean(r) + eps)          0 for the whole prompt where mean(r) <= eps
+        A_i = (r_i - mean(r)) / (mean(r) + eps), eps = 1e-6
+        A_i = 0 for the whole prompt where mean(r) <= eps
 
     With binary outcomes, K of N solved: (N - K) / K for a success and -1 for a failure (times mean / (mean + eps)).
     Equal outcomes and groups of one give exactly 0. Rows with row_valid False enter no mean and get 0.
@@ -36,3 +38,17 @@ def maxrl(
     positive_B = stats.mean_N > eps
     advantage_B = torch.where(positive_B, stats.deviation_N / (stats.mean_N + eps), 0.0)
     return advantage_B.to(output_dtype(outcome_B))
+
+
+OPERATOR = Operator(
+    name="maxrl",
+    level="outcome",
+    function=maxrl,
+    reduces_to="centred GRPO divided by the prompt's success rate",
+    bias="own sample in the mean",
+    departures="guarded where the mean is not positive (the official code divides all the same); groups of one give 0",
+    source="2602.02710",
+    objective="log p, n - 1 terms",
+    properties=NORMALISED,
+    exempt={"signed": "it divides by the mean outcome, and refuses outcomes below 0"},
+)

@@ -4,6 +4,7 @@ import torch
 
 from verl_credit.credit.checks import check_shape, first_row, output_dtype
 from verl_credit.credit.groups import group_stats, over_std
+from verl_credit.credit.operator import CENTRED, NORMALISED, Operator
 from verl_credit.credit.outcome.outcome import finite_rows
 
 
@@ -17,7 +18,8 @@ def reinforce_pp(
 ) -> torch.Tensor:
     """Group-centred outcomes with the batch's mean and spread.
 
-        a_i = r_i - mean(r of the prompt)        A_i = (a_i - mean(a)) / (std(a) + eps)   over the batch
+        a_i = r_i - mean(r of the prompt)
+        A_i = (a_i - mean(a)) / (std(a) + eps) over the batch, eps = 1e-8
 
     Population std; a batch whose std is below eps is only centred. Each trajectory counts once, or `row_weight_B`
     times (its number of policy tokens gives verl's token-weighted whitening).
@@ -46,3 +48,16 @@ def reinforce_pp(
     std = ((weight_B * spread_B**2).sum() / total).sqrt()
     advantage_B = torch.where(std < eps, spread_B, over_std(spread_B, std, eps))
     return advantage_B.to(output_dtype(outcome_B))
+
+
+OPERATOR = Operator(
+    name="reinforce_pp",
+    level="outcome",
+    function=reinforce_pp,
+    reduces_to="centred GRPO when the batch's std is 1",
+    bias="own sample in both means",
+    departures="a real mask instead of 'is not 0.0'; each trajectory counts once",
+    source="2501.03262",
+    scope="batch",
+    properties=CENTRED | NORMALISED,
+)

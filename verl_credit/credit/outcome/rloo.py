@@ -4,6 +4,7 @@ import torch
 
 from verl_credit.credit.checks import output_dtype
 from verl_credit.credit.groups import minus_others
+from verl_credit.credit.operator import CENTRED, Operator
 from verl_credit.credit.outcome.outcome import finite_rows
 
 
@@ -21,3 +22,16 @@ def rloo(
     """
     valid_B = finite_rows(outcome_B, group_B, row_valid_B)
     return minus_others(outcome_B, group_B, valid_B).to(output_dtype(outcome_B))
+
+
+OPERATOR = Operator(
+    name="rloo",
+    level="outcome",
+    function=rloo,
+    reduces_to="REINFORCE with a leave-one-out baseline; centred GRPO times n / (n - 1)",
+    bias="none: own sample excluded, no std",
+    departures="groups of one give 0 (verl: their plain outcome)",
+    source="2402.14740",
+    objective="r",
+    properties=CENTRED,
+)

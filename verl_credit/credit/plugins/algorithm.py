@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from verl_credit.credit.checks import as_bool, output_dtype
-from verl_credit.credit.plugins.lists import as_lists, groups_of, turn_lists, write_back
+from verl_credit.credit.plugins.lists import as_lists, groups_of, run_by_rows, turn_lists
 from verl_credit.credit.plugins.types import AlgorithmContext
 
 
@@ -61,9 +61,9 @@ def run_algorithm(
         mask_B_T.shape, dtype=output_dtype(outcome_B, log_prob_B_T), device=mask_B_T.device
     )
     mask_B_T = as_bool("mask_B_T", mask_B_T)
-    metrics: list[dict[str, float]] = []
-    for rows in groups_of(group_B, row_valid_B):
-        output = algorithm(
+
+    def call(rows: list[int]) -> Any:
+        return algorithm(
             AlgorithmContext(
                 rewards_G=outcome_B[rows].tolist(),
                 logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
@@ -79,17 +79,6 @@ def run_algorithm(
                 **({} if turns is None else turns.lists(mask_B_T, rows)),
             )
         )
-        write_back(
-            advantage_B_T, mask_B_T, rows, getattr(output, "token_advs", output), f"algorithm {name!r}"
-        )
-        metrics.append(getattr(output, "extra_metrics", {}))
-    return advantage_B_T, mean_over_groups(metrics)
 
-
-def mean_over_groups(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Unweighted mean over the groups that report a name."""
-    names = sorted({name for row in metrics for name in row})
-    return {
-        name: sum(row[name] for row in metrics if name in row) / sum(name in row for row in metrics)
-        for name in names
-    }
+    groups = groups_of(group_B, row_valid_B)
+    return advantage_B_T, run_by_rows(call, groups, advantage_B_T, mask_B_T, f"algorithm {name!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -36,6 +37,27 @@ def turn_lists(
         found = [reward if known else None for reward, known in pairs]
         lists.append((found + [None] * n_tool_turns)[:n_tool_turns])
     return lists
+
+
+def run_by_rows(
+    call: Callable[[list[int]], Any],
+    groups: Iterable[list[int]],
+    out_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    name: str,
+) -> dict[str, float]:
+    """Calls an operator once for each group of rows and writes its lists to their policy tokens.
+
+    The operator returns a list per row, or an object with ``token_advs`` and perhaps ``extra_metrics``. Returns the mean of
+    each metric over the groups that report it.
+    """
+    metrics: list[dict[str, float]] = []
+    for rows in groups:
+        output = call(rows)
+        write_back(out_B_T, mask_B_T, rows, getattr(output, "token_advs", output), name)
+        metrics.append(getattr(output, "extra_metrics", {}))
+    reported = {name: [row[name] for row in metrics if name in row] for name in sorted(set().union(*metrics))}
+    return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 def write_back(

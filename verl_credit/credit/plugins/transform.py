@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from verl_credit.credit.checks import as_bool, output_dtype
-from verl_credit.credit.plugins.algorithm import mean_over_groups
-from verl_credit.credit.plugins.lists import as_lists, groups_of, write_back
+from verl_credit.credit.plugins.lists import as_lists, groups_of, run_by_rows
 from verl_credit.credit.plugins.load import adopted, made
-from verl_credit.credit.plugins.types import TransformContext, TransformSpec
+from verl_credit.credit.plugins.types import TransformContext, TransformOutput, TransformSpec
 from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.hicra import hicra
 
@@ -57,7 +56,6 @@ def run_transform(
     dtype = output_dtype(turn_advantage_B_T, uncertainty_B_T)
     turn_advantage_B_T = torch.where(mask_B_T, turn_advantage_B_T.to(dtype), 0.0)
     advantage_B_T = torch.zeros_like(turn_advantage_B_T)
-    metrics: list[dict[str, float]] = []
     if spec.compute_context is None:
         advantage_B_T = _by_parts(
             spec,
@@ -69,31 +67,34 @@ def run_transform(
             gtpo_beta,
             hicra_alpha,
         )
-    for rows in groups_of(group_B, row_valid_B):
-        if spec.compute_context is not None:
-            output = spec.compute_context(
-                TransformContext(
-                    episode_advantages=outcome_advantage_B[rows].tolist(),
-                    logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
-                    planning_masks_G=as_lists(planning_B_T, mask_B_T, rows),
-                    sepa_lambda=sepa_lambda,
-                    params=dict(params),
-                    step=step,
-                    gtpo_beta=gtpo_beta,
-                    hicra_alpha=hicra_alpha,
-                    uncertainties_G=as_lists(uncertainty_B_T, mask_B_T, rows),
-                    uncertainty_kind=uncertainty_kind,
-                    turn_advantages_G=as_lists(turn_advantage_B_T, mask_B_T, rows),
-                )
+
+    def computed(rows: list[int]) -> Any:
+        return spec.compute_context(
+            TransformContext(
+                episode_advantages=outcome_advantage_B[rows].tolist(),
+                logprobs_G=as_lists(log_prob_B_T, mask_B_T, rows),
+                planning_masks_G=as_lists(planning_B_T, mask_B_T, rows),
+                sepa_lambda=sepa_lambda,
+                params=dict(params),
+                step=step,
+                gtpo_beta=gtpo_beta,
+                hicra_alpha=hicra_alpha,
+                uncertainties_G=as_lists(uncertainty_B_T, mask_B_T, rows),
+                uncertainty_kind=uncertainty_kind,
+                turn_advantages_G=as_lists(turn_advantage_B_T, mask_B_T, rows),
             )
-            metrics.append(getattr(output, "extra_metrics", {}))
-            write_back(advantage_B_T, mask_B_T, rows, getattr(output, "token_advs", output), name)
-        elif spec.post_process is not None:
-            raw = as_lists(uncertainty_B_T, mask_B_T, rows)
-            lists, extra = spec.post_process(as_lists(advantage_B_T, mask_B_T, rows), raw, dict(params))
-            metrics.append(extra)
-            write_back(advantage_B_T, mask_B_T, rows, lists, name)
-    return torch.where(row_valid_B[:, None], advantage_B_T, 0.0), mean_over_groups(metrics)
+        )
+
+    def post_processed(rows: list[int]) -> TransformOutput:
+        raw = as_lists(uncertainty_B_T, mask_B_T, rows)
+        lists, extra = spec.post_process(as_lists(advantage_B_T, mask_B_T, rows), raw, dict(params))
+        return TransformOutput(lists, extra_metrics=extra)
+
+    metrics: dict[str, float] = {}
+    if spec.compute_context is not None or spec.post_process is not None:
+        call = post_processed if spec.compute_context is None else computed
+        metrics = run_by_rows(call, groups_of(group_B, row_valid_B), advantage_B_T, mask_B_T, name)
+    return torch.where(row_valid_B[:, None], advantage_B_T, 0.0), metrics
 
 
 def _by_parts(
@@ -108,11 +109,17 @@ def _by_parts(
 ) -> torch.Tensor:
     if spec.entropy_transform is not None:
         uncertainty_B_T = uncertainty_B_T.clone()
-        for row in mask_B_T.any(dim=1).nonzero().flatten().tolist():
-            (values,) = as_lists(uncertainty_B_T, mask_B_T, [row])
-            (mask,) = as_lists(planning_B_T, mask_B_T, [row])
-            changed = spec.entropy_transform(values, mask, sepa_lambda)
-            write_back(uncertainty_B_T, mask_B_T, [row], [changed], f"entropy_transform of {spec.name!r}")
+
+        def changed(rows: list[int]) -> list:
+            values, plans = (
+                as_lists(of_B_T, mask_B_T, rows)[0] for of_B_T in (uncertainty_B_T, planning_B_T)
+            )
+            return [spec.entropy_transform(values, plans, sepa_lambda)]
+
+        rows_with_tokens = mask_B_T.any(dim=1).nonzero().tolist()
+        run_by_rows(
+            changed, rows_with_tokens, uncertainty_B_T, mask_B_T, f"entropy_transform of {spec.name!r}"
+        )
     advantage_B_T = turn_advantage_B_T
     if spec.use_gtpo:
         advantage_B_T = advantage_B_T * gtpo_weights(uncertainty_B_T, mask_B_T, beta=gtpo_beta)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from verl_credit.credit.checks import as_bool, output_dtype
-from verl_credit.credit.plugins.lists import as_lists, write_back
+from verl_credit.credit.plugins.lists import as_lists, run_by_rows
 from verl_credit.credit.plugins.load import adopted, made
 from verl_credit.credit.plugins.types import UncertaintyContext, UncertaintySpec
 
@@ -38,13 +38,15 @@ def run_uncertainty(
     """uncertainty_B_T, 0 outside the mask; one call per row that has policy tokens."""
     out_B_T = torch.zeros(mask_B_T.shape, dtype=output_dtype(log_prob_B_T), device=mask_B_T.device)
     mask_B_T = as_bool("mask_B_T", mask_B_T)
-    rows = mask_B_T.any(dim=1).nonzero().flatten().tolist()
-    for row in rows:
+
+    def call(rows: list[int]) -> list:
         context = UncertaintyContext(
-            logprobs=as_lists(log_prob_B_T, mask_B_T, [row])[0],
-            precomputed_entropy=None if entropy_B_T is None else as_lists(entropy_B_T, mask_B_T, [row])[0],
-            planning_mask=None if planning_B_T is None else as_lists(planning_B_T, mask_B_T, [row])[0],
+            logprobs=as_lists(log_prob_B_T, mask_B_T, rows)[0],
+            precomputed_entropy=None if entropy_B_T is None else as_lists(entropy_B_T, mask_B_T, rows)[0],
+            planning_mask=None if planning_B_T is None else as_lists(planning_B_T, mask_B_T, rows)[0],
             params=dict(params or {}),
         )
-        write_back(out_B_T, mask_B_T, [row], [spec.compute(context)], f"uncertainty {spec.name!r}")
+        return [spec.compute(context)]
+
+    run_by_rows(call, mask_B_T.any(dim=1).nonzero().tolist(), out_B_T, mask_B_T, f"uncertainty {spec.name!r}")
     return out_B_T

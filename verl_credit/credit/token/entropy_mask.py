@@ -12,9 +12,10 @@ def entropy_mask(
 ) -> torch.Tensor:
     """1 for the top share rho of a prompt's policy tokens by uncertainty, 0 for the others.
 
-    The n tokens of a prompt's trajectories are ranked together; the threshold is the uncertainty of rank
-    max(1, int(n rho)), and ties with it are kept. rho <= 0 (off) and rho >= 1 keep every policy token. 0 outside the
-    mask, whose tokens enter no ranking.
+        w_t <- 0 where h_t is below that of rank max(1, int(n rho)) among the n tokens of the prompt
+
+    The tokens of all trajectories of a prompt are ranked together, and ties with that rank are kept. rho <= 0 (off) and
+    rho >= 1 keep every policy token. 0 outside the mask, whose tokens enter no ranking.
     Returns the input's dtype, at least float32. Source: retrain's proxy for Yue et al.
     """
     if not math.isfinite(rho):

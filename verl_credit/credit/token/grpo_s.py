@@ -6,6 +6,7 @@ import torch
 
 from verl_credit.credit.checks import output_dtype
 from verl_credit.credit.groups import EPS, row_mean, z_score
+from verl_credit.credit.operator import Operator
 from verl_credit.credit.token.polarity import polarity, shares
 
 
@@ -26,9 +27,10 @@ def grpo_s(
 
         r+_i =  beta_1 + beta_2 n H_i / sum over rewarded k of H_k
         r-_j = -beta_1 - beta_2 m (1 / H_j) / sum over the others k of 1 / H_k
-        A    = (r - mean(r)) / (std(r) + eps)          over the prompt, both polarities together
+        A    = (r - mean(r)) / (std(r) + eps) over the prompt, both polarities together
+        H_i: mean entropy of the trajectory's policy tokens
 
-    H_i: mean entropy of the trajectory's policy tokens; n rewarded (outcome above 0.5) and m other trajectories.
+    n rewarded (outcome above 0.5) and m other trajectories.
     Unbiased std (ddof=1) and eps 1e-6, as a public verl fork normalises; the paper's own is not settled. A prompt
     whose trajectories are all rewarded or all not gives exactly 0, so does a group of one. No gradient flows.
     Returns the widest input dtype, at least float32. Source: 2508.04349.
@@ -46,3 +48,15 @@ def grpo_s(
     shaped_B = torch.where(sides.rewarded_B, 1.0, -1.0) * (beta_1 + beta_2 * relative_B)
     z_B = z_score(shaped_B, sides.group_B, member_N=used_B, ddof=ddof, variance_floor=0.0, eps=eps)
     return torch.where(used_B, z_B, 0.0).to(output_dtype(outcome_B, entropy_B_T))
+
+
+OPERATOR = Operator(
+    name="grpo_s",
+    level="canonical",
+    function=grpo_s,
+    reads=("rewards", "groups", "entropy"),
+    reduces_to="normalised +1 / -1 rewards at beta_2 0",
+    bias="own sample in mean and std",
+    departures="groups that are all rewarded or all not give 0",
+    source="2508.04349",
+)

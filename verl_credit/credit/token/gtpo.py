@@ -14,7 +14,7 @@ SMALLEST_MEAN = 1e-7  # below it a row's uncertainties are rounding noise, and i
 def gtpo_weights(uncertainty_B_T: torch.Tensor, mask_B_T: torch.Tensor, *, beta: float = 0.1) -> torch.Tensor:
     """A weight per policy token, by its uncertainty beside the mean of its row.
 
-        w_t = max(0, 1 + beta (h_t / (mean(h) + 1e-8) - 1)),   h_t at most 50
+        w_t = max(0, 1 + beta (h_t / (mean(h) + 1e-8) - 1)), h_t at most 50
 
     The mean is over the row's policy tokens of all turns; observations have weight 0 and do not enter it. While the
     floor does not act, the weights of a row sum to its number of tokens (up to the 1e-8); for h >= 0 and beta <= 1 it

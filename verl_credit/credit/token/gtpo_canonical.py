@@ -6,6 +6,7 @@ import torch
 
 from verl_credit.credit.checks import check_name, output_dtype
 from verl_credit.credit.groups import z_score_of_one
+from verl_credit.credit.operator import Operator
 from verl_credit.credit.token.polarity import EPS, polarity, shares
 
 POPULATIONS = ("polarity", "all", "joint")
@@ -28,9 +29,10 @@ def gtpo_canonical(
 
         r+_(i,t) =  alpha_1 + alpha_2 d_t H_(i,t) / sum over rewarded k of H_(k,t)
         r-_(j,t) = -alpha_1 - alpha_2 h_t (1 / H_(j,t)) / sum over the others k of 1 / H_(k,t)
+        d_t, h_t: how many rewarded (other) trajectories have a token t, the t-th of a row's own policy tokens
+        A = z(r+) + z(r-), over the own polarity's tokens (population=polarity) or all, the other side's 0 (all)
 
-    d_t and h_t: the number of rewarded (other) trajectories of the prompt with a token at t; t counts a row's own policy
-    tokens, so observations shift nothing. Rewarded: outcome above 0.5.
+    Observations shift no t. Rewarded: outcome above 0.5.
     Equation 6 of the paper standardises both, and does not say over which tokens:
 
         population="all"       r+ is 0 on the others' tokens and r- on the rewarded ones'; both are standardised over
@@ -95,3 +97,15 @@ def _standardised(
         "all": [(torch.where(side_R_P, shaped_R_P, 0.0), token_R_P) for side_R_P in sides],
     }
     return sum(z_score_of_one(value_R_P, member_R_P, eps=eps) for value_R_P, member_R_P in parts[population])
+
+
+OPERATOR = Operator(
+    name="gtpo_canonical",
+    level="canonical",
+    function=gtpo_canonical,
+    reads=("rewards", "groups", "entropy"),
+    reduces_to="normalised +1 / -1 rewards at alpha_2 0",
+    bias="population=polarity: the mean advantage of correct tokens is 0",
+    departures="groups that are all rewarded or all not give 0",
+    source="2508.04349",
+)

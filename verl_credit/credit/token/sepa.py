@@ -14,9 +14,9 @@ def sepa_pool(
 ) -> torch.Tensor:
     """Pool the uncertainties of a row's execution tokens (policy tokens that are not planning).
 
-        h'_t = lam mean(h of execution) + (1 - lam) h_t     on execution tokens
-        h'_t = h_t                                          on planning tokens
+        h_t <- lam mean(h of execution) + (1 - lam) h_t on execution tokens
 
+    Planning tokens keep theirs.
     The mean of a row is preserved, so the GTPO weights of planning tokens do not change and only execution tokens are
     flattened. lam=0 is plain GTPO, lam=1 gives all execution tokens of a row one weight. lam is clamped to [0, 1] and h
     to at most 50 (the released code does not clamp h if lam is 0, but GTPO does then); a row without execution tokens is
@@ -32,7 +32,9 @@ def sepa_pool(
 def sepa_amp(
     uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor, mask_B_T: torch.Tensor, lam: float
 ) -> torch.Tensor:
-    """The opposite of pooling: h'_t = (1 + lam) h_t - lam mean(h of execution) on execution tokens.
+    """Move the uncertainties of execution tokens away from their mean.
+
+        h_t <- (1 + lam) h_t - lam mean(h of execution) on execution tokens
 
     The mean of a row is preserved here too. Values may fall below 0, where GTPO's floor on weights may act, and rise
     above 50, where GTPO's bound changes the mean, and with it the planning tokens' weights.
@@ -46,7 +48,12 @@ def sepa_amp(
 def sepa_amp_c(
     uncertainty_B_T: torch.Tensor, planning_B_T: torch.Tensor, mask_B_T: torch.Tensor, lam: float
 ) -> torch.Tensor:
-    """`sepa_amp` floored at 0. Where the floor acts the row's mean grows, and its planning weights shrink."""
+    """`sepa_amp` with a floor.
+
+        h_t <- max(0, (1 + lam) h_t - lam mean(h of execution)) on execution tokens
+
+    Where the floor acts the row's mean grows, and its planning weights shrink.
+    """
     return sepa_amp(uncertainty_B_T, planning_B_T, mask_B_T, lam).clamp(min=0)
 
 

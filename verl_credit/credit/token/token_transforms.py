@@ -1,14 +1,17 @@
-"""Token transforms by name, each with its parts and the inputs that it needs."""
+"""Token transforms: each declares its parts here, from which follows what it reads, and what is known of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
+from verl_credit.credit.operator import CENTRED, CONSERVES, NORMALISED, WEIGHS, Operator, equation_of
 from verl_credit.credit.token.entropy_mask import entropy_mask
 from verl_credit.credit.token.gtpo import gtpo_weights
+from verl_credit.credit.token.hicra import hicra
 from verl_credit.credit.token.sepa import sepa_amp, sepa_amp_c, sepa_pool
 
 Pool = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -32,17 +35,67 @@ class TokenTransform:
         return self.pool is not None
 
 
-TRANSFORMS: dict[str, TokenTransform] = {
-    "none": TokenTransform(),
-    "hicra": TokenTransform(amplified=True),
-    "gtpo": TokenTransform(weighted=True),
-    "gtpo_hicra": TokenTransform(weighted=True, amplified=True),
-    "gtpo_sepa": TokenTransform(pool=sepa_pool, weighted=True),
-    "gtpo_sepa_hicra": TokenTransform(pool=sepa_pool, weighted=True, amplified=True),
-    "gtpo_sepa_amp": TokenTransform(pool=sepa_amp, weighted=True),
-    "gtpo_sepa_amp_c": TokenTransform(pool=sepa_amp_c, weighted=True),
-    "entropy_mask": TokenTransform(weighted=True, masked=True),
-}
+def _token(
+    name: str,
+    transform: TokenTransform,
+    reduces_to: str,
+    source: str = "the SEPA paper and its code, retrain",
+    conserves: bool = True,
+    **more,
+) -> Operator:
+    parts = [transform.pool] if transform.pool else []
+    parts += [gtpo_weights] if transform.weighted else []
+    parts += [entropy_mask] if transform.masked else []
+    parts += [hicra] if transform.amplified else []
+    reads = ("uncertainty",) if transform.weighted else ()
+    reads += ("planning mask",) if transform.needs_planning else ()
+    reads += ("sepa lambda",) if transform.uses_sepa_controller else ()
+    reads += ("groups",) if transform.masked else ()
+    bias = "that of the turns' advantages"
+    if transform.weighted:
+        bias = "weights move credit between the tokens of a trajectory; with surprisal they also push on the entropy"
+    elif transform.amplified:
+        bias = "planning tokens gain credit whatever the outcome: advantages no longer have the mean 0"
+    # The turns' advantages come from grpo in the laws, which is where the first two properties come from.
+    properties = CENTRED | NORMALISED | WEIGHS | (CONSERVES if conserves else frozenset())
+    return Operator(
+        name=name,
+        level="token",
+        function=transform,
+        reads=reads,
+        equation="; ".join(map(equation_of, parts)) or "w_t = 1",
+        reduces_to=reduces_to,
+        bias=bias,
+        source=source,
+        scope="group" if transform.masked else "row",
+        properties=properties,
+        **more,
+    )
+
+
+TOKEN_OPERATORS = (
+    _token("none", TokenTransform(), "the turns' advantages"),
+    _token("hicra", TokenTransform(amplified=True), "none at alpha 0", source="2509.03646", conserves=False),
+    _token("gtpo", TokenTransform(weighted=True), "none at beta 0", departures="policy tokens of the row only"),
+    _token(
+        "gtpo_hicra", TokenTransform(weighted=True, amplified=True), "gtpo at alpha 0", source="2509.03646",
+        conserves=False,
+    ),
+    _token("gtpo_sepa", TokenTransform(pool=sepa_pool, weighted=True), "gtpo at lambda 0"),
+    _token(
+        "gtpo_sepa_hicra", TokenTransform(pool=sepa_pool, weighted=True, amplified=True), "gtpo_sepa at alpha 0",
+        conserves=False,
+    ),
+    _token("gtpo_sepa_amp", TokenTransform(pool=sepa_amp, weighted=True), "gtpo at lambda 0", conserves=False),
+    _token("gtpo_sepa_amp_c", TokenTransform(pool=sepa_amp_c, weighted=True), "gtpo at lambda 0"),
+    _token(
+        "entropy_mask", TokenTransform(weighted=True, masked=True), "gtpo at rho 1",
+        source="retrain's proxy for Yue et al.", conserves=False,
+    ),
+)  # fmt: skip
+TRANSFORMS: Mapping[str, TokenTransform] = MappingProxyType(
+    {operator.name: operator.function for operator in TOKEN_OPERATORS}
+)
 
 
 def token_weights(

@@ -23,9 +23,10 @@ import torch
 
 from verl_credit.credit.checks import check_name, first_row, output_dtype
 from verl_credit.credit.operator import Operator, WithoutGains
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS, tied_rows
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome.outcome import tied_rows
 from verl_credit.credit.turn.inputs import make_tables
-from verl_credit.credit.turn.options import check_range, refuse_unread
+from verl_credit.credit.turn.options import Range, refuse_unread
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
 
@@ -74,7 +75,6 @@ class TurnMode(Operator):
 
     level: str = "turn"
     reads: tuple[str, ...] = ("rewards", "groups", "gains")
-    departures: str = "none"
     needs: tuple[str, ...] = ()
     """Optional tables without which it cannot run (`OPTIONAL_TABLES`)."""
     default_signal: str = "info_gain"
@@ -86,6 +86,7 @@ class TurnMode(Operator):
     without_gains: WithoutGains = field(default_factory=WithoutGains)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self.reads:
             check_name(f"turn mode {self.name!r}: reads", name, READS)
         for name in self.needs:
@@ -102,6 +103,13 @@ class TurnMode(Operator):
         """The accepted values of its text options, as their annotations say (`Literal`)."""
         parameters = inspect.signature(self.function).parameters.values()
         return {p.name: get_args(p.annotation) for p in parameters if get_origin(p.annotation) is Literal}
+
+    @cached_property
+    def ranges(self) -> Mapping[str, Range]:
+        """The ranges of its numeric options, as their annotations say (`turn.options`)."""
+        parameters = inspect.signature(self.function).parameters.values()
+        metadata = ((p.name, getattr(p.annotation, "__metadata__", ())) for p in parameters)
+        return {name: one for name, several in metadata for one in several if isinstance(one, Range)}
 
     @property
     def takes_any_option(self) -> bool:
@@ -210,8 +218,8 @@ class TurnMode(Operator):
                     f"{shown} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
                     f"it reads {', '.join([*self.options, *self.tables])}"
                 )
-            if self.is_shipped:
-                check_range(name, value)
+            if name in self.ranges:
+                self.ranges[name].check(name, value)
             if isinstance(self.options.get(name), bool) and not isinstance(value, bool):
                 raise ValueError(f"{name}={value!r}: expected True or False")
             if name in self.choices:

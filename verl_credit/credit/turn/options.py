@@ -1,46 +1,41 @@
-"""The range of each numeric option, wherever a mode has it."""
+"""The types of a mode's numeric options, each with its range."""
 
 import math
-from typing import Any
-
-# Option -> (smallest, largest, is the smallest allowed, is the largest allowed). Whole numbers where the smallest is one.
-RANGES = {
-    "gamma": (0.0, 1.0, True, True),
-    "alpha": (0.0, math.inf, True, False),
-    "clip_beta": (0.0, 1.0, True, False),
-    "gain_scale": (0.0, math.inf, True, False),
-    "outcome_scale": (0.0, math.inf, True, False),
-    "ddof": (0, math.inf, True, False),
-    "variance_floor": (0.0, math.inf, True, False),
-    "eps": (0.0, math.inf, False, False),
-    "outcome_weight": (0.0, math.inf, True, False),
-    "outcome_gamma_power": (0, math.inf, True, False),
-    "sigma_floor": (0.0, math.inf, False, False),
-    "step_weight": (0.0, math.inf, True, False),
-    "turn_weight": (0.0, math.inf, True, False),
-    "progress_weight": (0.0, math.inf, True, False),
-    "beta": (0.0, math.inf, True, False),
-    "lam": (0.0, 1.0, True, True),
-    "history_length": (0, math.inf, True, False),
-    "length_weight_alpha": (0.0, math.inf, True, False),
-    "weight_offset": (1, math.inf, True, False),
-}
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 
-def check_range(name: str, value: Any) -> None:
-    """Raise ValueError for a value outside its option's range; options without one are not looked at."""
-    if name not in RANGES:
-        return
-    low, high, low_allowed, high_allowed = RANGES[name]
-    whole = isinstance(low, int)
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not number or not (
-        low < value < high or (low_allowed and value == low) or (high_allowed and value == high)
-    ):
-        least = f"at least {low:g}" if low_allowed else f"above {low:g}"
-        kind = "whole number" if whole else "number"
-        most = "" if high == math.inf else f" and {'at most' if high_allowed else 'below'} {high:g}"
-        raise ValueError(f"{name}={value!r}: expected a {kind} {least}{most}")
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``, whole ones where ``low`` is one."""
+
+    low: float
+    high: float = math.inf
+    low_allowed: bool = True
+    high_allowed: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError for a value outside the range."""
+        whole = isinstance(self.low, int)
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not number or not (
+            self.low < value < self.high
+            or (self.low_allowed and value == self.low)
+            or (self.high_allowed and value == self.high)
+        ):
+            least = f"at least {self.low:g}" if self.low_allowed else f"above {self.low:g}"
+            most = f" and {'at most' if self.high_allowed else 'below'} {self.high:g}"
+            kind = "whole number" if whole else "number"
+            most = "" if self.high == math.inf else most
+            raise ValueError(f"{name}={value!r}: expected a {kind} {least}{most}")
+
+
+AtLeastZero = Annotated[float, Range(0.0)]
+Positive = Annotated[float, Range(0.0, low_allowed=False)]
+BelowOne = Annotated[float, Range(0.0, 1.0)]
+Share = Annotated[float, Range(0.0, 1.0, high_allowed=True)]
+Count = Annotated[int, Range(0)]
+Number = Annotated[int, Range(1)]
 
 
 def refuse_unread(beside: str, why: str, **given: tuple[Any, Any]) -> None:

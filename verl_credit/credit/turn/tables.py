@@ -7,21 +7,7 @@ import torch
 
 from verl_credit.credit.checks import first_row
 from verl_credit.credit.groups import z_score, z_score_per_turn
-from verl_credit.credit.outcome.half_negative import half_negative
-from verl_credit.credit.outcome.low_baseline import low_baseline
-from verl_credit.credit.outcome.maxrl import maxrl
-from verl_credit.credit.outcome.outcome import grpo
-from verl_credit.credit.outcome.reinforce_pp import reinforce_pp
-from verl_credit.credit.outcome.rloo import rloo
-
-NAMED_OPERATORS = {
-    "grpo": grpo,
-    "rloo": rloo,
-    "maxrl": maxrl,
-    "reinforce_pp": reinforce_pp,
-    "low_baseline": low_baseline,
-    "half_negative": half_negative,
-}
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ class Tables:
 
     def outcome_advantage(self, operator: str | Callable[..., torch.Tensor], **norm) -> torch.Tensor:
         """The outcome operator's advantage, 0 for rows that do not count. ``norm``: what `grpo` is told."""
-        named = NAMED_OPERATORS[operator] if isinstance(operator, str) else operator
+        named = OUTCOME_OPERATORS[operator].function if isinstance(operator, str) else operator
         options = norm if operator == "grpo" else {}
         advantage_B = named(self.outcome_B, self.group_B, row_valid_B=self.valid_B, **options)
         return _checked(advantage_B, self.valid_B)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.fidelity.exact.objectives import (
     arcsine,
     log_success,
@@ -18,6 +19,13 @@ from verl_credit.fidelity.exact.subjects import (
 )
 
 PENALTY = 0.1
+OBJECTIVES = {
+    "": None,
+    "r": reward,
+    "log p, n - 1 terms": log_success,
+    "2 arcsin sqrt(p), large groups": arcsine,
+}
+"""What an outcome operator may name as its `objective`."""
 UNBIASED = "turn-group-unbiased"
 
 
@@ -34,13 +42,11 @@ def all_credits() -> list[Credit]:
     ``own``: the objective that the mode's documentation names, or that follows from its equation with 0/1 outcomes.
     """
     return [
-        outcome_credit_of("grpo", own=arcsine, own_name="2 arcsin sqrt(p), large groups"),
+        *(
+            outcome_credit_of(name, own=OBJECTIVES[operator.objective], own_name=operator.objective)
+            for name, operator in OUTCOME_OPERATORS.items()
+        ),
         outcome_credit_of("grpo", "grpo, no std", norm_by_std=False, own=reward, own_name="r"),
-        outcome_credit_of("rloo", own=reward, own_name="r"),
-        outcome_credit_of("low_baseline", own=reward, own_name="r"),
-        outcome_credit_of("half_negative"),
-        outcome_credit_of("maxrl", own=log_success, own_name="log p, n - 1 terms"),
-        outcome_credit_of("reinforce_pp"),
         turn_credit_of("joint"),
         turn_credit_of("joint", "joint, no std", norm_by_std=False),
         turn_credit_of("separate"),

@@ -12,7 +12,7 @@ import torch
 from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.subjects import Result, run_turn_mode
 from verl_credit.credit.laws.world import World
-from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.fidelity.exact.objectives import Objective
@@ -65,7 +65,7 @@ def turn_credit_of(
 def outcome_credit_of(operator: str, label: str | None = None, *, own=None, own_name="", **options) -> Credit:
     """A registered outcome operator, the same advantage for every turn (turn mode ``none``)."""
     run = partial(run_turn_mode, mode=MODES["none"], outcome_operator=operator, **options)
-    scope = REGISTRY["outcome", operator].scope
+    scope = OUTCOME_OPERATORS[operator].scope
     return Credit(label or operator, run, scope=scope, own=own, own_name=own_name)
 
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.mode import TurnMode
-from verl_credit.credit.turn.tables import NAMED_OPERATORS
 from verl_credit.fidelity.controls import CONTINUATIONS, brought, fewer_turns
 from verl_credit.fidelity.credit import batches, name_of, variants
 from verl_credit.fidelity.rollout import Trajectory
@@ -63,8 +62,8 @@ def credit_of_modes(
 def reads_batch(mode: TurnMode, changes: Mapping, pipeline: Mapping) -> bool:
     """Can rows of other prompts matter to it?"""
     operator = changes.get("outcome_operator", pipeline["outcome_operator"])
-    by_outcome = mode.any_outcome_operator and operator in NAMED_OPERATORS
-    return "batch" in (mode.scope, REGISTRY["outcome", operator].scope if by_outcome else "group")
+    by_outcome = mode.any_outcome_operator and operator in OUTCOME_OPERATORS
+    return "batch" in (mode.scope, OUTCOME_OPERATORS[operator].scope if by_outcome else "group")
 
 
 def beside(tables: TurnTables, others: TurnTables) -> TurnTables:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
-from verl_credit.credit.outcome.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.strategic_grams import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
 from verl_credit.credit.token.token_transforms import TRANSFORMS

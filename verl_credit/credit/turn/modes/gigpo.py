@@ -6,7 +6,7 @@ import torch
 
 from verl_credit.credit.groups import EPS, group_stats, over_std
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import refuse_unread
+from verl_credit.credit.turn.options import AtLeastZero, Positive, Share, refuse_unread
 from verl_credit.credit.turn.states import compared, episode_advantage, state_visits, ties
 from verl_credit.credit.turn.tables import Tables
 
@@ -14,19 +14,20 @@ from verl_credit.credit.turn.tables import Tables
 def gigpo(
     tables: Tables,
     *,
-    gamma: float = 1.0,
+    gamma: Share = 1.0,
     norm: Literal["mean_norm", "mean_std_norm"] = "mean_norm",
-    step_weight: float = 1.0,
+    step_weight: AtLeastZero = 1.0,
     visits: Literal["all", "first"] = "all",
-    variance_floor: float = 0.0,
-    eps: float = EPS,
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = EPS,
     parity: Literal["none", "released"] = "none",
 ) -> ModeOutput:
-    """R = sum of a row's rewards,   G_k = sum_{j >= k} gamma^(j-k) r_j;   the answer turn's r is the outcome
+    """Compares what a trajectory earned per prompt, and what it earned from a state on per state.
 
-    A_k = z(R among the prompt's trajectories) + step_weight z(G_k among the visits of the same state)
+        A_k = z(R among the prompt's trajectories) + step_weight z(G_k among the visits of the same state)
+        R = sum of a row's rewards, G_k = sum over j >= k of gamma^(j-k) r_j, the answer turn's r is the outcome
+        z(x) = x - mean with norm="mean_norm", over std + eps (ddof 1) with norm="mean_std_norm"
 
-    z is the difference to the mean with norm="mean_norm", over std + eps (ddof 1) with "mean_std_norm".
     A state is an anchor id of a prompt; every visit is a member, several of one trajectory, too, at any turn. Later
     visits of a loop then look better than earlier ones. visits="first": only a trajectory's first visit is a member; its
     later visits are measured against the same mean, and get 0 with "mean_std_norm" where the first visits have no spread. A
@@ -94,10 +95,6 @@ MODE = TurnMode(
     reads=("rewards", "groups", "gains", "anchors"),
     needs=("anchor_B_K1",),
     default_signal="none",
-    equation=(
-        "A_k = z(R per prompt) + step_weight z(G_k per prompt and state), R the sum of all rewards, G_k their discounted "
-        "sum from k on; z = (x - mean), over its std with norm=mean_std_norm"
-    ),
     reduces_to="centred GRPO on the sum of rewards at step_weight 0",
     bias="own sample in both means; the visits of a state depend on the policy; a trajectory that misses a turn's "
     "reward is no member and reads its outcome alone",

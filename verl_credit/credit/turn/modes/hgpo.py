@@ -7,7 +7,7 @@ import torch
 from verl_credit.credit.groups import EPS
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.modes.gigpo import BEYOND_OUTCOMES, BY_DISTANCE, BY_VISITS
-from verl_credit.credit.turn.options import refuse_unread
+from verl_credit.credit.turn.options import AtLeastZero, Count, Number, Positive, Share, refuse_unread
 from verl_credit.credit.turn.states import compared, episode_advantage, joined, state_visits
 from verl_credit.credit.turn.tables import Tables
 
@@ -15,21 +15,24 @@ from verl_credit.credit.turn.tables import Tables
 def hgpo(
     tables: Tables,
     *,
-    gamma: float = 1.0,
+    gamma: Share = 1.0,
     norm: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm",
-    history_length: int = 2,
-    length_weight_alpha: float = 1.0,
-    weight_offset: int = 2,
+    history_length: Count = 2,
+    length_weight_alpha: AtLeastZero = 1.0,
+    weight_offset: Number = 2,
     base_group: bool = False,
-    variance_floor: float = 0.0,
-    eps: float = EPS,
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = EPS,
     parity: Literal["none", "released"] = "none",
 ) -> ModeOutput:
-    """a^h_k = z(G_k among turns of the prompt with the same states k-h .. k),   h = 0 .. min(history_length, k)
+    """Compares a turn with those that share its last states, at every length of that history.
 
-    A_k = sum_h w_h a^h_k / sum_h w_h,   w_h = (h + weight_offset)^length_weight_alpha, over the levels with two members
+        A_k = sum over h of w_h a^h_k / sum over h of w_h, over the levels with two members
+        a^h_k = z(G_k among turns of the prompt with the same states k-h .. k), h = 0 .. min(history_length, k)
+        w_h = (h + weight_offset)^length_weight_alpha
+        G_k = sum over j >= k of gamma^(j-k) r_j, the answer turn's r is the outcome
 
-    G_k = sum_{j >= k} gamma^(j-k) r_j, the answer turn's r is the outcome. z divides by the population std plus eps with
+    z divides by the population std plus eps with
     norm="mean_std_norm". No level with two members: 0. base_group adds GiGPO's first term as one more level of weight 1
     (ddof 1); without it a turn in a state of its own gets 0, success or not.
     A trajectory with a lost or a missing turn reward is no member and reads its outcome's advantage alone
@@ -79,10 +82,6 @@ MODE = TurnMode(
     reads=("rewards", "groups", "gains", "anchors"),
     needs=("anchor_B_K1",),
     default_signal="none",
-    equation=(
-        "A_k = weighted mean over h of z(G_k per prompt and states k-h .. k), weights (h + 2)^alpha, levels with two "
-        "members; G_k the discounted sum of rewards from k on, the outcome included"
-    ),
     reduces_to="GiGPO's second term, with population std, at history_length 0",
     bias=(
         "own sample in the means; the visits of a state depend on the policy; a state of its own gets 0; a trajectory that "

@@ -4,21 +4,25 @@ import torch
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 
 def joint(
     tables: Tables,
     *,
-    gamma: float = 1.0,
-    gain_scale: float = 1.0,
-    outcome_scale: float = 1.0,
+    gamma: Share = 1.0,
+    gain_scale: AtLeastZero = 1.0,
+    outcome_scale: AtLeastZero = 1.0,
     norm_by_std: bool = True,
-    ddof: int = 0,
-    variance_floor: float = VARIANCE_FLOOR,
-    eps: float = EPS,
+    ddof: Count = 0,
+    variance_floor: AtLeastZero = VARIANCE_FLOOR,
+    eps: Positive = EPS,
 ) -> ModeOutput:
-    """A_k = z(gain_k) + gamma A_{k+1}, A_answer = z(r), with z over the prompt's outcomes and gains together.
+    """Compares gains and outcomes with each other.
+
+        A_k = z(gain_k) + gamma A_(k+1), z over the prompt's outcomes and gains together
+        A_answer = z(r)
 
     A tied group's answer turns do not get 0 here: its outcomes are compared with the gains that they are pooled with. With
     gains near 0, a group that solves all gets answers near +1, one that fails all answers near -.7.
@@ -42,9 +46,6 @@ def joint(
 MODE = TurnMode(
     name="joint",
     function=joint,
-    equation=(
-        "z over outcomes and gains of a prompt together; A_k = z(gain_k) + gamma A_(k+1), A_answer = z(outcome)"
-    ),
     reduces_to="none, when there are no gains",
     bias=(
         "gains and outcomes share a mean: long trajectories shift it, and equal outcomes do not give answers 0 (beside one "

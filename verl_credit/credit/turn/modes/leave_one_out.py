@@ -7,22 +7,24 @@ import torch
 from verl_credit.credit.groups import minus_others
 from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out_factor
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import AtLeastZero, Share
 from verl_credit.credit.turn.tables import Tables
 
 
 def leave_one_out(
     tables: Tables,
     *,
-    gamma: float = 1.0,
-    alpha: float = 1.0,
-    gain_scale: float = 1.0,
-    outcome_scale: float = 1.0,
+    gamma: Share = 1.0,
+    alpha: AtLeastZero = 1.0,
+    gain_scale: AtLeastZero = 1.0,
+    outcome_scale: AtLeastZero = 1.0,
     outcome: Literal["separate", "last_turn"] = "separate",
     baseline: Literal["absent_zero", "present_only"] = "absent_zero",
 ) -> ModeOutput:
-    """G_k = sum_{j >= k} gamma^(j-k) r_j over the turns of a row, the answer turn included
+    """Compares what a row earned from a turn on, and its outcome, with the mean of the prompt's other rows.
 
-    A_k = alpha (G_k - mean of the others' G_k) + (R - mean of the others' R)
+        A_k = alpha (G_k - mean of the others' G_k) + R - mean of the others' R
+        G_k = sum over j >= k of gamma^(j-k) r_j over the turns of a row, the answer turn included, absent turns 0
 
     outcome="separate": the answer turn's r is 0. "last_turn": it is R, and the second term is left out.
     baseline="absent_zero": a row without turn k counts with G_k = 0. "present_only": the mean is over the other rows that
@@ -68,10 +70,6 @@ def return_minus_others(
 MODE = TurnMode(
     name="leave_one_out",
     function=leave_one_out,
-    equation=(
-        "G_k = sum over j >= k of gamma^(j-k) r_j, absent turns 0; A_k = alpha (G_k - mean of the others' G_k) + R - mean "
-        "of the others' R"
-    ),
     reduces_to="leave-one-out REINFORCE (rloo), when no turn has a reward (outcome=separate)",
     bias=(
         "none at gamma 1 with baseline=absent_zero and every reward there: own sample excluded, no std, every "

@@ -7,18 +7,21 @@ import torch
 from verl_credit.credit.groups import z_score
 from verl_credit.credit.operator import CENTRED
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import AtLeastZero, Positive
 from verl_credit.credit.turn.tables import Tables
 
 
 def mt_grpo(
     tables: Tables,
     *,
-    turn_weight: float = 1.0,
-    variance_floor: float = 0.0,
-    eps: float = 1e-4,
+    turn_weight: AtLeastZero = 1.0,
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = 1e-4,
     parity: Literal["none", "released"] = "none",
 ) -> ModeOutput:
-    """A_k = z(R) + turn_weight z_k(r_k)
+    """Adds a turn's own reward, compared with the prompt's rewards of the same turn, to the outcome's advantage.
+
+        A_k = z(R) + turn_weight z_k(r_k per prompt and turn), the first term alone where there is no reward
 
     z(x) = (x - mean) / (std + eps) with ddof 1 over the prompt; z_k over the trajectories that have a reward in turn k. A
     turn without a reward and the answer turn have the outcome's term alone. Ties and groups of one give 0.
@@ -67,7 +70,6 @@ MODE = TurnMode(
     name="mt_grpo",
     function=mt_grpo,
     reads=("rewards", "groups", "gains", "first results"),
-    equation="A_k = z(R) + turn_weight z(r_k per prompt and turn), the first term alone where there is no reward",
     reduces_to="none with eps 1e-4, when no turn has a reward or turn_weight is 0",
     bias="as turn-group: the members of a turn's group are those that came so far (leave_one_out is the unbiased one)",
     departures=(

@@ -7,21 +7,23 @@ import torch
 from verl_credit.credit.groups import EPS
 from verl_credit.credit.operator import CENTRED, NORMALISED, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import refuse_unread
+from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, refuse_unread
 from verl_credit.credit.turn.tables import Tables
 
 
 def none(
     tables: Tables,
     *,
-    outcome_scale: float = 1.0,
+    outcome_scale: AtLeastZero = 1.0,
     outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
     norm_by_std: bool = True,
-    ddof: int = 1,
-    variance_floor: float = 0.0,
-    eps: float = EPS,
+    ddof: Count = 1,
+    variance_floor: AtLeastZero = 0.0,
+    eps: Positive = EPS,
 ) -> ModeOutput:
-    """A_k = R for every turn: GRPO's outcome advantage with verl's constants. The turn rewards are not read.
+    """Gives every turn the outcome's advantage, by default GRPO's with verl's constants, and reads no turn rewards.
+
+        A_k = R for every turn
 
     Other outcome operators have no constants: norm_by_std does nothing to them, and the others are refused beside them.
     """
@@ -38,7 +40,6 @@ MODE = TurnMode(
     name="none",
     function=none,
     reads=("rewards", "groups"),
-    equation="A_k = R for every turn",
     reduces_to="the outcome operator alone",
     bias="that of the outcome operator",
     source="2402.03300",

@@ -7,22 +7,25 @@ import torch
 from verl_credit.credit.groups import group_stats
 from verl_credit.credit.operator import CENTRED, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import AtLeastZero, Share
 from verl_credit.credit.turn.tables import Tables
 
 
 def progress(
     tables: Tables,
     *,
-    gamma: float = 0.9,
-    beta: float = 1.0,
-    progress_weight: float = 1.0,
+    gamma: Share = 0.9,
+    beta: AtLeastZero = 1.0,
+    progress_weight: AtLeastZero = 1.0,
     parity: Literal["none", "released"] = "none",
 ) -> ModeOutput:
-    """d_k = score_k - score before it (the last one that was measured; the initial score for the first), 0 if not scored
+    """Spreads the changes of a state's score over the turns that led to them.
 
-    c_k = sum_{j >= k} d_j gamma^(j-k) / (1 + gamma + ... + gamma^j),      sum of c = sum of d = what the row gained in all
-    A_k = L + beta (c_k - mean of c over the row's tokens),     L = R - mean R + progress_weight (sum d - mean of sum d)
+        A_k = L + beta (c_k - mean of c over the row's tokens), L = R - mean R + progress_weight (sum d - mean of sum d)
+        c_k = sum over j >= k of d_j gamma^(j-k) / (1 + gamma + ... + gamma^j)
+        d_k = score_k - score before it (the last one that was measured, or the initial score), 0 if not scored
 
+    The sum of c is the sum of d, which is what the row gained in all.
     gamma 0 credits the turn itself, 1 spreads a gain evenly over the turns before it. No std. The token-weighted mean of A
     over a row is L. Group of one: L = 0, and the shape remains. beta and progress_weight 0: centred GRPO.
     Scores: state_score_B_K1 after each turn (NaN: not scored) and initial_score_B. Without them the turn rewards are the
@@ -95,10 +98,6 @@ MODE = TurnMode(
     function=progress,
     reads=("rewards", "groups", "gains", "state scores", "turn tokens"),
     needs=("turn_tokens_B_K1",),
-    equation=(
-        "c_k = sum over j >= k of d_j gamma^(j-k) / (1 + ... + gamma^j), d the score's change by a turn; "
-        "A_k = L + beta (c_k - token-weighted mean of c), L = R + sum of d, each minus the prompt's mean"
-    ),
     reduces_to="centred GRPO (none without std), when nothing is scored, or at beta 0 and progress_weight 0",
     bias="own sample in the means; a score is taken at its word",
     departures=(

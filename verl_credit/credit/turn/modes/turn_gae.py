@@ -3,14 +3,18 @@
 import torch
 
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import Share
 from verl_credit.credit.turn.tables import Tables
 
 
-def turn_gae(tables: Tables, *, gamma: float = 1.0, lam: float = 1.0) -> ModeOutput:
-    """delta_k = r_k + gamma V_{k+1} - V_k,   A_k = delta_k + gamma lam A_{k+1}
+def turn_gae(tables: Tables, *, gamma: Share = 1.0, lam: Share = 1.0) -> ModeOutput:
+    """Estimates advantages over turns from the values of their states.
+
+        A_k = delta_k + gamma lam A_(k+1)
+        delta_k = r_k + gamma V_(k+1) - V_k, the answer turn's r is the outcome
 
     V_k is the value of the state before turn k's response, V after the answer turn is bootstrap_B (0, if not given: a real
-    end), and the answer turn's r is the outcome. Raw: no whitening; returns are A + V.
+    end). Raw: no whitening; returns are A + V.
     A turn is one because the tables say so: a reward of exactly 0 is a reward (released code skips such turns).
     A turn that lost its reward and the turns before it get 0, because what they led to is not known. A turn that has none
     earns 0: rewards of different rows are not compared here, and the values expect what is earned.
@@ -34,7 +38,6 @@ MODE = TurnMode(
     function=turn_gae,
     reads=("rewards", "gains", "values"),
     needs=("value_B_K1",),
-    equation="delta_k = r_k + gamma V_(k+1) - V_k; A_k = delta_k + gamma lam A_(k+1); the answer turn earns the outcome",
     reduces_to="G_k - V_k at lam 1, the turn's own delta at lam 0",
     bias="that of the values, at lam below 1",
     departures=(

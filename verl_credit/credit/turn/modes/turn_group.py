@@ -5,24 +5,27 @@ import torch
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, group_stats
 from verl_credit.credit.operator import NORMALISED
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 
 def turn_group(
     tables: Tables,
     *,
-    gamma: float = 1.0,
-    outcome_weight: float = 1.5,
-    outcome_gamma_power: int = 2,
-    sigma_floor: float = 1e-6,
+    gamma: Share = 1.0,
+    outcome_weight: AtLeastZero = 1.5,
+    outcome_gamma_power: Count = 2,
+    sigma_floor: Positive = 1e-6,
     norm_by_std: bool = True,
-    ddof: int = 0,
-    variance_floor: float = VARIANCE_FLOOR,
-    eps: float = EPS,
+    ddof: Count = 0,
+    variance_floor: AtLeastZero = VARIANCE_FLOOR,
+    eps: Positive = EPS,
 ) -> ModeOutput:
-    """s     = sigma_out / sigma_gain     (population std of the whole batch, at least sigma_floor each)
-    acc_k = s gain_k + gamma acc_{k+1}     (last gain: s gain + gamma^outcome_gamma_power r)
-    A_k   = z(acc_k) + outcome_weight R,   A_answer = R
+    """Scales gains to the outcomes' spread and compares what a row gained from a turn on, the outcome included.
+
+        A_k = z(acc_k per prompt and turn) + outcome_weight R, A_answer = R
+        acc_k = s gain_k + gamma acc_(k+1), at the last gain s gain_k + gamma^outcome_gamma_power r
+        s = sigma_out / sigma_gain, the population std of the whole batch, at least sigma_floor each
 
     Released constants: outcome_weight 1.5, outcome_gamma_power 2 (the outcome enters the last gain with gamma^2),
     sigma_floor 1e-6. With power 0 the last gain has all of r, at gamma 0 too. Where all outcomes of a batch tie, sigma_out
@@ -59,10 +62,6 @@ def _batch_sigma(
 MODE = TurnMode(
     name="turn-group",
     function=turn_group,
-    equation=(
-        "acc_k = (sigma_out / sigma_gain) gain_k + gamma acc_(k+1), acc after the last gain = gamma r; "
-        "A_k = z(acc_k per prompt and turn) + 1.5 R"
-    ),
     reduces_to="none, when there are no gains",
     bias=(
         "the members of a turn's group are those that came so far: biased when the policy decides how many turns to take; "

@@ -9,27 +9,29 @@ from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out_fac
 from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.modes.leave_one_out import return_minus_others
+from verl_credit.credit.turn.options import AtLeastZero, BelowOne, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 
 def turn_group_unbiased(
     tables: Tables,
     *,
-    gamma: float = 1.0,
-    alpha: float = 0.3,
-    clip_beta: float = 0.3,
-    gain_scale: float = 1.0,
-    outcome_scale: float = 1.0,
+    gamma: Share = 1.0,
+    alpha: AtLeastZero = 0.3,
+    clip_beta: BelowOne = 0.3,
+    gain_scale: AtLeastZero = 1.0,
+    outcome_scale: AtLeastZero = 1.0,
     outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
-    variance_floor: float = VARIANCE_FLOOR,
-    eps: float = EPS,
+    variance_floor: AtLeastZero = VARIANCE_FLOOR,
+    eps: Positive = EPS,
 ) -> ModeOutput:
     """Return-to-go of the gains minus the mean of the prompt's other trajectories, plus the outcome.
 
-    G_k = sum_{j >= k} gamma^(j-k) gain_j       over all turns of the table, absent ones 0
-    A_k = alpha (G_k - mean of the others' G_k) + R,       R = r - mean of the others' r  (operator grpo)
+        A_k = alpha (G_k - mean of the others' G_k) + R
+        G_k = sum over j >= k of gamma^(j-k) gain_j over all turns of the table, absent turns 0
+        R = r - mean of the others' r (operator grpo)
 
-    for tool turns and, with its own G = 0, for the answer turn: whether a trajectory searches once more or answers
+    The answer turn's own G is 0: whether a trajectory searches once more or answers
     is the policy's choice, and a baseline that only one of the two choices carries would reward the other. No std
     and no 1/sqrt(n): both depend on the trajectory's own sample. Other operators' R are used as they are.
     A trajectory with a lost or a missing gain (`Tables.missing_reward_B_K`) is no member of the gains' baseline and reads
@@ -52,10 +54,6 @@ def turn_group_unbiased(
 MODE = TurnMode(
     name="turn-group-unbiased",
     function=turn_group_unbiased,
-    equation=(
-        "G_k = sum over j >= k of gamma^(j-k) gain_j, absent turns 0; A_k = alpha (G_k - mean of the others' G_k) + R, "
-        "R = r - mean of the others' r"
-    ),
     reduces_to="leave-one-out REINFORCE (rloo), when there are no gains",
     bias=(
         "none at gamma 1 while every reward is there (at .9 it is no gradient of a sum of r and gains, by 3 %): own "

@@ -8,26 +8,31 @@ from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
 from verl_credit.credit.operator import CENTRED, NORMALISED
 from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
+from verl_credit.credit.turn.options import AtLeastZero, BelowOne, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 
 def turn_group_v1d(
     tables: Tables,
     *,
-    gamma: float = 1.0,
-    alpha: float = 0.3,
-    clip_beta: float = 0.3,
-    gain_scale: float = 1.0,
-    outcome_scale: float = 1.0,
+    gamma: Share = 1.0,
+    alpha: AtLeastZero = 0.3,
+    clip_beta: BelowOne = 0.3,
+    gain_scale: AtLeastZero = 1.0,
+    outcome_scale: AtLeastZero = 1.0,
     outcome_operator: str | Callable[..., torch.Tensor] = "grpo",
     norm_by_std: bool = True,
-    ddof: int = 0,
-    variance_floor: float = VARIANCE_FLOOR,
-    eps: float = EPS,
+    ddof: Count = 0,
+    variance_floor: AtLeastZero = VARIANCE_FLOOR,
+    eps: Positive = EPS,
 ) -> ModeOutput:
-    """z_k = z(gain_k),  D_k = sum_{j >= k} gamma^(j-k) z_j over the n_k gains from k on
+    """Compares gains per prompt and turn, and adds them up from a turn on; a turn's own gain scales its clip range.
 
-    A_k = alpha D_k / sqrt(n_k) + R,   A_answer = R,   clip scale_k = 1 + clip_beta (2 sigmoid(z_k) - 1)
+        A_k = alpha D_k / sqrt(n_k) + R, A_answer = R
+        D_k = sum over j >= k of gamma^(j-k) z_j over the n_k gains from k on, z_k = z(gain_k per prompt and turn)
+        clip scale_k = 1 + clip_beta (2 sigmoid(z_k) - 1)
+
+    A turn without a gain reads the advantage and clip scale of the row's next gain.
     """
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
     z_B_K = tables.z_score_per_turn(tables.reward_B_K, **norm)
@@ -44,10 +49,6 @@ def turn_group_v1d(
 MODE = TurnMode(
     name="turn-group-v1d",
     function=turn_group_v1d,
-    equation=(
-        "D_k = sum over j >= k of gamma^(j-k) z(gain_j per prompt and turn), n_k terms; "
-        "A_k = alpha D_k / sqrt(n_k) + R; clip scale 1 + beta (2 sigmoid(z_k) - 1)"
-    ),
     reduces_to="none, when there are no gains or alpha is 0",
     bias="as turn-group",
     departures="turns come from turn ids, not from rewards that differ from 0; groups of one give 0",
