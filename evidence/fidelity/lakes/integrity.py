@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_credit.fidelity.grid.dynamic import ExactValue
+from lakes.dynamic import ExactValue
 from verl_credit.fidelity.integrity import Fit
 from verl_credit.fidelity.values import Value
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from verl_credit.fidelity.grid.dynamic import ExactValue
-from verl_credit.fidelity.grid.world import GridWorld
+from lakes.dynamic import ExactValue
+from lakes.world import GridWorld
 from verl_credit.fidelity.measures import SURE
 from verl_credit.fidelity.protocol import State, Step
 from verl_credit.fidelity.rollout import Trajectory

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from lakes.credit import grid_credits, grid_tables, with_values
+from lakes.dynamic import ExactValue, state_values
+from lakes.integrity import Agreement as ValueAgreement
+from lakes.integrity import compare
+from lakes.score import by_second_half, score_moves, states_to_value
+from lakes.world import GridWorld
 from verl_credit.fidelity.controls import controls
 from verl_credit.fidelity.credit import Credit, per_turn
 from verl_credit.fidelity.decoder import Decoder
-from verl_credit.fidelity.grid.credit import grid_credits, grid_tables, with_values
-from verl_credit.fidelity.grid.dynamic import ExactValue, state_values
-from verl_credit.fidelity.grid.integrity import Agreement as ValueAgreement
-from verl_credit.fidelity.grid.integrity import compare
-from verl_credit.fidelity.grid.score import by_second_half, score_moves, states_to_value
-from verl_credit.fidelity.grid.world import GridWorld
 from verl_credit.fidelity.integrity import ZScore, martingale
 from verl_credit.fidelity.measures import Agreement, Agreements, Measure
 from verl_credit.fidelity.protocol import State

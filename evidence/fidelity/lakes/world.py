@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from verl_credit.fidelity.grid import text
-from verl_credit.fidelity.grid.lakes import DIRECTIONS, Lake
+from lakes import text
+from lakes.lakes import DIRECTIONS, Lake
 from verl_credit.fidelity.protocol import State, Step
 from verl_credit.fidelity.sampler import Ids
 

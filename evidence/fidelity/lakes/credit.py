@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 
+from lakes.score import Values
 from verl_credit.credit import MODES
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.fidelity.credit import Credit, mode_credits, nested
-from verl_credit.fidelity.grid.score import Values
 from verl_credit.fidelity.protocol import State
 from verl_credit.fidelity.rollout import Trajectory
 from verl_credit.fidelity.sampler import digest

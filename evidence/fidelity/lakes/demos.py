@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from verl_credit.fidelity.grid import text
-from verl_credit.fidelity.grid.lakes import DIRECTIONS, Lake
-from verl_credit.fidelity.grid.world import GridWorld
+from lakes import text
+from lakes.lakes import DIRECTIONS, Lake
+from lakes.world import GridWorld
 from verl_credit.lab.demos import Segment
 
 DISCOUNT, SWEEPS = 0.95, 200

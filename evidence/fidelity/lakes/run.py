@@ -1,9 +1,11 @@
 """Credit on frozen lakes, where values are known: FrozenLake as a text tool, slippery or not, in two contexts.
 
-    python evidence/fidelity/grid.py FOLDER            # builds four small policies in FOLDER, unless they are there
-    python evidence/fidelity/grid.py --again           # the tables from grid.json
+    python evidence/fidelity/lakes/run.py FOLDER            # builds four small policies in FOLDER, unless they are there
+    python evidence/fidelity/lakes/run.py FOLDER --again    # the tables from FOLDER/lakes.json
+    python evidence/fidelity/lakes/run.py FOLDER --tiny     # two smaller policies, which takes seconds
 
-Writes grid.json beside itself (an entry for each world and context) and prints the tables of README.md.
+Writes FOLDER/lakes.json (an entry for each world and context) and prints the tables of evidence/fidelity/README.md. The
+published file is in the archive: after `make evidence-raw` FOLDER is build/evidence/fidelity/lakes.
 """
 
 from __future__ import annotations
@@ -12,26 +14,29 @@ import argparse
 import json
 import platform
 import re
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import torch
 
-from verl_credit.fidelity.credit import Credit
-from verl_credit.fidelity.grid.credit import ANCHORS
-from verl_credit.fidelity.grid.demos import WalkStyle
-from verl_credit.fidelity.grid.dynamic import state_values
-from verl_credit.fidelity.grid.integrity import Agreement, compare
-from verl_credit.fidelity.grid.measure import Result, measure
-from verl_credit.fidelity.grid.policy import GridConfig, GridSubject, grid_subject
-from verl_credit.fidelity.rollout import roll
-from verl_credit.fidelity.values import values_of
+sys.path[:1] = [str(Path(__file__).resolve().parents[1])]  # the package `lakes`, and not its files
 
-HERE = Path(__file__).parent
+from lakes.credit import ANCHORS  # noqa: E402
+from lakes.demos import WalkStyle  # noqa: E402
+from lakes.dynamic import state_values  # noqa: E402
+from lakes.integrity import Agreement, compare  # noqa: E402
+from lakes.measure import Result, measure  # noqa: E402
+from lakes.policy import GridConfig, GridSubject, grid_subject  # noqa: E402
+from verl_credit.fidelity.credit import Credit  # noqa: E402
+from verl_credit.fidelity.rollout import roll  # noqa: E402
+from verl_credit.fidelity.values import values_of  # noqa: E402
+
+RESULT = "lakes.json"
 SEEDS = range(1, 7)
 CAREFUL = WalkStyle(careful=0.8)
 """On ice that slips half of the walks careless would leave too few that arrive."""
@@ -44,26 +49,33 @@ SETTINGS = {
     "slippery, history": (GridConfig("history", slippery=True, style=CAREFUL), 2, 1, 8, 16),
 }
 """The policy; the step between starts, prompts per start, rollouts per prompt, continuations per context."""
+QUICK = {"horizon": 4, "walks": 300, "layers": 1, "steps": 40}
+TINY = {
+    "deterministic, state": (GridConfig("state", slippery=False, **QUICK), 4, 1, 8, 8),
+    "deterministic, history": (GridConfig("history", slippery=False, **QUICK), 8, 1, 8, 4),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--again", action="store_true", help="measure nothing; read grid.json")
+    parser.add_argument("folder", type=Path, help="of the policies and of the result")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--again", action="store_true", help="measure nothing; read the result")
+    which.add_argument("--tiny", action="store_true", help="a size for a test")
     given = parser.parse_args()
     if not given.again:
-        if given.folder is None:
-            parser.error("give a FOLDER for the policies, or --again")
         torch.set_num_threads(1)
-        (HERE / "grid.json").write_text(as_text(run(given.folder)))
-    print(page(json.loads((HERE / "grid.json").read_text())["entries"]))
+        given.folder.mkdir(parents=True, exist_ok=True)
+        result = run(given.folder, *((TINY, SEEDS[:1]) if given.tiny else (SETTINGS, SEEDS)))
+        (given.folder / RESULT).write_text(as_text(result))
+    print(page(json.loads((given.folder / RESULT).read_text())["entries"]))
 
 
-def run(folder: Path) -> dict:
+def run(folder: Path, settings: dict, seeds: Sequence[int]) -> dict:
     entries = []
-    for name, (config, every, repeats, rollouts, continuations) in SETTINGS.items():
+    for name, (config, every, repeats, rollouts, continuations) in settings.items():
         begun = time.process_time()
         policy = folder / f"{'slippery' if config.slippery else 'deterministic'}_{config.context}"
         subject = grid_subject(policy, config)
@@ -92,15 +104,15 @@ def run(folder: Path) -> dict:
             }
         )
         if config.context == "state" and rollouts == 8:
-            entries[-1]["other_draws"] = other_draws(subject)
+            entries[-1]["other_draws"] = other_draws(subject, seeds)
         print(page(entries[-1:]), flush=True)
     machine = (
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread"
     )
-    return {"machine": f"{machine}, gymnasium {gymnasium.__version__}", "entries": entries}
+    return {"machine": machine, "entries": entries}
 
 
-def other_draws(subject: GridSubject) -> list[dict]:
+def other_draws(subject: GridSubject, seeds: Sequence[int]) -> list[dict]:
     """Every context of a policy that sees the state, by other continuations of each seed."""
     world, exact = subject.world, state_values(subject.world, subject.decoder())
     states = [
@@ -110,7 +122,7 @@ def other_draws(subject: GridSubject) -> list[dict]:
         for turn in range(world.horizon)
     ]
     found = []
-    for seed in SEEDS:
+    for seed in seeds:
         values = values_of(
             states, partial(roll, subject.sampler(), world), continuations=64, seed=seed, prompts_at_once=1
         )

@@ -10,11 +10,11 @@ from pathlib import Path
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from lakes.demos import WalkStyle, write_walks
+from lakes.lakes import make_lakes
+from lakes.text import HORIZON, grid_tokenizer
+from lakes.world import Context, GridWorld
 from verl_credit.fidelity.decoder import ModelDecoder
-from verl_credit.fidelity.grid.demos import WalkStyle, write_walks
-from verl_credit.fidelity.grid.lakes import make_lakes
-from verl_credit.fidelity.grid.text import HORIZON, grid_tokenizer
-from verl_credit.fidelity.grid.world import Context, GridWorld
 from verl_credit.fidelity.sampler import TurnSampler
 from verl_credit.fidelity.subject import load_policy
 from verl_credit.lab.build import one_thread

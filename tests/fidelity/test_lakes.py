@@ -1,17 +1,18 @@
 """Lakes: values by dynamic programming against continuations through the sampler, in both contexts."""
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
 
 from kit.lake_world import HORIZON, lake_world
-from verl_credit.fidelity.grid import text
-from verl_credit.fidelity.grid.dynamic import backward, state_values, text_probabilities
-from verl_credit.fidelity.grid.integrity import compare
-from verl_credit.fidelity.grid.lakes import Lake, make_lakes
-from verl_credit.fidelity.grid.measure import of_states
-from verl_credit.fidelity.grid.score import score_moves, states_to_value
+from lakes import text
+from lakes.dynamic import backward, state_values, text_probabilities
+from lakes.integrity import compare
+from lakes.lakes import Lake, make_lakes
+from lakes.measure import of_states
+from lakes.score import score_moves, states_to_value
 from verl_credit.fidelity.rollout import Start, roll
 from verl_credit.fidelity.sampler import digest
 from verl_credit.fidelity.scored import true_advantages
@@ -65,19 +66,41 @@ def test_worked_values():
     )
 
 
-@pytest.mark.parametrize("slippery", [False, True])
-def test_the_table_of_landings_is_the_environment_s(slippery):
-    import gymnasium
+def test_a_slippery_move_goes_straight_or_to_either_side():
+    """On gymnasium's map: the corner, the cell above a hole, and the goal's left neighbour, each third once."""
+    third = pytest.approx(1 / 3)
+    firm, lake = make_lakes(False)[0], make_lakes(True)[0]
+    assert all(
+        sum(at.probability for at in landings) == pytest.approx(1) for landings in lake.landings.values()
+    )
+    assert {at.cell: at.probability for at in lake.landings[0, 0]} == {0: pytest.approx(2 / 3), 4: third}
+    assert {(at.cell, at.ends): at.probability for at in lake.landings[1, 1]} == {
+        (0, False): third, (5, True): third, (2, False): third,
+    }  # fmt: skip
+    assert {(at.cell, at.reward): at.probability for at in lake.landings[14, 2]} == {
+        (14, 0): third, (15, 1): third, (10, 0): third,
+    }  # fmt: skip
+    moves = [firm.landings[6, move] for move in range(4)]
+    assert [(at.cell, at.reward, at.ends) for (at,) in moves] == [
+        (5, 0, True), (10, 0, False), (7, 0, True), (2, 0, False),
+    ]  # fmt: skip
 
-    lake = make_lakes(slippery)[0]
-    environment = gymnasium.make("FrozenLake-v1", map_name="4x4", is_slippery=slippery).unwrapped
-    environment.reset(seed=0)
-    for (cell, move), landings in lake.landings.items():
-        assert sum(at.probability for at in landings) == pytest.approx(1)
-        for _ in range(8):
-            environment.s = cell
-            after, reward, ends, _, _ = environment.step(move)
-            assert (after, reward, ends) in [(at.cell, at.reward, at.ends) for at in landings]
+
+@pytest.mark.slow
+def test_the_script_trains_measures_and_prints_its_tables(tmp_path, monkeypatch, capsys):
+    """And again from its file; the value of a policy that it trained is that of continuations."""
+    from lakes import run
+
+    monkeypatch.setattr("sys.argv", ["run.py", str(tmp_path), "--tiny"])
+    run.main()
+    printed = capsys.readouterr().out
+    state, history = json.loads((tmp_path / "lakes.json").read_text())["entries"]
+    assert abs(state["dynamic"]["z_of_mean"]) < 4 and abs(state["dynamic"]["chi_square_z"]) < 4
+    assert 0 < state["success"] < 1 and state["credits"]["turn_gae, lam 0, exact V"]["pearson"]["value"] == 1
+    assert history["credits"]["turn_gae, lam 0, V by 2"]
+    monkeypatch.setattr("sys.argv", ["run.py", str(tmp_path), "--again"])
+    run.main()
+    assert printed.endswith(capsys.readouterr().out)
 
 
 def test_every_trajectory_draws_its_own_transition():

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import torch
 
+from lakes.lakes import DIRECTIONS, Lake
+from lakes.world import GridWorld
 from verl_credit.fidelity.decoder import Decoder
-from verl_credit.fidelity.grid.lakes import DIRECTIONS, Lake
-from verl_credit.fidelity.grid.world import GridWorld
 from verl_credit.fidelity.sampler import Ids, digest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from verl_credit.fidelity.grid.lakes import DIRECTIONS, ROWS
+from lakes.lakes import DIRECTIONS, ROWS
 from verl_credit.lab.protocol import TURN_END, answer_turn, observation_text, prompt_text
 from verl_credit.lab.tokenizer import make_tokenizer
 

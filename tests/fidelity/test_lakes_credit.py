@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kit.lake_world import lake_world
+from lakes.credit import ANCHORS, GAMMAS, grid_credits, grid_tables
+from lakes.measure import measure
 from verl_credit.credit import MODES
-from verl_credit.fidelity.grid.credit import ANCHORS, GAMMAS, grid_credits, grid_tables
-from verl_credit.fidelity.grid.measure import measure
 from verl_credit.fidelity.rollout import Start, roll
 
 
