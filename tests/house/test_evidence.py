@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from verl_credit.campaign.design import planned
 from verl_credit.campaign.file import read_campaign
 from verl_credit.campaign.report import write_campaign_report
+from verl_credit.recipe.compose import load_config
+from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, append_json, read_json_lines
+from verl_credit.twin.train import Twin
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "evidence"
@@ -272,3 +276,133 @@ def test_own_cosine_and_learning_are_compared_as_published(raw, tmp_path, monkey
         "low_baseline           n 15  area 0.611  minus GRPO's +0.027 ± 0.012  p 0.0003"
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.slow
+def test_kept_policies_are_asked_all_held_out_questions(tiny_lab, tmp_path):
+    """A checkpoint that is the lab's own policy answers as the twin says of it."""
+    run, own = tmp_path / "grpo" / "seed-1", tmp_path / "own"
+    policy = run / "checkpoints/global_step_5/actor/huggingface"
+    shutil.copytree(tiny_lab.policy, policy)
+    (run / "config.yaml").write_text(yaml.safe_dump({"lab": {"dir": str(tiny_lab.root)}}))
+    row = module("fidelity/held_out.py").held_out(run, 5)
+    own.mkdir()
+    settings = [f"lab.dir={tiny_lab.root}", f"run_dir={own}", "data.val_max_samples=-1", "seed=99"]
+    Twin(load_config("lab", settings), own, lambda text: None).evaluate(0)
+    (expected,) = read_json_lines(own / VALIDATION)
+    assert row | {"step": 0} == expected
+
+
+# The lab.
+
+GOLD = {"gold_ids": ["a", "b"]}
+
+
+def searched(step, *turns, **changes):
+    """A trajectory; of each turn (information gain, the pages that its search brought)."""
+    said = [{"text": "<think>let me check</think>", "info_gain": gain} for gain, _ in turns]
+    searches = [{"turn": turn, "pages": pages} for turn, (_, pages) in enumerate(turns)]
+    return {"step": step, "turns": said, "searches": searches} | GOLD | changes
+
+
+def test_gains_are_told_apart_by_what_a_search_brought_first():
+    rows = [
+        searched(1, (0.5, ["b", "x"]), (0.1, ["b"]), (0.25, ["a"])),
+        searched(5, (0.75, ["b"]), (None, ["a"])),
+        searched(6, (9.0, ["b"])),
+        searched(1, (9.0, ["b"]), gold_ids=[]),
+    ]
+    found = module("lab/run.py").gain_by_kind(rows, last_step=5)
+    assert found["steps"] == "1-5" and found["answer"] == {"turns": 2, "mean": 0.625, "standard_error": 0.125}
+    assert found["useless"] == {"turns": 1, "mean": 0.1, "standard_error": 0.0}
+    assert found["intermediate"] == {"turns": 1, "mean": 0.25, "standard_error": 0.0}
+
+
+@pytest.mark.slow
+def test_the_lab_and_a_run_on_it_are_measured(tiny_lab, tmp_path, monkeypatch, capsys):
+    """The training is a stand-in that writes a run's files; `summarize.py` reads what comes out."""
+    labs, run = module("lab/labs.py"), module("lab/run.py")
+    commands = []
+
+    def train(command, check):
+        commands.append(command)
+        folder = tmp_path / "runs" / "main-5"
+        rest = {"actor/pg_clipfrac": 0.01, "actor/ppo_kl": 0.0, "actor/entropy": 1.0, "timing_s/step": 2.0}
+        for step in range(1, 31):
+            append_json(folder / METRICS, {"step": step, "credit/outcome/em": 0.5} | rest)
+            append_json(folder / TRAJECTORIES, searched(step, (0.5 + step / 8, ["b"]), (0.1, ["x"])))
+        for step, em in ((0, 0.25), (30, 0.75)):
+            scores = {"em": em, "format_ok": 1.0}
+            row = {
+                f"val-aux/lab-{how}/{name}/mean@1": v
+                for how in ("greedy", "sampled")
+                for name, v in scores.items()
+            }
+            append_json(folder / VALIDATION, {"step": step} | row)
+
+    for script in (labs, run):
+        monkeypatch.setattr(script, "build_lab", lambda *given, **more: tiny_lab)
+    monkeypatch.setattr(run.subprocess, "run", train)
+    out = ["--seeds", "5", "--out"]
+    monkeypatch.setattr(sys, "argv", ["labs.py", *out, str(tmp_path / "results/labs.json")])
+    labs.main()
+    (lab,) = json.loads((tmp_path / "results/labs.json").read_text())
+    assert (
+        lab["world_seed"] == 5 and 0 <= lab["test_recall_by_question"]["3"] <= 1 and 0 <= lab["dev_em"] <= 1
+    )
+    own = ["--runs", str(tmp_path / "runs"), "--conditions", "main"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *out, str(tmp_path / "results"), *own])
+    run.main()
+    assert commands[0][3:7] == ["train", "--config-name", "lab", "lab.world_seed=5"]
+    capsys.readouterr()
+    start("lab/summarize.py", tmp_path / "results")
+    printed = capsys.readouterr().out
+    assert (
+        "| main | 5 | 0, 30 | 0.250 → 0.750 | 0.250 → 0.750 | 0.250 → 0.750 | 0.250 → 0.750 | 2.0 |"
+        in printed
+    )
+    assert "| 5 | +0.8750 ± 0.0884 (n=5) | none | +0.1000 ± 0.0000 (n=5) | 8.8 standard errors |" in printed
+
+
+# The retriever's bench, and what asks about dependencies.
+
+
+@pytest.mark.slow
+def test_the_bench_compares_two_servers_and_checks_every_answer(tmp_path, capsys):
+    small = "--rows 200 --requests 8 --rounds 1 --batch-repeats 1 --reliability 40 --overload 0 --encoder tiny --threads 1"
+    start(
+        "retriever/bench.py", "--work", tmp_path / "work", *small.split(), "--json", tmp_path / "bench.json"
+    )
+    found = json.loads((tmp_path / "bench.json").read_text())
+    (size,) = found["sizes"]
+    assert size["same_documents"] == 1 and size["alone_same_documents"] and size["alone_against_batch"] < 1e-5
+    assert found["reliability"]["statuses"] == {"200": 40} and found["reliability"]["wrong_200"] == 0
+    assert "| 200 | ours / plain |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "dependencies, code, line",
+    [
+        ([{"name": "a", "version": "1"}], 0, "1 of 1 dependencies looked up"),
+        ([{"name": "a", "skip_reason": "no network"}], 2, "NOT RUN for 1, first: no network"),
+        (
+            [{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}],
+            1,
+            "a 1: X-1, fixed in 2",
+        ),
+        (None, 2, "NOT RUN for constraints-cpu.txt: pip-audit reported nothing: it printed nothing"),
+    ],
+)
+def test_a_dependency_that_was_not_looked_up_is_no_good_news(
+    tmp_path, monkeypatch, capsys, dependencies, code, line
+):
+    program = tmp_path / "pip-audit"
+    (tmp_path / "answer").write_text(
+        "" if dependencies is None else json.dumps({"dependencies": dependencies})
+    )
+    program.write_text(f"#!/bin/sh\ncat '{tmp_path / 'answer'}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PIP_AUDIT", str(program))
+    with pytest.raises(SystemExit) as ended:
+        start("reliability/supply.py")
+    assert ended.value.code == code and line in capsys.readouterr().out
