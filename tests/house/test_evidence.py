@@ -93,6 +93,23 @@ def test_every_archive_is_the_one_of_its_numbers_and_numbers_stay_small(raw):
     assert len(numbers) > len(archive.topics()) and max(path.stat().st_size for path in numbers) <= 20_000
 
 
+# Pages.
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *EVIDENCE.rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_script_that_a_page_names_is_there_or_the_page_names_its_commit(page):
+    text = page.read_text()
+    gone = [
+        name
+        for name in re.findall(r"(?<!build/)\bevidence/[\w/]+\.(?:py|sh)\b", text)
+        if not (ROOT / name).exists()
+    ]
+    assert gone == [] or "commit 1ed6804" in " ".join(text.split())
+
+
 # Campaigns.
 
 
@@ -142,6 +159,7 @@ def test_the_tables_of_exact_bias_are_those_of_the_archive(raw, tmp_path, capsys
     assert (tmp_path / "exact_bias.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_exact_bias_at_a_tiny_size_has_the_numbers_of_the_published_run(raw, tmp_path, capsys):
     start("fidelity/exact_bias.py", "--tiny", "--folder", tmp_path)
     capsys.readouterr()
