@@ -2,6 +2,7 @@
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs, and more worlds for the
 # laws of operators; make test draws 120.
 # make reliability: what the project was put through, hours of two cores, resumable (evidence/reliability/).
+# make evidence-raw: the raw results behind evidence's tables, unpacked into build/evidence (evidence/archive.py).
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
 # make docs: the site with the API reference, in build/site; its environment needs neither torch nor verl.
 # make real QUESTIONS=FILE: five steps with trained weights on HotpotQA's questions (docs/real.md), and their report.
@@ -23,7 +24,7 @@ LONG ?= 3
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz reliability docs gpu-evidence lint install clean
+.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
@@ -101,6 +102,10 @@ $(DOCS_VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
 	| $(DOCS_VENV)/bin/pip install --quiet --constraint .ci/constraints-cpu.txt --requirement /dev/stdin
 	touch $@
+
+# The standard library is enough.
+evidence-raw:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) evidence/archive.py
 
 # Installs nothing: $(VENV) where there is one, else the python of the environment that is active.
 gpu-evidence:

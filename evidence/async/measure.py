@@ -3,7 +3,7 @@
     python evidence/async/measure.py --dir DIR [--seeds 1 2 3] [--modes credit credit_separate_async] [-- OVERRIDES]
     python evidence/async/measure.py --dir DIR --delay 0.5      with a search that answers after half a second
     python evidence/async/measure.py --dir DIR --read
-    python evidence/async/measure.py --logged evidence/async/h100/MODE.json      the figures of a GPU run
+    python evidence/async/measure.py --logged FILE      the figures of a GPU run: FILE is build/evidence/async/h100/MODE.json
 
 One run after the other, `verl-credit train --config-name lab` with an evaluation every ten steps, in DIR/MODE-SEED. Runs
 that are done are left out the next time; one that was cut off is put aside and made again from its beginning, because a

@@ -11,9 +11,11 @@ import argparse
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.http.server import create_app
@@ -29,19 +31,25 @@ def main() -> None:
     parser.add_argument("--port-file", type=Path, required=True)
     options = parser.parse_args()
     index = SearchIndex.load(options.lab / "index")
-    app = create_app(index, SentenceEncoder.for_index(options.lab / "encoder", index.manifest))
-
-    @app.middleware("http")
-    async def wait(request, call_next):
-        if request.method == "POST":
-            await asyncio.sleep(options.seconds)
-        return await call_next(request)
-
+    encoder = SentenceEncoder.for_index(options.lab / "encoder", index.manifest)
+    app = slowed(create_app(index, encoder), options.seconds)
     listener = socket.create_server(("127.0.0.1", 0))
     written = options.port_file.with_suffix(".tmp")
     written.write_text(str(listener.getsockname()[1]))
     os.replace(written, options.port_file)
     asyncio.run(uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[listener]))
+
+
+def slowed(app: FastAPI, seconds: float, pause: Callable[[float], Awaitable] = asyncio.sleep) -> FastAPI:
+    """The same, with a pause before every search."""
+
+    @app.middleware("http")
+    async def wait(request, call_next):
+        if request.method == "POST":
+            await pause(seconds)
+        return await call_next(request)
+
+    return app
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Exact match on held-out questions after the last step, with differences of pairs: not the measure of a campaign.
 
-python evidence/campaigns/held_out.py evidence/campaigns/sepa_factorial_twin
+python evidence/campaigns/held_out.py build/evidence/campaigns/sepa_factorial_twin    # after make evidence-raw
 """
 
 import sys

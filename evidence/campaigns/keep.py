@@ -2,8 +2,8 @@
 
 A metric that is measured in training is kept alone, without the others of its file.
 
-`verl-credit campaign report KEPT` makes the report again. `verl-credit campaign run FILE --dir COPY_OF_KEPT` goes on with
-the runs that are missing: what is done is told by these files.
+`verl-credit campaign report KEPT` makes the report again, and `verl-credit campaign run FILE --dir COPY_OF_KEPT` goes on
+with the runs that are missing: these files say what is done. raw.tar.xz holds such folders (evidence/archive.py).
 """
 
 import json

@@ -1,6 +1,6 @@
 """Each token operator against none in sepa_factorial_twin: six comparisons, and Holm over them. Only C8 - C5 was declared.
 
-python evidence/campaigns/token_against_none.py evidence/campaigns/sepa_factorial_twin
+python evidence/campaigns/token_against_none.py build/evidence/campaigns/sepa_factorial_twin
 """
 
 import sys

@@ -1,10 +1,12 @@
 """The exact bias of every outcome operator and turn mode on two questions whose groups can all be listed.
 
     python evidence/fidelity/exact_bias.py            # about ten minutes of one core
-    python evidence/fidelity/exact_bias.py --again    # the picture and the tables from exact_bias.json
+    python evidence/fidelity/exact_bias.py --again    # the picture and the tables from FOLDER/exact_bias.json
+    python evidence/fidelity/exact_bias.py --tiny     # groups of 2 and one stop probability: seconds
 
-Writes exact_bias.json (one row per mode, questions, stop probability and group size) and exact_bias.png beside itself, and
-prints the tables of README.md.
+Writes exact_bias.json (one row per mode, questions, stop probability and group size) and exact_bias.png into FOLDER, and
+prints the tables of README.md. FOLDER is build/evidence/fidelity without --folder, where `make evidence-raw` unpacks the
+published file.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from exact_picture import draw
 
 from verl_credit.fidelity.exact.table import bias_rows
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "evidence" / "fidelity"
 BOTH = "one hop and two hops"
 SHOWN = {"stop_probability": 0.3, "group_size": 8}
 
@@ -29,18 +31,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--again", action="store_true", help="measure nothing; read exact_bias.json")
-    if not parser.parse_args().again:
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the result")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--again", action="store_true", help="measure nothing; read the result")
+    which.add_argument("--tiny", action="store_true", help="a size for a test")
+    given = parser.parse_args()
+    result = given.folder / "exact_bias.json"
+    if not given.again:
         torch.set_num_threads(1)
-        (HERE / "exact_bias.json").write_text(as_text(measure()))
-    rows = read(HERE / "exact_bias.json")
-    draw(rows, HERE / "exact_bias.png")
+        given.folder.mkdir(parents=True, exist_ok=True)
+        tiny = {"group_sizes": (2,), "stops": (SHOWN["stop_probability"],)}
+        result.write_text(as_text(measure(**tiny if given.tiny else {})))
+    rows = read(result)
+    draw(rows, given.folder / "exact_bias.png")
     print(page(rows))
 
 
-def measure() -> dict:
+def measure(**options) -> dict:
+    """``options``: of `bias_rows`, which takes all group sizes and stop probabilities without them."""
     begun, rows = time.time(), []
-    for row in bias_rows():
+    for row in bias_rows(**options):
         if not rows or (rows[-1]["mode"], rows[-1]["group_size"]) != (row["mode"], row["group_size"]):
             print(f"{time.time() - begun:5.0f} s  {row['group_size']}  {row['mode']}", flush=True)
         rows.append({key: round_off(value) for key, value in row.items()})

@@ -2,12 +2,12 @@
 
     verl-credit campaign run credit_learning_twin --parallel 2 --dir RUNS
     verl-credit fidelity RUNS/grpo/seed-S-world-W --steps 0,5,10,20 --gradient --prompts 96 --continuations 32 --dir MEASURED
-    python evidence/fidelity/learning.py RUNS MEASURED [MEASURED ...]
+    python evidence/fidelity/learning.py RUNS MEASURED [MEASURED ...] [--folder FOLDER]
 
 Of every credit: the area under the curve minus GRPO's, mean over the pairs of seed and world that both have, with Student's
 interval; own cosine minus GRPO's and the correlation with A*, each a mean over the measured policies. Then Spearman's rank
 correlation over credits. GRPO is left out, since both of its differences are 0. The interval resamples the pairs of seed and
-world: it holds the noise of learning, not that of own cosine. Writes learning.json and learning.png beside this file.
+world: it holds the noise of learning, not that of own cosine. Writes learning.json and learning.png into FOLDER.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from verl_credit.run.files import VALIDATION, read_json_lines
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-OUT = Path(__file__).parent / "learning"
 GRPO = "grpo"
 NAMES = {
     "grpo": "none, grpo",
@@ -164,7 +163,7 @@ def parts(areas: Areas, measured: dict, learned: dict, held_out: dict, worlds: l
     return found
 
 
-def picture(learned: dict[str, dict], scores: dict[str, dict[str, float]]) -> None:
+def picture(learned: dict[str, dict], scores: dict[str, dict[str, float]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
     for axis, (name, score) in zip(axes, scores.items(), strict=True):
         shown = sorted((row["mean"], name) for name, row in learned.items() if name in score)
@@ -180,14 +179,17 @@ def picture(learned: dict[str, dict], scores: dict[str, dict[str, float]]) -> No
         axis.axhline(0, color="#999", linewidth=0.8)
         axis.set_xlabel(f"{name}, mean over policies")
     axes[0].set_ylabel("area under the curve minus GRPO's")
-    figure.savefig(OUT.with_suffix(".png"), dpi=120)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", type=Path)
     parser.add_argument("measured", type=Path, nargs="+")
+    parser.add_argument("--folder", type=Path, default=Path("build/learning"), help="of the result")
     args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
     policies = policies_of(args.measured)
     worlds = [int(name.split("-")[3]) for name in policies]
     areas, measured = areas_of(args.runs), fidelity_of(list(policies.values()))
@@ -209,8 +211,8 @@ def main() -> None:
     result["policies"] = list(policies)
     result["parts"] = parts(areas, measured, learned, result["held_out"], worlds)
     print(result["parts"])
-    OUT.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    picture(learned, scores)
+    (args.folder / "learning.json").write_text(json.dumps(result, indent=1) + "\n")
+    picture(learned, scores, args.folder / "learning.png")
     for name, row in sorted(learned.items(), key=lambda item: -item[1]["mean"]):
         own, r = (score.get(name, float("nan")) for score in scores.values())
         print(

@@ -1,6 +1,6 @@
 """How far the rank correlation of own cosine with areas holds, and two tests of the areas.
 
-python evidence/fidelity/learning_checks.py     # reads learning.json and gigpo_factorial.json beside it
+make evidence-raw && python evidence/fidelity/learning_checks.py     # reads learning.json and gigpo_factorial.json
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statsmodels.stats.multitest import multipletests
 
 from verl_credit.campaign.statistics import compare
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parents[2] / "build/evidence/fidelity"
 OPERATORS = ("low_baseline", "half_negative")
 BETWEEN = ("gigpo", "joint", "maxrl", "rloo", "leave_one_out", "turn-group-unbiased", "turn-group-v1d")
 """The credits between the two operators on top and the three modes at the bottom."""

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--labs", type=Path, default=Path.home() / ".cache/verl_credit/lab")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "labs.json")
+    parser.add_argument("--out", type=Path, default=Path("runs/evidence/results/labs.json"))
     arguments = parser.parse_args()
     labs = [measure(seed, arguments.labs / f"full-{seed}") for seed in arguments.seeds]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

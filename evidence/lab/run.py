@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path("runs/evidence/results"))
     parser.add_argument("--labs", type=Path, default=Path.home() / ".cache/verl_credit/lab")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     arguments = parser.parse_args()

@@ -1,16 +1,20 @@
-"""Tables of evidence/lab/results as Markdown: python evidence/lab/summarize.py > evidence/lab/tables.md"""
+"""Tables of results as Markdown: python evidence/lab/summarize.py [RESULTS] > evidence/lab/tables.md
+
+RESULTS is the folder of `labs.py` and `run.py`; without it the one into which `make evidence-raw` unpacks what is published.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "build" / "evidence" / "lab" / "results"
 
 
-def main() -> None:
-    labs = json.loads((RESULTS / "labs.json").read_text())
-    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
+def main(results: Path = RESULTS) -> None:
+    labs = json.loads((results / "labs.json").read_text())
+    runs = [json.loads(path.read_text()) for path in sorted(results.glob("*-*.json"))]
     tables = [lab_table(labs), learning_table(runs), gain_table(runs), clip_table(runs), gram_table(runs)]
     print(*tables, sep="\n\n")
 
@@ -111,4 +115,4 @@ def gram_table(runs: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

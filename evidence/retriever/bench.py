@@ -27,7 +27,7 @@ from pathlib import Path
 import httpx
 import torch
 import transformers
-from bench_world import make_encoder, make_index, make_queries
+from bench_world import SHAPES, make_encoder, make_index, make_queries
 from load import Load, send_all
 
 from verl_credit_retriever.check import exact_answers, recall_at, score_error, wrong_text
@@ -84,7 +84,7 @@ def single_queries(url: str, rows: int, queries: list[str]) -> Load:
 
 def compare(work: Path, rows: int, options: argparse.Namespace) -> dict:
     """The two servers over one index: throughput, latencies, a batch, and whether they find the same documents."""
-    encoder = make_encoder(work / "e5-base", "e5-base")
+    encoder = make_encoder(work / options.encoder, options.encoder)
     index = make_index(work / f"index-{rows}", encoder, rows)
     runs: dict[str, list[Load]] = {"ours": [], "plain": []}
     batch_s: dict[str, list[float]] = {"ours": [], "plain": []}
@@ -213,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for encoders and indexes")
     parser.add_argument("--rows", type=int, nargs="*", default=[50_000, 500_000])
+    parser.add_argument("--encoder", default="e5-base", choices=SHAPES, help="its shape; tiny: for a test")
     parser.add_argument("--requests", type=int, default=320, help="single queries per server and round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batch-repeats", type=int, default=3)

@@ -1,6 +1,6 @@
 """A campaign's page in a real browser: the kept runs of a shipped campaign. `make test-browser`."""
 
-import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -9,12 +9,14 @@ from kit.browser import CONTRAST, keep
 from verl_credit.campaign.report import write_campaign_report
 
 pytestmark = pytest.mark.browser
-RUNS = Path(__file__).resolve().parents[2] / "evidence/campaigns/turn_modes_lab"
+ARCHIVE = Path(__file__).resolve().parents[2] / "evidence/campaigns/raw.tar.xz"
 
 
 @pytest.fixture
 def page(browser, tmp_path):
-    folder = shutil.copytree(RUNS, tmp_path / "turn_modes_lab")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / "turn_modes_lab"
     browser.problems.clear()
     browser.theme("light")
     browser.size(1280, 1000)

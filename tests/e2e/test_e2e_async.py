@@ -22,7 +22,7 @@ def lab(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", UPDATES)
 def test_a_killed_run_goes_on_from_its_checkpoint(mode, lab, tmp_path):
-    """The trainer dies as it waits for rollouts after the checkpoint. More points: evidence/async/kill_and_resume.py."""
+    """The trainer dies as it waits for rollouts after the checkpoint. More points: evidence/async/README.md."""
     settings = "data.train_batch_size=8", f"trainer.v1.trainer_mode={mode}"
     point = replace(WAITING, call=SAVED * UPDATES[mode] + 1)
     outcome = run_killed(tmp_path / mode, lab, point, None, *settings)

@@ -1,5 +1,6 @@
 """The comparison of the trainers (evidence/async): figures of a run, means over seeds, and which is better per minute."""
 
+import asyncio
 import importlib.util
 import json
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.retriever_fakes import app_of, client_of
 from verl_credit.run.files import METRICS, VALIDATION, append_json
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "async"
@@ -143,26 +145,20 @@ def test_a_run_that_was_cut_off_is_put_aside_and_one_that_fails_stops_no_other(l
     assert [path.name for path in tmp_path.glob("*cut-off*/*")] == ["half"]
 
 
-def test_a_killed_run_is_compared_in_the_steps_after_its_resume_alone(load, tmp_path, monkeypatch):
-    """Steps 1 and 2 are the same run's that nothing disturbed; step 3 is the first of the resumed one."""
-    kills = load("kill_and_resume")
-    monkeypatch.setattr(kills, "RESULTS", tmp_path / "results.jsonl")
-    for run, off in (("straight", 0.0), ("other", 0.25), ("killed", 0.5)):
-        for step in range(5):
-            metrics = dict.fromkeys(("actor/grad_norm", "credit/gain/mean"), 1.0 + (off if step > 2 else 0.0))
-            append_json(tmp_path / run / "run" / METRICS, {"step": step} | metrics)
-    pairs = [
-        ("undisturbed 0, 1", "other", 0),
-        ("waiting, undisturbed 0", "killed", 2),
-        ("saving, undisturbed 0", "killed", 4),
-    ]
-    for name, run, resumed_from in pairs:
-        kills.keep_pair(
-            set(), "credit_colocate_async", name, tmp_path / run, tmp_path / "straight", resumed_from
-        )
-    rows = kills.read()
-    assert [list(row["steps"]) for row in rows] == [["1", "2", "3", "4"], ["3", "4"]]
-    *_, line = kills.pairs_table(rows).splitlines()
-    assert line == "| `credit_colocate_async` | 3 | 2 of 3, 0.2 (1 pair) | 2 of 3, 0.33 (1 pair) |"
-    *_, line = kills.pairs_table(rows[:1]).splitlines()
-    assert line == "| `credit_colocate_async` | 3 | 2 of 3, 0.2 (1 pair) | not measured |"
+def test_the_slow_search_waits_before_every_answer_and_not_before_saying_that_it_lives(load):
+    waited = []
+
+    async def pause(seconds):
+        waited.append(seconds)
+
+    async def ask():
+        app, _ = app_of()
+        async with (
+            app.router.lifespan_context(app),
+            client_of(load("slow_search").slowed(app, 0.5, pause)) as client,
+        ):
+            assert (await client.get("/livez")).status_code == 200 and waited == []
+            return await client.post("/retrieve", json={"queries": ["a town"], "topk": 2})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 200 and len(answer.json()["result"][0]) == 2 and waited == [0.5]

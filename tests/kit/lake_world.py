@@ -1,4 +1,4 @@
-"""Lakes without a model: a policy given by a table, as `fidelity.decoder.Decoder`."""
+"""Lakes (evidence/fidelity/lakes) without a model: a policy given by a table, as `fidelity.decoder.Decoder`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import cache
 
 import torch
 
-from verl_credit.fidelity.grid import text
-from verl_credit.fidelity.grid.lakes import make_lakes
-from verl_credit.fidelity.grid.world import GridWorld
+from lakes import text
+from lakes.lakes import make_lakes
+from lakes.world import GridWorld
 from verl_credit.fidelity.sampler import TurnSampler
 
 LAKES, HORIZON = 2, 5
