@@ -14,7 +14,7 @@ from kit.recipes import load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.plan import shape_of
-from verl_credit.recipe.compose import RECIPES, shipped_recipes
+from verl_credit.recipe.folders import RECIPES, shipped_recipes
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.warnings import doubts
 

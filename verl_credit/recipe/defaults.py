@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import defaults_tree
-from verl_credit.recipe.compose import _quiet, recipes_folder, verl_folder
+from verl_credit.recipe.compose import _quiet
+from verl_credit.recipe.folders import recipes_folder, verl_folder
 
 ABSENT = "(not there)"
 NO_VALUE = "???"

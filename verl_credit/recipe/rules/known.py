@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.config.resolved import MISSING, select, written
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.compose import recipes_folder, verl_folder
+from verl_credit.recipe.folders import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
 READ_BY_VERL = (
