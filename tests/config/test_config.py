@@ -179,7 +179,7 @@ THOUGHT = "<think>\n\n</think>\n\n"
     ],
 )
 def test_who_thinks_first_has_a_prefix_and_released_code_writes_the_tag(overrides, template, prefix):
-    found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="singlehop_qwen3_4b").algorithm
+    found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="multihop_qwen3_4b").algorithm
     assert (found.info_gain_template, found.info_gain_prefix) == (template, prefix)
 
 
