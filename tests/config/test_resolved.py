@@ -66,6 +66,16 @@ def test_what_has_no_value_raises_the_error_of_omegaconf(wrong):
     assert ours.value.full_key == theirs.value.full_key
 
 
+def test_with_missing_values_kept_every_key_is_there():
+    written = {
+        "a": {"b": "???", "c": "${nothing}", "d": "${a.b}", "e": "${f}"},
+        "f": {"g": 1, "h": "${nothing}"},
+    }
+    below = {"g": 1, "h": "???"}
+    kept = resolved(OmegaConf.create(written), keep_missing=True)
+    assert kept == {"a": {"b": "???", "c": "???", "d": "???", "e": below}, "f": below}
+
+
 def test_a_missing_value_is_absent_and_read_by_its_full_name_it_is_refused():
     tree = resolved(OmegaConf.create({"a": {"b": "???", "c": {"d": 1}}}))
     assert select(tree, "a.b") is None and select(tree, "a.b", 3) == 3 and "b" not in tree.a

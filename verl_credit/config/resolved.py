@@ -13,6 +13,7 @@ from functools import reduce
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.errors import ConfigError
 
@@ -73,13 +74,22 @@ def written(config: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(config, resolve=False)
 
 
-def resolved(config: DictConfig, plain: Mapping[str, Any] | None = None) -> Tree:
-    """``plain``: `written` of the same configuration. Raises OmegaConf's error for an interpolation that has no value."""
+def resolved(
+    config: DictConfig, plain: Mapping[str, Any] | None = None, *, keep_missing: bool = False
+) -> Tree:
+    """``plain``: `written` of the same configuration. Raises OmegaConf's error for an interpolation that has no value.
+
+    ``keep_missing``: a key without a value has the value ``???`` in place of an error, and no key is left out.
+    """
     plain = written(config) if plain is None else plain
 
     def value(path: tuple[str | int, ...], node: Any) -> Any:
         if isinstance(node, dict):
-            below = {name: value((*path, name), one) for name, one in node.items() if one != MISSING}
+            below = {
+                name: value((*path, name), one)
+                for name, one in node.items()
+                if keep_missing or one != MISSING
+            }
             return Tree(".".join(map(str, path)), below)
         if isinstance(node, list):
             return [value((*path, place), one) for place, one in enumerate(node)]
@@ -88,10 +98,13 @@ def resolved(config: DictConfig, plain: Mapping[str, Any] | None = None) -> Tree
         target = _target(plain, node)
         if target is not None:
             return value(*target)
-        found = reduce(lambda parent, name: parent[name], path, config)
-        return (
-            value(path, OmegaConf.to_container(found, resolve=True)) if OmegaConf.is_config(found) else found
-        )
+        try:
+            found = reduce(lambda parent, name: parent[name], path, config)
+            return value(path, data(found)) if OmegaConf.is_config(found) else found
+        except OmegaConfBaseException:
+            if keep_missing:
+                return MISSING
+            raise
 
     try:
         return value((), plain)
