@@ -6,7 +6,7 @@ from verl_credit.campaign.design import composed, planned
 from verl_credit.campaign.family import fewest_pairs
 from verl_credit.campaign.file import read_campaign
 from verl_credit.names import ADV_ESTIMATOR
-from verl_credit.recipe.compose import recipes_folder
+from verl_credit.recipe.folders import recipes_folder
 
 SHIPPED = sorted(file.stem for file in (recipes_folder() / "campaigns").glob("*.yaml"))
 

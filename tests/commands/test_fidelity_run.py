@@ -16,6 +16,7 @@ from verl_credit.commands.fidelity import fidelity
 from verl_credit.commands.fidelity_run import why_by_run
 from verl_credit.errors import ExitCode
 from verl_credit.fidelity.request import REQUEST, RESULT, TABLE, Request
+from verl_credit.recipe import compose
 from verl_credit.recipe.rules import validate
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
@@ -167,7 +168,7 @@ def test_a_refused_start_leaves_the_folder_free(run_dir, started, tmp_path):
 
 
 def test_an_engine_without_seeds_begins_elsewhere_when_it_goes_on(run_dir, started, tmp_path, monkeypatch):
-    for place in (fidelity_run, sys.modules[__name__]):  # vLLM asks for more than is told apart here
+    for place in (compose, sys.modules[__name__]):  # vLLM asks for more than this test sets
         monkeypatch.setattr(place, "validate", lambda config: None)
     config = OmegaConf.load(run_dir / "config.yaml")
     config.actor_rollout_ref.rollout.name = "vllm"

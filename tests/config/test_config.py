@@ -23,7 +23,8 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import compose_recipe, load_config, shipped_recipes
+from verl_credit.recipe.compose import compose_recipe, load_config, unchecked_config
+from verl_credit.recipe.folders import shipped_recipes
 from verl_credit.recipe.rules import validate
 
 MODE = "algorithm.info_gain_norm_mode=turn-group-v1d"
@@ -123,7 +124,7 @@ def test_an_unknown_key_is_named_with_its_value_and_those_that_are_known(overrid
 )  # fmt: skip
 def test_what_hydra_refuses_or_leaves_out_is_named(overrides, said):
     with pytest.raises(ConfigError, match=said):
-        validate(load_config("lab", overrides))
+        load_config("lab", overrides)
 
 
 def test_unknown_recipe_lists_the_shipped_ones():
@@ -151,10 +152,9 @@ def test_own_recipe_from_a_folder(tmp_path):
         "defaults: [ppo_trainer, credit_defaults, {hardware: laptop}, _self_]\n"
         "run_dir: here\nsearch: {brekaer_failures: 3}\n"
     )
-    config = load_config("mine", OWN, str(tmp_path))
-    assert config.run_dir == "here"
+    assert unchecked_config("mine", OWN, str(tmp_path)).run_dir == "here"
     with pytest.raises(ConfigError, match="did you mean search.breaker_failures"):
-        validate(config)
+        load_config("mine", OWN, str(tmp_path))
     with pytest.raises(ConfigError, match="is not a directory"):
         load_config("mine", [], str(tmp_path / "nowhere"))
 
@@ -179,7 +179,7 @@ THOUGHT = "<think>\n\n</think>\n\n"
     ],
 )
 def test_who_thinks_first_has_a_prefix_and_released_code_writes_the_tag(overrides, template, prefix):
-    found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="singlehop_qwen3_4b").algorithm
+    found = settings_of(*OWN[:2], OWN[3], *overrides, recipe="multihop_qwen3_4b").algorithm
     assert (found.info_gain_template, found.info_gain_prefix) == (template, prefix)
 
 

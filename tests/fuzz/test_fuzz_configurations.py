@@ -16,7 +16,7 @@ from kit.recipes import OWN, load_config
 from verl_credit.commands.explain import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
 from verl_credit.errors import ConfigError, printable
-from verl_credit.recipe.compose import shipped_recipes
+from verl_credit.recipe.folders import shipped_recipes
 from verl_credit.recipe.required import DATA, MODEL, missing_line
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import REWARD

@@ -12,7 +12,8 @@ from verl_credit.commands import sweep, train
 from verl_credit.doctor import command as doctor
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
-from verl_credit.recipe.compose import compose_recipe, recipes_folder, shipped_recipes
+from verl_credit.recipe.compose import compose_recipe
+from verl_credit.recipe.folders import recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-recipe.md").read_text()

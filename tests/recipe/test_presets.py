@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from kit.recipes import check, load_config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.recipe.compose import RECIPES
+from verl_credit.recipe.folders import RECIPES
 from verl_credit.recipe.unread import unused
 
 FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators, four token levels

@@ -6,19 +6,20 @@ import sys
 import types
 import typing
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from kit.recipes import load_config
+from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.plan import shape_of
-from verl_credit.recipe.compose import RECIPES, shipped_recipes
-from verl_credit.recipe.rules import validate
+from verl_credit.recipe.folders import RECIPES, shipped_recipes
 from verl_credit.recipe.warnings import doubts
 
-GPU = ("multihop_qwen3_4b", "singlehop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
+GPU = ("multihop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
+SINGLE = "singlehop_qwen3_4b"  # the multi-hop recipe under another name
 REAL = ("real_cpu", "real_math_cpu")
 GIVEN = ["data.train_files=train.parquet", "data.val_files=val.parquet", "search.url=http://127.0.0.1:8000"]
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow  # Hydra composes every combination
 
 
 # The published response does not hold all turns at full length; ours do.
-PUBLISHED = ("multihop_qwen3_4b", "singlehop_qwen3_4b")
+PUBLISHED = "multihop_qwen3_4b"
 ROOM = "data.max_response_length=6192 does not hold all turns at full length"
 
 # The laptop's engine takes whole weights.
@@ -39,10 +40,11 @@ def options(group: str) -> list[str]:
     )
 
 
+PAIRS = list(zip(options("model"), cycle(options("hardware")), strict=False))
+
+
 def checked(name, *overrides):
-    config = load_config(name, [*GIVEN, *overrides])
-    validate(config)
-    return config
+    return check(*GIVEN, *overrides, recipe=name)
 
 
 VLLM_ROLLOUT = "verl.workers.rollout.vllm_rollout"
@@ -68,15 +70,14 @@ def vllm_ranks(monkeypatch):
 
 
 def test_the_recipes_that_are_promised_are_shipped():
-    assert {*GPU, *REAL, "lab", "search_cpu"} == set(shipped_recipes())
+    assert {*GPU, SINGLE, *REAL, "lab", "search_cpu"} == set(shipped_recipes())
     assert options("hardware") == ["h100x1", "laptop", "node4", "node8", "spark"]
     assert {"qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen2_5_7b"} <= set(options("model"))
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_a_recipe_with_trained_weights_is_valid_and_verl_accepts_it(name, tmp_path):
-    config = load_config(name, [f"real.dir={tmp_path}", "real.questions=questions.json"])
-    validate(config)
+    config = check(f"real.dir={tmp_path}", "real.questions=questions.json", recipe=name)
     assert doubts(config) == []
     check_with_verl(config)
 
@@ -84,7 +85,7 @@ def test_a_recipe_with_trained_weights_is_valid_and_verl_accepts_it(name, tmp_pa
 @pytest.mark.parametrize("name", GPU)
 def test_a_recipe_is_valid_and_verl_accepts_it(name, vllm_ranks):
     config = checked(name)
-    assert [line.partition(":")[0] for line in doubts(config)] == ([ROOM] if name in PUBLISHED else [])
+    assert [line.partition(":")[0] for line in doubts(config)] == ([ROOM] if name == PUBLISHED else [])
     check_with_verl(config)
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert vllm_ranks == {"spark_qwen3_4b": [32], "math_sepa": [64]}.get(name, [])
@@ -120,19 +121,19 @@ def test_an_engine_that_takes_no_adapters_is_told_so_before_the_start(name):
         checked(name, "hardware=laptop")
 
 
-@pytest.mark.parametrize("model", options("model"))
-def test_the_multi_hop_recipe_composes_with_every_model(model):
-    actor = checked(
-        "multihop_qwen3_4b", f"model={model}", "algorithm.info_gain_scorer=server"
-    ).actor_rollout_ref
+@pytest.mark.parametrize("model, hardware", PAIRS)
+def test_the_multi_hop_recipe_composes_with_every_model(model, hardware):
+    chosen = (f"model={model}", f"hardware={hardware}", "algorithm.info_gain_scorer=server")
+    actor = checked("multihop_qwen3_4b", *chosen).actor_rollout_ref
     path = actor.model.path
     assert 8192 + 256 < actor.rollout.max_model_len < shape_of(path).positions
     assert model.replace("_", "").replace("instruct", "") in path.lower().replace("-", "").replace(".", "")
 
 
-@pytest.mark.parametrize("preset", options("credit"))
-@pytest.mark.parametrize("name", ["multihop_qwen3_4b", "spark_qwen3_4b"])
-def test_every_preset_composes(name, preset):
+@pytest.mark.parametrize(
+    "preset, name", list(zip(options("credit"), cycle(["multihop_qwen3_4b", "spark_qwen3_4b"]), strict=False))
+)
+def test_every_preset_composes(preset, name):
     assert checked(name, f"credit={preset}").credit_preset == preset
 
 
@@ -155,7 +156,7 @@ def test_the_published_schedule():
 
 
 def test_the_single_hop_recipe_differs_in_names_alone():
-    multi, single = checked("multihop_qwen3_4b"), checked("singlehop_qwen3_4b")
+    multi, single = checked("multihop_qwen3_4b"), checked(SINGLE)
     for config in (multi, single):
         config.run_dir = config.trainer.experiment_name = config.trainer.default_local_dir = ""
     assert multi == single

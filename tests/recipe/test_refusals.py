@@ -55,36 +55,67 @@ def test_a_refusal_is_written_with_key_value_and_what_is_accepted():
     assert str(refused("algorithm.gamma", "high")) == "algorithm.gamma='high': expected a number from 0 to 1"
 
 
-@pytest.mark.parametrize("key", RANGES)
-def test_a_number_is_a_number_in_its_range(key):
-    low, high, whole = RANGES[key]
-    wrong = ["abc", True, [], {}, float("inf"), float("nan")]
-    wrong += [low - 1] if low > float("-inf") else []
-    wrong += [high + 1] if high < float("inf") else []
-    wrong += [0] if low > 0 else []
-    wrong += [1.5] if whole else []
-    for value in wrong:
-        error = refused(key, value)
-        assert error.accepted.startswith("expected a whole number" if whole else "expected a number")
-        assert repr(value) in str(error)
-        for end in (low, high) if low > float("-inf") else ():
-            assert end == float("inf") or f"{end:g}" in error.accepted
+def by_section(keys):
+    """Parameters: the keys of a section among ``keys``, for every section that has some."""
+    named = ((section.__name__, [k.name for k in keys_of(section) if k.name in keys]) for section in SECTIONS)
+    return [pytest.param(names, id=name) for name, names in named if names]
 
 
-@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if choices(key.field.annotation)])
-def test_a_name_is_one_of_those_that_are_declared(key):
-    names = choices(KEYS[key].field.annotation)
-    for value in ("another", None, 1, [names[0]]):
-        error = refused(key, value)
-        assert (error.value, error.accepted) == (value, names)
+def failures(keys, wrong_values, is_right):
+    """Every wrong value that a section accepts, or refuses with another key or text."""
+    found = []
+    for key in keys:
+        for value in wrong_values(key):
+            try:
+                error = refused(key, value)
+            except (AssertionError, pytest.fail.Exception) as why:
+                found.append(f"{key}={value!r}: {why}")
+            else:
+                found += [] if is_right(key, value, error) else [f"{key}={value!r} is refused with {error}"]
+    return found
+
+
+@pytest.mark.parametrize("keys", by_section(RANGES))
+def test_a_number_is_a_number_in_its_range(keys):
+    def wrong(key):
+        low, high, whole = RANGES[key]
+        return [
+            *("abc", True, [], {}, float("inf"), float("nan")),
+            *([low - 1] if low > float("-inf") else []),
+            *([high + 1] if high < float("inf") else []),
+            *([0] if low > 0 else []),
+            *([1.5] if whole else []),
+        ]
+
+    def right(key, value, error):
+        low, high, whole = RANGES[key]
+        ends = [end for end in (low, high) if float("-inf") < low and end < float("inf")]
+        kind = "expected a whole number" if whole else "expected a number"
+        says_ends = all(f"{end:g}" in error.accepted for end in ends)
+        return error.accepted.startswith(kind) and repr(value) in str(error) and says_ends
+
+    assert failures(keys, wrong, right) == []
+
+
+@pytest.mark.parametrize("keys", by_section([k for k, key in KEYS.items() if choices(key.field.annotation)]))
+def test_a_name_is_one_of_those_that_are_declared(keys):
+    def names(key):
+        return choices(KEYS[key].field.annotation)
+
+    def right(key, value, error):
+        return (error.value, error.accepted) == (value, names(key))
+
+    assert failures(keys, lambda key: ("another", None, 1, [names(key)[0]]), right) == []
 
 
 @pytest.mark.parametrize(
-    "key", [name for name, key in KEYS.items() if key.expected.startswith("true or false")]
+    "keys", by_section([k for k, key in KEYS.items() if key.expected.startswith("true or false")])
 )
-def test_a_switch_is_true_or_false(key):
-    for value in (1, "yes", None):
-        assert refused(key, value).accepted.startswith("expected true or false")
+def test_a_switch_is_true_or_false(keys):
+    def right(key, value, error):
+        return error.accepted.startswith("expected true or false")
+
+    assert failures(keys, lambda key: (1, "yes", None), right) == []
 
 
 WORDS = "expected the text between a context and"
@@ -119,14 +150,17 @@ DECLARED = [  # (key, value, what is accepted: all names, or a part of the sente
 # fmt: on
 
 
-@pytest.mark.parametrize("key, value, accepted", DECLARED)
-def test_a_value_that_a_key_does_not_accept_is_refused_with_what_it_does(key, value, accepted):
-    error = refused(key, value)
-    assert error.accepted == accepted if isinstance(accepted, list) else accepted in error.accepted
-    if key.startswith(("search.token", "search.url")):
-        assert isinstance(error.value, str)  # as it may be shown
-    else:
-        assert error.value == value
+@pytest.mark.parametrize("keys", by_section(dict.fromkeys(key for key, *_ in DECLARED)))
+def test_a_value_that_a_key_does_not_accept_is_refused_with_what_it_does(keys):
+    cases = [case for case in DECLARED if case[0] in keys]
+
+    def right(key, value, error):
+        (accepted,) = {str(said): said for k, v, said in cases if (k, v) == (key, value)}.values()
+        said = error.accepted == accepted if isinstance(accepted, list) else accepted in error.accepted
+        secret = key.startswith(("search.token", "search.url"))  # value as it may be shown
+        return said and (isinstance(error.value, str) if secret else error.value == value)
+
+    assert failures(keys, lambda key: [value for k, value, _ in cases if k == key], right) == []
 
 
 def test_neither_a_token_in_the_wrong_place_nor_a_password_is_shown():

@@ -5,7 +5,7 @@ import pytest
 from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.names import TRAINER_MODE
-from verl_credit.recipe.compose import verl_folder
+from verl_credit.recipe.folders import verl_folder
 from verl_credit.recipe.rules.trainer_mode import READ_BY, V1
 from verl_credit.recipe.unread import without_effect
 from verl_credit.recipe.warnings import doubts

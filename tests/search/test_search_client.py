@@ -3,12 +3,14 @@
 import asyncio
 import json
 import pickle
+import ssl
 
+import httpx
 import pytest
 
 from kit.scripted_server import dead_port, hits, scripted_server, search
 from verl_credit.search.client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
-from verl_credit.search.connections import Connections
+from verl_credit.search.connections import Connections, _tls
 
 
 @pytest.fixture
@@ -193,6 +195,28 @@ def test_more_searches_than_connections_wait_for_one(server):
 
     assert asyncio.run(run()) == [200] * 6
     assert server.connections == 2
+
+
+def test_certificates_are_read_once_and_for_https_alone(server, monkeypatch):
+    read, create = [], httpx.create_ssl_context
+    monkeypatch.setattr(
+        httpx, "create_ssl_context", lambda **options: read.append(options) or create(**options)
+    )
+    _tls.cache_clear()
+    search(SearchClient(server.url))
+    assert read == []
+
+    async def run():
+        for _ in range(2):
+            connections = Connections(connect_seconds=5)
+            with pytest.raises(httpx.HTTPError):  # the server speaks http
+                await connections.post(server.url.replace("http:", "https:"), "{}")
+            await connections.aclose()
+
+    asyncio.run(run())
+    assert read == [{"trust_env": False}]
+    assert _tls("https").cert_store_stats()["x509_ca"] > 0 == _tls("http").cert_store_stats()["x509_ca"]
+    assert _tls("http").verify_mode == _tls("https").verify_mode == ssl.CERT_REQUIRED
 
 
 def test_a_client_and_a_fault_travel_between_processes(server):

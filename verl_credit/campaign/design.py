@@ -10,9 +10,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_credit.campaign.child import in_folder
 from verl_credit.campaign.file import Campaign
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.compose import load_config, quoted
+from verl_credit.recipe.compose import load_config, quoted, unchecked_config
 from verl_credit.recipe.required import missing_line
-from verl_credit.recipe.rules import validate
 from verl_credit.redact import redact_value
 from verl_credit.twin.check import check_twin
 
@@ -68,7 +67,7 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
     ``complete``: keys that the user has to give (data, model, server) are there, too.
     """
     seed, world = campaign.blocks()[0]
-    if world is not None and "lab" not in load_config(campaign.recipe, [], campaign.config_dir):
+    if world is not None and "lab" not in unchecked_config(campaign.recipe, [], campaign.config_dir):
         use = f"recipe {campaign.recipe} has no lab, and so no worlds: leave worlds out"
         raise ConfigError(key="worlds", value=campaign.worlds, accepted=use)
     configs: dict[str, DictConfig] = {}
@@ -76,7 +75,6 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
         run = PlannedRun(name, seed, world)
         try:
             config = load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
-            validate(config)
             if campaign.engine == "twin":
                 check_twin(config)
             if complete and (missing := missing_line(config)):

@@ -18,7 +18,7 @@ from verl_credit.campaign.partial import drop_partial
 from verl_credit.campaign.record import RECORD, keep_record
 from verl_credit.campaign.state import RunState, State, state_of, states
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.compose import unchecked_config
 from verl_credit.recipe.world import same_world, world_of
 from verl_credit.run.lock import run_lock
 
@@ -142,7 +142,7 @@ def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun])
     """One after the other, before runs that would build the same one side by side. Seeds share a world."""
     one_seed = {(run.condition, run.world): run for run in queue}.values()
     configs = (
-        load_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
+        unchecked_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
         for run in one_seed
     )
     for config in {same_world(config): config for config in configs}.values():

@@ -15,7 +15,6 @@ from yaml import YAMLError
 from verl_credit.errors import ConfigError, ExitCode, one_line, show_value
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
-from verl_credit.recipe.rules import validate
 from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.run.versions import installed_versions, read_versions
 
@@ -123,9 +122,8 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
         )
     if "/" in words[0]:
         raise ConfigError(f"{text}: no such folder; give the folder of a run, or a recipe's name")
-    config = load_config(words[0], words[1:], config_dir)
     try:
-        validate(config)
+        config = load_config(words[0], words[1:], config_dir)
     except ConfigError as error:
         said = f"{text} would be refused: {error}"
         raise ConfigError(said, key=error.key, value=error.value, accepted=error.accepted) from error

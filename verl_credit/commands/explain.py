@@ -21,7 +21,6 @@ from verl_credit.lineage.store import TABLE
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
-from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
@@ -48,7 +47,6 @@ def explain(name: str, overrides: list[str], config_dir: str | None = None, valu
     """Print it. Exit code 0, or 4 for a configuration that would be refused."""
     try:
         config = load_config(name, overrides, config_dir)
-        validate(config)
     except ConfigError as error:
         print(f"verl-credit explain: this would be refused: {error}")
         return ExitCode.PREFLIGHT

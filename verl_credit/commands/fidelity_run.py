@@ -34,7 +34,6 @@ from verl_credit.fidelity.request import RESULT, ROLLOUTS, TABLE, Request
 from verl_credit.fidelity.values import VALUES
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.other_tools import MULTI_TURN, tools_given
 from verl_credit.run.files import read_json_lines
 from verl_credit.run.lock import LOCK, holder_is_gone
@@ -95,7 +94,6 @@ def measure_by_run(
     folder.mkdir(parents=True)
     write_recipe(folder, config, fixed)
     composed = load_config(RECIPE, overrides, str(folder))
-    validate(composed)
     _refuse(composed)
     request = replace(request, about=_about(composed, checkpoint, request))
     check_about(out, request.about, continuations=request.continuations, seed=request.seed)

@@ -29,7 +29,6 @@ from verl_credit.commands.trial_row import CONFIG
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rules import validate
 from verl_credit.run.finished import last_checkpoint
 from verl_credit.run.lock import holder_is_gone
 from verl_credit.run.state import planned_steps
@@ -70,7 +69,6 @@ def collect(
     write_recipe(folder, saved.config, fixed)
     try:
         config = load_config(RECIPE, overrides, str(folder))
-        validate(config)
         frozen = _frozen_curriculum(config, saved)
     except (ConfigError, PreflightError):
         shutil.rmtree(folder)  # it was empty: the next try may have it again

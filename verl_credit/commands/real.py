@@ -8,7 +8,6 @@ from pathlib import Path
 from verl_credit.errors import ConfigError, ExitCode, PreflightError
 from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.recipe.required import missing_line
-from verl_credit.recipe.rules import validate
 from verl_credit.recipe.world import world_of
 from verl_credit.run.progress import Throttled, say_at_once
 
@@ -25,7 +24,6 @@ def real(folder: Path, task: str, more: Sequence[str] = (), **values: object) ->
     ]
     try:
         config = load_config(RECIPES[task], [*overrides, *more])
-        validate(config)
         if missing := missing_line(config):
             raise PreflightError(missing)
         world_of(config).build(config, Throttled(say_at_once, "real"))

@@ -19,8 +19,7 @@ from verl_credit.campaign.child import in_folder, run_child, train_command
 from verl_credit.config.keys.run import LONGEST_NAME
 from verl_credit.doctor.hardware.disk import sweep_warnings
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.compose import load_config, quoted
-from verl_credit.recipe.rules import validate
+from verl_credit.recipe.compose import load_config, quoted, unchecked_config
 
 ASKED = {
     "lineage.hypothesis": "what is tried and what it should change",
@@ -96,7 +95,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
         runs = expand(overrides)
         run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
         configs = [
-            load_config(name, in_folder(chosen, run_dir), config_dir)
+            unchecked_config(name, in_folder(chosen, run_dir), config_dir)
             for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
         ]
         _refuse_shared(runs, configs)
@@ -145,7 +144,6 @@ def _checked(name: str, label: str, overrides: list[str], config_dir: str | None
     """The run's folder. Errors: ConfigError says which run."""
     try:
         config = load_config(name, overrides, config_dir)
-        validate(config)
     except ConfigError as error:
         raise ConfigError(f"{label or name}: {error}") from error
     folder = Path(config.run_dir).expanduser().resolve()

@@ -21,7 +21,6 @@ from verl_credit.errors import ConfigError, ExitCode, PreflightError, Terminated
 from verl_credit.machine.gather import gather
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.required import missing_line
-from verl_credit.recipe.rules import validate
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import World, world_of
 from verl_credit.redact import override_without_secrets, without_secrets
@@ -38,7 +37,6 @@ def train(name: str, overrides: list[str], config_dir: str | None = None) -> int
     """Run it, or say why not. The exit codes are those of ExitCode."""
     try:
         config = load_config(name, overrides, config_dir)
-        validate(config)
         if missing := missing_line(config):
             raise PreflightError(missing)
         return _train(config, command_line(name, overrides, config_dir))

@@ -12,7 +12,6 @@ from verl_credit.commands.trial_row import TrialRow
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.machine.gather import gather
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rules import validate
 from verl_credit.recipe.world import world_of
 from verl_credit.run import events
 from verl_credit.run.files import METRICS
@@ -27,7 +26,6 @@ NOT_ON = "a run of the twin does not go on"
 def twin(name: str, overrides: list[str], config_dir: str | None = None) -> int:
     try:
         config = load_config(name, overrides, config_dir)
-        validate(config)
         check_twin(config)
         return _run(config, command_line(name, overrides, config_dir, "twin"))
     except (ConfigError, PreflightError) as error:

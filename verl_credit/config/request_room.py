@@ -9,7 +9,7 @@ of the model, and refuses by itself what is beyond them.
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from verl_credit.config.resolved import Config
 
 MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 DRAWN = 1  # a server that only scores draws a token all the same
@@ -26,6 +26,6 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
     )
 
 
-def longest(config: DictConfig) -> int | None:
+def longest(config: Config) -> int | None:
     """``rollout.max_model_len``."""
     return config.actor_rollout_ref.rollout.get("max_model_len")

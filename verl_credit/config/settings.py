@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, read_section
+from verl_credit.config.resolved import Config, data, select
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 
@@ -29,14 +28,14 @@ class CreditSettings:
     preset_overrides: tuple[str, ...] = ()
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> CreditSettings:
+    def from_config(cls, config: Config) -> CreditSettings:
         """Raises ConfigError."""
-        ours = OmegaConf.select(config, f"{LOSS}.loss_mode") == LOSS_MODE
+        ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
         return cls(
             algorithm=read_section(Algorithm, config),
             loss=read_section(PolicyLoss, config) if ours else None,
             search=read_section(Search, config),
-            chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
+            chat_template_kwargs=data(config.data.get("apply_chat_template_kwargs")) or {},
             attention=config.actor_rollout_ref.model.override_config.get("attn_implementation"),
             preset=config.credit_preset,
             preset_overrides=tuple(config.credit_overrides),
@@ -164,7 +163,3 @@ def _pipeline(a: Algorithm) -> list[str]:
     if a.tied_groups != "keep":
         parts.append(f"tied_groups={a.tied_groups}")
     return parts
-
-
-def _plain(node) -> dict:
-    return (OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node) or {}

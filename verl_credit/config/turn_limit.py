@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-
+from verl_credit.config.resolved import Config, select
 from verl_credit.names import AGENT_NAME
 
 MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 
-def turns_at_most(config: DictConfig) -> tuple[str, int | None]:
+def turns_at_most(config: Config) -> tuple[str, int | None]:
     """(the key that says it, the turns); None where nothing but the row's length, or a loop of the user's, ends a row."""
-    if OmegaConf.select(config, DEFAULT) in (None, AGENT_NAME):
+    if select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
-    return MOST, OmegaConf.select(config, MOST) or None
+    return MOST, select(config, MOST) or None

@@ -13,7 +13,6 @@ from verl_credit.doctor.result import Result, Status, failed, passed, skipped
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.machine.gather import gather
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rules import validate
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}
 
@@ -64,7 +63,6 @@ def _recipe(
         return None, skipped(why, "recipe")
     try:
         config = load_config(name, overrides, config_dir)
-        validate(config)
     except ConfigError as error:
         right = "a recipe that `verl-credit explain` accepts"
         return None, failed(str(error), right, "fix that key", "recipe")

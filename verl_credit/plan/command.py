@@ -25,7 +25,7 @@ def plan_command(
 
     With ``every``, shipped recipes that need a key of yours (a model, say) are listed with the reason.
     """
-    from verl_credit.recipe.compose import shipped_recipes
+    from verl_credit.recipe.folders import shipped_recipes
 
     names = shipped_recipes() if every else list(recipes)
     plans, refused = [], []
@@ -43,11 +43,11 @@ def plan_command(
 
 def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
     """Compose; our own blocks may be set without being in the recipe."""
-    from verl_credit.recipe.compose import load_config
+    from verl_credit.recipe.compose import unchecked_config
     from verl_credit.recipe.rules.known import validate_keys
 
     ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
-    config = load_config(name, [item for item in overrides if item not in ours], config_dir)
+    config = unchecked_config(name, [item for item in overrides if item not in ours], config_dir)
     validate_keys(config)
     return _values(config, ours)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from verl_credit.config.resolved import Config, select
 from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
@@ -13,12 +14,12 @@ from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
-def may_call(config: DictConfig) -> bool:
+def may_call(config: Config) -> bool:
     """The search agent without searches has one turn and offers no tool."""
-    return bool(config.search.max_searches) or OmegaConf.select(config, DEFAULT) != AGENT_NAME
+    return bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
 
 
-def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:
+def agents_of_rows(config: Config, *, tools: bool) -> tuple[str, ...]:
     """Names that a row's column ``agent_name`` may have. Raises ConfigError as `own_loops` does.
 
     ``tools``: the recipe names some. Without searches the search agent would not call them.
@@ -28,9 +29,9 @@ def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:
     return (*ours, *own_loops(config))
 
 
-def own_loops(config: DictConfig) -> tuple[str, ...]:
+def own_loops(config: Config) -> tuple[str, ...]:
     """Names of the agent loops in the user's own file. Raises ConfigError for a file that verl could not take them from."""
-    path = OmegaConf.select(config, LISTED)
+    path = select(config, LISTED)
     if not path:
         return ()
     use = "expected a YAML file with a list of {name: .., _target_: my_module.MyAgentLoop} (docs/agent-loops.md)"

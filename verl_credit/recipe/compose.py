@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from traceback import walk_tb
 
@@ -29,13 +27,14 @@ from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
+from verl_credit.recipe.folders import RECIPES, folders, recipes_folder, shipped_recipes, verl_folder
 from verl_credit.recipe.precision import decide_precision
+from verl_credit.recipe.rules import validate
 from verl_credit.recipe.trainer_mode import decide_trainer
 from verl_credit.recipe.unreadable import circle, not_yaml
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS
 
-RECIPES = "verl_credit_recipes"
 GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
 
 
@@ -45,7 +44,17 @@ def quoted(text: str) -> str:
 
 
 def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """Compose ``name`` from the shipped recipes (or from ``config_dir``) with Hydra overrides."""
+    """A recipe with Hydra overrides, composed from the shipped recipes (or from ``config_dir``) and checked.
+
+    Raises ConfigError for the first thing that is wrong.
+    """
+    config = unchecked_config(name, overrides, config_dir)
+    validate(config)
+    return config
+
+
+def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+    """As `load_config`, for callers that read a part of it or check it by other rules."""
     try:
         with _quiet():
             config = compose_recipe(name, overrides, config_dir)
@@ -195,13 +204,6 @@ def _of_defaults(error: Exception) -> bool:
     )
 
 
-def folders(config_dir: str | None) -> list[Path]:
-    """Where recipes are looked for, one's own first."""
-    if config_dir is not None and not Path(config_dir).is_dir():
-        raise ConfigError(f"--config-dir {config_dir} is not a directory")
-    return [*([] if config_dir is None else [Path(config_dir).resolve()]), recipes_folder()]
-
-
 class SearchPath(SearchPathPlugin):
     """Where every recipe finds its parts, behind its own folder: the shipped recipes, and verl's own configuration.
 
@@ -214,23 +216,6 @@ class SearchPath(SearchPathPlugin):
 
 
 Plugins.instance().register(SearchPath)
-
-
-def recipes_folder() -> Path:
-    return _folder_of(RECIPES)
-
-
-def verl_folder() -> Path:
-    return _folder_of("verl") / "trainer" / "config"
-
-
-@cache
-def _folder_of(package: str) -> Path:
-    """Of an installed package, without importing it."""
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        raise ConfigError(f"{package} is not installed: pip install 'verl-credit[verl]'")
-    return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> ConfigError:
@@ -296,9 +281,3 @@ def _nearest_parent(config: DictConfig, key: str) -> tuple[str, list[str]]:
     while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
         parent, _, _ = parent.rpartition(".")
     return parent, [str(name) for name in (OmegaConf.select(config, parent) if parent else config)]
-
-
-def shipped_recipes() -> list[str]:
-    """Primary recipes of the package: those that start from verl's trainer."""
-    files = recipes_folder().glob("*.yaml")
-    return sorted(file.stem for file in files if "- ppo_trainer" in file.read_text(encoding="utf-8"))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import defaults_tree
-from verl_credit.recipe.compose import _quiet, recipes_folder, verl_folder
+from verl_credit.config.resolved import data, resolved
+from verl_credit.recipe.compose import _quiet
+from verl_credit.recipe.folders import recipes_folder, verl_folder
 
 ABSENT = "(not there)"
-NO_VALUE = "???"
 
 
 class Default(NamedTuple):
@@ -38,27 +39,16 @@ def flat_values(config: DictConfig) -> dict[str, object]:
     """Flattened key to resolved value; lists are values. What has none yet, or refers to such, is "???"."""
     found: dict[str, object] = {}
 
-    def walk(prefix: str, node: DictConfig) -> None:
-        for key in node:
+    def walk(prefix: str, node: Mapping) -> None:
+        for key, value in node.items():
             name = f"{prefix}.{key}" if prefix else str(key)
-            try:
-                value = NO_VALUE if OmegaConf.is_missing(node, key) else node[key]
-            except OmegaConfBaseException:
-                value = NO_VALUE
-            if isinstance(value, DictConfig) and len(value):
+            if isinstance(value, dict) and value:
                 walk(name, value)
             else:
-                found[name] = _plain(value)
+                found[name] = data(value)
 
-    walk("", config)
+    walk("", resolved(config, keep_missing=True))
     return found
-
-
-def _plain(value):
-    try:
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    except OmegaConfBaseException:
-        return NO_VALUE
 
 
 def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, keys_of, read_section, reads
+from verl_credit.config.resolved import Config, resolved, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import MOST
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
@@ -26,7 +27,7 @@ from verl_credit.redact import redact_value
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 
-def unused(config: DictConfig) -> list[str]:
+def unused(config: Config) -> list[str]:
     """``key=value`` of keys that differ from their default and that nothing of the chosen pipeline reads."""
     settings = CreditSettings.from_config(config)
     found = []
@@ -42,10 +43,10 @@ def unused(config: DictConfig) -> list[str]:
     return found
 
 
-def _chosen(config: DictConfig, name: str, value, default) -> bool:
+def _chosen(config: Config, name: str, value, default) -> bool:
     """Is it a value that the run's author set?"""
     if name == "algorithm.info_gain_template":
-        return value not in (default, OmegaConf.select(config, "lab.template"))
+        return value not in (default, select(config, "lab.template"))
     if name == "algorithm.info_gain_prefix":
         return value not in (default, EMPTY_THOUGHT)
     if name == "algorithm.uncertainty_kind":
@@ -53,7 +54,7 @@ def _chosen(config: DictConfig, name: str, value, default) -> bool:
     return value != default
 
 
-def without_effect(config: DictConfig) -> list[str]:
+def without_effect(config: Config) -> list[str]:
     """Parts that are switched on and, as they are set, change no number of this run."""
     credit = CreditSettings.from_config(config)
     a, transform, found = credit.algorithm, reads.transform(credit), []
@@ -70,9 +71,7 @@ def without_effect(config: DictConfig) -> list[str]:
         found.append(f"algorithm.info_gain_curriculum.gain=[0, 0]: gains act on {where}")
     if credit.dynamic_clip and credit.clip_beta == 0:
         found.append("policy_loss.clip_beta=0: every turn has the same clip range")
-    if OmegaConf.select(config, f"{LOSS}.loss_mode") == "geo_mean" and (
-        a.turn_mode.name != "none" or a.token_level
-    ):
+    if select(config, f"{LOSS}.loss_mode") == "geo_mean" and (a.turn_mode.name != "none" or a.token_level):
         found.append(
             "policy_loss.loss_mode=geo_mean: it averages the advantages of a trajectory's tokens; where in the trajectory "
             "credit falls changes nothing"
@@ -86,8 +85,8 @@ def without_effect(config: DictConfig) -> list[str]:
         found.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":
         found.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
-    if OmegaConf.select(config, MOST) and not tools_given(config) and not OmegaConf.select(config, LISTED):
-        found.append(f"{MOST}={OmegaConf.select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
+    if select(config, MOST) and not tools_given(config) and not select(config, LISTED):
+        found.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
     return [
         *found,
         *correction_without_effect(config),
@@ -147,9 +146,10 @@ def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
 
 def idle_lines(config: DictConfig) -> list[str]:
     """Both, keys that are handed on unread, and what may not have been meant, as sentences for the run's notes."""
-    keys = unused(config)
+    tree = resolved(config)
+    keys = unused(tree)
     lines = [f"unused keys: {', '.join(keys)}"] if keys else []
-    lines += [f"without effect: {line}" for line in without_effect(config)]
+    lines += [f"without effect: {line}" for line in without_effect(tree)]
     if others := handed_on(config):
         lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")
-    return lines + [f"warning: {line}" for line in doubts(config)]
+    return lines + [f"warning: {line}" for line in doubts(tree)]

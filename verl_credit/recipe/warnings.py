@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
-
+from verl_credit.config.resolved import Config
 from verl_credit.machine.precision import cpu_precision
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.precision import COMPUTES_IN, FULL, compute_dtype
@@ -16,7 +15,7 @@ CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
-def doubts(config: DictConfig) -> list[str]:
+def doubts(config: Config) -> list[str]:
     """One sentence each, with keys and values."""
     return [
         *_clip(config),
@@ -31,7 +30,7 @@ def doubts(config: DictConfig) -> list[str]:
     ]
 
 
-def _clip(config: DictConfig) -> Iterator[str]:
+def _clip(config: Config) -> Iterator[str]:
     actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
     if batch // actor.ppo_mini_batch_size * actor.ppo_epochs == 1:
         yield (
@@ -41,7 +40,7 @@ def _clip(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _sampling(config: DictConfig) -> Iterator[str]:
+def _sampling(config: Config) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     cut = [f"top_p={rollout.top_p}"] if rollout.top_p < 1 else []
     cut += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
@@ -52,7 +51,7 @@ def _sampling(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _normalisation(config: DictConfig) -> Iterator[str]:
+def _normalisation(config: Config) -> Iterator[str]:
     estimator = config.algorithm.adv_estimator
     if estimator in NORMALISES_TWICE:
         yield (
@@ -61,7 +60,7 @@ def _normalisation(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _room(config: DictConfig) -> Iterator[str]:
+def _room(config: Config) -> Iterator[str]:
     """What searches return counts in the response. (Turns alone that do not fit are refused.)"""
     search, room = config.search, config.data.max_response_length
     if not search.max_searches:
@@ -78,7 +77,7 @@ def _room(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _manager(config: DictConfig) -> Iterator[str]:
+def _manager(config: Config) -> Iterator[str]:
     manager = config.reward.reward_manager
     if manager.source != "register" and may_call(config):
         yield (
@@ -87,7 +86,7 @@ def _manager(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _probe(config: DictConfig) -> Iterator[str]:
+def _probe(config: Config) -> Iterator[str]:
     if config.probe.every and (dtype := compute_dtype(config)) not in FULL:
         yield (
             f"probe.every={config.probe.every}: {COMPUTES_IN}={dtype}, whose rounding can be larger than the change of "
@@ -95,7 +94,7 @@ def _probe(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _precision(config: DictConfig) -> Iterator[str]:
+def _precision(config: Config) -> Iterator[str]:
     if (
         config.trainer.device == "cpu"
         and (dtype := compute_dtype(config)) not in FULL
@@ -107,7 +106,7 @@ def _precision(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _bounds(config: DictConfig) -> Iterator[str]:
+def _bounds(config: Config) -> Iterator[str]:
     """Two bounds whose first is a whole number are one number to YAML, which nothing distinguishes from a large bound."""
     given = config.algorithm.get("rollout_correction") or {}
     for kind in ("rollout_is", "rollout_rs"):

@@ -13,16 +13,16 @@ docs/keys.md. pydantic checks; the sentences are ours, so that every refusal nam
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from verl_credit.config.resolved import Config, data, select
 from verl_credit.errors import ConfigError
 
 
@@ -94,10 +94,10 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
             yield Key(full, field, (*path, name))
 
 
-def read_section(section: type[Section], config: DictConfig) -> Section:
+def read_section(section: type[Section], config: Config) -> Section:
     """The section's values. Raises ConfigError for the first that is not accepted."""
-    node = OmegaConf.select(config, section.prefix) if section.prefix else config
-    if not isinstance(node, DictConfig) and not (node is None and section.lenient):
+    node = select(config, section.prefix) if section.prefix else config
+    if not isinstance(node, Mapping) and not (node is None and section.lenient):
         raise ConfigError(key=section.prefix, value=node, accepted="expected a section with keys")
     values = dict.fromkeys(section.model_fields) if node is None else _plain(section, node, section.prefix)
     try:
@@ -106,7 +106,7 @@ def read_section(section: type[Section], config: DictConfig) -> Section:
         raise refusal(section, values, error.errors()[0]) from None
 
 
-def _plain(section: type[Section], node: DictConfig, prefix: str) -> dict[str, Any]:
+def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]:
     """Only what is declared, resolved: verl's keys beside ours may still wait for a value."""
     values: dict[str, Any] = {}
     for name, field in section.model_fields.items():
@@ -121,23 +121,19 @@ def _plain(section: type[Section], node: DictConfig, prefix: str) -> dict[str, A
         value = _value(full, node, name)
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            if not isinstance(value, DictConfig):
+            if not isinstance(value, Mapping):
                 keys = ", ".join(inner.model_fields)
                 raise ConfigError(
                     key=full, value=value, accepted=f"expected the keys {keys}", shown=repr(value)
                 )
             values[name] = _plain(inner, value, full)
         else:
-            values[name] = (
-                OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            )
+            values[name] = data(value)
     return values
 
 
-def _value(full: str, node: DictConfig, name: str) -> Any:
+def _value(full: str, node: Mapping, name: str) -> Any:
     try:
-        if OmegaConf.is_missing(node, name):
-            raise ConfigError(f"{full} has no value", key=full)
         return node[name]
     except OmegaConfBaseException as error:
         raise no_value(full, error) from error

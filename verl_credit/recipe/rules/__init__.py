@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.loss import TARGET
-from verl_credit.config.keys.section import no_value
+from verl_credit.config.keys.section import Section, no_value
+from verl_credit.config.resolved import Config, Tree, resolved, select, written
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import DEFAULT, turns_at_most
 from verl_credit.credit.turn.modes import modes_that
@@ -37,66 +41,58 @@ WORD = 63  # bits
 def validate(config: DictConfig) -> None:
     """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
     try:
-        _validate(config)
+        plain = written(config)
+        validate_keys(config, plain)
+        _whole_numbers("data", plain.get("data"))  # max_model_len=auto is made of its lengths
+        _whole_numbers("", plain)
+        tree = _resolved(config, plain)
     except OmegaConfBaseException as error:  # a key that is gone, that is ???, or that refers to nothing
         raise no_value(str(error.full_key), error) from error
+    for section in _sections(tree):
+        read_section(section, tree)
+    settings = CreditSettings.from_config(tree)
+    for rule in RULES:
+        rule(tree, settings)
 
 
-def _validate(config: DictConfig) -> None:
-    validate_keys(config)
-    _whole_numbers("data", config.data)  # max_model_len=auto is made of its lengths
-    _whole_numbers("", config)
-    own = [world.keys for world in WORLDS if world.section in config]
-    for section in (*own, *OURS, *VERLS):  # others refer to the world's
-        if section is not PolicyLoss:  # of no meaning beside a loss of verl's
+def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
+    """Every interpolation must resolve now, not in a worker."""
+    try:
+        return resolved(config, plain)
+    except OmegaConfBaseException:
+        for section in _sections(
+            config
+        ):  # names the declared key that has no value before one that refers to it
             read_section(section, config)
-    settings = CreditSettings.from_config(config)
-    validate_turn_mode(config, settings)
-    validate_turn_signals(config, settings)
-    _target(config)
-    validate_loss(config)
-    _template(settings)
-    _curriculum(config, settings)
-    _time_limit(config)
-    _named_checkpoints(config)
-    _vllm_on_cpu(config)
-    _lora_on_hf(config)
-    _combinations(config, settings)
-    _reached_from_everywhere(config)
-    validate_scorer(config, settings)
-    validate_entropy_probe(config)
-    validate_trainer_mode(config)
-    validate_correction(config)
-    OmegaConf.to_container(config, resolve=True)  # every interpolation must resolve now, not in a worker
-    validate_pipeline(config, settings.algorithm)
-    validate_rollout(config)
-    validate_budgets(config)
+        OmegaConf.to_container(config, resolve=True)
+        raise
 
 
-def _whole_numbers(prefix: str, node: DictConfig | ListConfig) -> None:
+def _sections(config: Config) -> list[type[Section]]:
+    """The world's first: other sections refer to it. A turn loss's keys have no meaning beside a loss of verl's."""
+    own = [world.keys for world in WORLDS if world.section in config]
+    return [section for section in (*own, *OURS, *VERLS) if section is not PolicyLoss]
+
+
+def _whole_numbers(prefix: str, node: Any) -> None:
     """Neither tensors nor floating-point arithmetic take longer ones, and verl checks none of its keys."""
-    names = range(len(node)) if isinstance(node, ListConfig) else node
-    for name in names:
-        value, full = node._get_node(name), f"{prefix}.{name}" if prefix else str(name)
-        if isinstance(value, DictConfig | ListConfig):
-            if not (value._is_none() or value._is_missing() or value._is_interpolation()):
-                _whole_numbers(full, value)
-            continue
-        number = value._value()
-        if isinstance(number, int) and number.bit_length() > WORD:
-            use = f"expected a whole number of at most {WORD} bits"
-            shown = f"a number of {number.bit_length()} bits"
-            raise ConfigError(key=full, value=number, accepted=use, shown=shown)
+    if isinstance(node, dict | list):
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            _whole_numbers(f"{prefix}.{name}" if prefix else str(name), value)
+    elif isinstance(node, int) and node.bit_length() > WORD:
+        use = f"expected a whole number of at most {WORD} bits"
+        shown = f"a number of {node.bit_length()} bits"
+        raise ConfigError(key=prefix, value=node, accepted=use, shown=shown)
 
 
-def _target(config: DictConfig) -> None:
-    if (given := _get(config, f"{LOSS}._target_")) != TARGET:
+def _target(config: Tree, settings: CreditSettings) -> None:
+    if (given := select(config, f"{LOSS}._target_")) != TARGET:
         raise ConfigError(
             key=f"{LOSS}._target_", value=given, accepted=f"it has to take our keys beside it; use {TARGET}"
         )
 
 
-def _reached_from_everywhere(config: DictConfig) -> None:
+def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> None:
     """Agent loops, which search, run on all nodes."""
     nodes = config.trainer.nnodes
     if nodes == 1 or config.search.url is None or not config.search.max_searches:
@@ -113,21 +109,21 @@ def _reached_from_everywhere(config: DictConfig) -> None:
             )
 
 
-def _combinations(config: DictConfig, settings: CreditSettings) -> None:
-    estimator = _get(config, "algorithm.adv_estimator")
-    ours = _get(config, f"{LOSS}.loss_mode") == LOSS_MODE
-    dynamic = ours and _get(config, f"{LOSS}.dynamic_clip")
+def _combinations(config: Tree, settings: CreditSettings) -> None:
+    estimator = select(config, "algorithm.adv_estimator")
+    ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
+    dynamic = ours and select(config, f"{LOSS}.dynamic_clip")
     if dynamic and (estimator != ADV_ESTIMATOR or not settings.algorithm.turn_mode.scales_clip):
         use = f"only {modes_that('scales_clip')} give turns a clip scale; elsewhere the switch would do nothing. "
         use += f"Set {LOSS}.dynamic_clip=false"
         raise ConfigError.of(config, f"{LOSS}.dynamic_clip", "algorithm.adv_estimator", MODE, accepted=use)
-    n = _get(config, "actor_rollout_ref.rollout.n")
+    n = select(config, "actor_rollout_ref.rollout.n")
     if estimator == ADV_ESTIMATOR and n < 2:
         use = "group-relative credit needs groups of at least 2"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.n", accepted=use)
     batch, mini = (
-        _get(config, "data.train_batch_size"),
-        _get(config, "actor_rollout_ref.actor.ppo_mini_batch_size"),
+        select(config, "data.train_batch_size"),
+        select(config, "actor_rollout_ref.actor.ppo_mini_batch_size"),
     )
     if batch % mini:
         raise ConfigError(
@@ -136,14 +132,14 @@ def _combinations(config: DictConfig, settings: CreditSettings) -> None:
             value=batch,
             accepted=f"a multiple of {mini}",
         )
-    mode = _get(config, "algorithm.info_gain_norm_mode")
+    mode = select(config, "algorithm.info_gain_norm_mode")
     if estimator == ADV_ESTIMATOR and not may_call(config) and mode != "none":
         use = "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none, or, for "
         use += f"tools of your own, {DEFAULT}={TURN_AGENT}"
         raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
     said, turns = turns_at_most(config)
-    budget, tokens = _get(config, "data.max_response_length"), _get(config, "search.max_new_tokens")
-    budgeted = _get(config, DEFAULT) in AGENTS  # a loop of the user's has budgets of its own
+    budget, tokens = select(config, "data.max_response_length"), select(config, "search.max_new_tokens")
+    budgeted = select(config, DEFAULT) in AGENTS  # a loop of the user's has budgets of its own
     if budgeted and turns is not None and turns * tokens > budget:
         raise ConfigError(
             f"data.max_response_length={budget} cannot hold {said}={turns} turns of "
@@ -154,7 +150,7 @@ def _combinations(config: DictConfig, settings: CreditSettings) -> None:
         )
 
 
-def _time_limit(config: DictConfig) -> None:
+def _time_limit(config: Tree, settings: CreditSettings) -> None:
     if "total_training_steps" not in config.trainer:
         key = "trainer.total_training_steps"
         raise ConfigError(f"{key} is missing: set it to null to train for trainer.total_epochs", key=key)
@@ -163,16 +159,16 @@ def _time_limit(config: DictConfig) -> None:
         raise ConfigError.of(config, "max_hours", "trainer.save_freq", accepted=use)
 
 
-def _named_checkpoints(config: DictConfig) -> None:
+def _named_checkpoints(config: Tree, settings: CreditSettings) -> None:
     if config.keep_checkpoints and config.trainer.get("del_local_ckpt_after_load"):
         use = "a resume from one of these steps would delete it; set it to false"
         raise ConfigError.of(config, "trainer.del_local_ckpt_after_load", "keep_checkpoints", accepted=use)
 
 
-def _vllm_on_cpu(config: DictConfig) -> None:
+def _vllm_on_cpu(config: Tree, settings: CreditSettings) -> None:
     rollout = config.actor_rollout_ref.rollout
-    extension = OmegaConf.select(rollout, "engine_kwargs.vllm.worker_extension_cls")
-    if _get(config, "trainer.device") == "cpu" and rollout.name == "vllm" and extension is None:
+    extension = select(rollout, "engine_kwargs.vllm.worker_extension_cls")
+    if select(config, "trainer.device") == "cpu" and rollout.name == "vllm" and extension is None:
         use = (
             "with vLLM's own CPU products the first sync of weights waits for ever; add "
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
@@ -181,17 +177,17 @@ def _vllm_on_cpu(config: DictConfig) -> None:
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", "trainer.device", accepted=use)
 
 
-def _lora_on_hf(config: DictConfig) -> None:
+def _lora_on_hf(config: Tree, settings: CreditSettings) -> None:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     rank = model.get("lora_rank") or 0
-    if rollout.name == ROLLOUT_NAME and rank > 0 and not OmegaConf.select(model, "lora.merge"):
+    if rollout.name == ROLLOUT_NAME and rank > 0 and not select(model, "lora.merge"):
         use = "that engine takes whole weights, no adapters; set actor_rollout_ref.model.lora_rank=0"
         raise ConfigError.of(
             config, "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.rollout.name", accepted=use
         )
 
 
-def _template(settings: CreditSettings) -> None:
+def _template(config: Tree, settings: CreditSettings) -> None:
     prefix, template = settings.algorithm.info_gain_prefix, settings.algorithm.info_gain_template
     if prefix.strip() and prefix.strip() in template:
         raise ConfigError(
@@ -204,7 +200,7 @@ def _template(settings: CreditSettings) -> None:
         )
 
 
-def _curriculum(config: DictConfig, settings: CreditSettings) -> None:
+def _curriculum(config: Tree, settings: CreditSettings) -> None:
     algorithm = settings.algorithm
     for name, ends in algorithm.info_gain_curriculum:
         if ends != (1, 1) and not algorithm.turn_mode.curriculum:
@@ -212,5 +208,25 @@ def _curriculum(config: DictConfig, settings: CreditSettings) -> None:
             raise ConfigError.of(config, f"algorithm.info_gain_curriculum.{name}", MODE, accepted=use)
 
 
-def _get(config: DictConfig, key: str):
-    return OmegaConf.select(config, key, throw_on_missing=True)
+RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
+    validate_turn_mode,
+    validate_turn_signals,
+    _target,
+    validate_loss,
+    _template,
+    _curriculum,
+    _time_limit,
+    _named_checkpoints,
+    _vllm_on_cpu,
+    _lora_on_hf,
+    _combinations,
+    _reached_from_everywhere,
+    validate_scorer,
+    validate_entropy_probe,
+    validate_trainer_mode,
+    validate_correction,
+    validate_pipeline,
+    validate_rollout,
+    validate_budgets,
+)
+"""In the order in which they are tried; each raises ConfigError for the first thing that is wrong."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-
+from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.row_room import MASKED_OBSERVATION, SHORT_ANSWER, least_log_prob_tokens
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import DEFAULT, turns_at_most
@@ -17,14 +16,14 @@ UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 
-def sequence_parallel(role: DictConfig) -> int:
+def sequence_parallel(role: Config) -> int:
     """Ranks that share a sequence in the actor or the reference: verl's engine reads the key of ``fsdp_config``, into which
     the older one is copied where it is above 1."""
-    older, read = (OmegaConf.select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
+    older, read = (select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
     return older if older > 1 else read
 
 
-def validate_budgets(config: DictConfig) -> None:
+def validate_budgets(config: Tree, settings: CreditSettings) -> None:
     """What is known without the data: the longest row, and one short answer per context. Raises ConfigError."""
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     row = _row(config)
@@ -41,7 +40,6 @@ def validate_budgets(config: DictConfig) -> None:
         return
     ranks = sequence_parallel(actor)
     _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
-    settings = CreditSettings.from_config(config)
     answers = _contexts(config, settings)
     said = f" and {answers} short answer{'s' * (answers > 1)} of {SHORT_ANSWER} tokens" if answers else ""
     if masked := masked_tokens(config, settings):
@@ -50,23 +48,23 @@ def validate_budgets(config: DictConfig) -> None:
     _must_hold(LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, said)
 
 
-def tokens_per_micro_batch(config: DictConfig) -> int | None:
+def tokens_per_micro_batch(config: Config) -> int | None:
     """Tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
     rollout = config.actor_rollout_ref.rollout
     return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
 
 
-def _row(config: DictConfig) -> int:
+def _row(config: Config) -> int:
     return config.data.max_prompt_length + config.data.max_response_length
 
 
-def _contexts(config: DictConfig, settings: CreditSettings) -> int:
+def _contexts(config: Config, settings: CreditSettings) -> int:
     """How many answers the longest row of a log-prob micro-batch carries."""
     scorer = SCORERS[settings.algorithm.info_gain_scorer]
     return scorer.answers_behind_row(config) if settings.scores_gain else 0
 
 
-def masked_tokens(config: DictConfig, settings: CreditSettings) -> int:
+def masked_tokens(config: Config, settings: CreditSettings) -> int:
     """What infopo puts behind the longest row of a log-prob micro-batch: every response but the first once more, as long as
     the limits allow, and a masked observation before each. In rows of their own: a masked observation in place of none."""
     if not settings.masks_observations:
@@ -74,7 +72,7 @@ def masked_tokens(config: DictConfig, settings: CreditSettings) -> int:
     if not SCORERS[settings.algorithm.info_gain_scorer].rides:
         return MASKED_OBSERVATION
     turns, most = turns_at_most(config)[1], config.data.max_response_length
-    if turns is None or OmegaConf.select(config, DEFAULT) not in (None, *AGENTS):  # no budget of ours
+    if turns is None or select(config, DEFAULT) not in (None, *AGENTS):  # no budget of ours
         return most + MASKED_OBSERVATION * max((turns or 2) - 1, 1)
     return min(most, (turns - 1) * config.search.max_new_tokens) + (turns - 1) * MASKED_OBSERVATION
 

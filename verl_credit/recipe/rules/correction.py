@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.config.keys import LOSS
+from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES
 from verl_credit.recipe.trainer_mode import MODE
@@ -25,9 +25,9 @@ DEFAULTS = {
 }
 
 
-def validate_correction(config: DictConfig) -> None:
+def validate_correction(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for what verl takes and nobody can mean; what verl refuses: `host.process.correction`."""
-    if OmegaConf.select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
+    if select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
         use = (
             "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "
             f"{KEY}.{BYPASS}=true"
@@ -35,7 +35,7 @@ def validate_correction(config: DictConfig) -> None:
         raise ConfigError.of(config, f"{LOSS}.loss_mode", MODE, f"{KEY}.{BYPASS}", accepted=use)
 
 
-def compares_with_the_writer(config: DictConfig) -> bool:
+def compares_with_the_writer(config: Config) -> bool:
     """The loss's ratio of a token is to the weights that wrote it, as the engine has them.
 
     In the asynchronous trainers, but where the correction weighs or rejects tokens by the difference between the two.
@@ -44,10 +44,10 @@ def compares_with_the_writer(config: DictConfig) -> bool:
     if given.get(BYPASS, False):
         return True
     corrected = given.get("rollout_is") is not None or given.get("rollout_rs") is not None
-    return OmegaConf.select(config, MODE) in ASYNC_MODES and not corrected
+    return select(config, MODE) in ASYNC_MODES and not corrected
 
 
-def correction_without_effect(config: DictConfig) -> list[str]:
+def correction_without_effect(config: Config) -> list[str]:
     """Keys that are set and change nothing, with the reason."""
     given = config.algorithm.get("rollout_correction") or {}
     changed = {name: given[name] for name, value in DEFAULTS.items() if given.get(name, value) != value}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-
-from verl_credit.config.keys import Probe, read_section
+from verl_credit.config.resolved import Tree, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.precision import COMPUTES_IN, FULL
 from verl_credit.recipe.rules.correction import KEY as CORRECTION
@@ -17,17 +16,17 @@ FUSED = f"{MODEL}.use_fused_kernels"
 BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
 
 
-def validate_entropy_probe(config: DictConfig) -> None:
+def validate_entropy_probe(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for the first thing that is wrong."""
-    probe = read_section(Probe, config)
+    probe = config.probe
     if not probe.every:
         return
     for key, right, why in _WRONG:
-        value = OmegaConf.select(config, key)
+        value = select(config, key)
         if value is not None and not right(value):
             raise ConfigError(key=key, value=value, beside={EVERY: probe.every}, accepted=f"{why}, {OFF}")
-    backend = OmegaConf.select(config, BACKEND)
-    if OmegaConf.select(config, FUSED) and backend != "torch":
+    backend = select(config, BACKEND)
+    if select(config, FUSED) and backend != "torch":
         why = "the gradient of that kernel's entropies has not been looked at; set it to torch, or use_fused_kernels=false"
         beside = {FUSED: True, EVERY: probe.every}
         raise ConfigError(key=BACKEND, value=backend, beside=beside, accepted=f"{why}, {OFF}")

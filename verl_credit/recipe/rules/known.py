@@ -9,11 +9,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_credit.config.keys import defaults_tree, place_of
+from verl_credit.config.resolved import MISSING, select, written
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.recipe.compose import recipes_folder, verl_folder
+from verl_credit.recipe.folders import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
 READ_BY_VERL = (
@@ -47,46 +48,50 @@ class Known(NamedTuple):
     """Mappings of verl's with keys of their own: a value of another kind has no place there."""
 
 
-def validate_keys(config: DictConfig) -> None:
-    """Raise ConfigError for the first key that nothing knows, or section that is none."""
-    for _ in _unlisted(config):
+def validate_keys(config: DictConfig, plain: dict[str, Any] | None = None) -> None:
+    """Raise ConfigError for the first key that nothing knows, or section that is none. ``plain``: what is `written`."""
+    for _ in _unlisted(config, written(config) if plain is None else plain):
         pass
 
 
 def handed_on(config: DictConfig) -> list[str]:
     """Keys below verl's open mappings that nothing of ours reads: whether they are right, only their reader knows."""
-    return [key for key in _unlisted(config) if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
+    keys = _unlisted(config, written(config))
+    return [key for key in keys if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
 
 
-def _unlisted(config: DictConfig) -> Iterator[str]:
+def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
     """The keys that stand below open mappings. Raises ConfigError for others that are not known."""
     known = known_keys(str(config.get("model_engine")))
 
-    def walk(prefix: str, node: DictConfig) -> Iterator[str]:
+    def walk(prefix: str, node: dict[str, Any]) -> Iterator[str]:
         names = known.names.get(prefix, [])
-        for name in node:
-            key, value = str(name), node._get_node(name)
+        for name, value in node.items():
+            key = str(name)
             full = f"{prefix}.{key}" if prefix else key
             if key in names:
-                if value._is_missing() or value._is_interpolation():
-                    continue
-                if value._is_none() and full not in WITH_KEYS:
-                    continue
-                if isinstance(value, DictConfig) and not value._is_none():
+                if isinstance(value, dict):
                     yield from walk(full, value)
-                elif full in known.sections or full in WITH_KEYS:
-                    raise ConfigError(key=full, value=node[name], accepted="expected a section with keys")
+                elif _is_no_section(value, full, known):
+                    raise ConfigError(key=full, value=value, accepted="expected a section with keys")
             elif not names or prefix in known.open or _read_by_own_code(config, prefix, node):
                 yield full
-            elif not _referred_to(config, full):
+            elif not _referred_to(plain, full):
                 accepted = [*names, *_fields(str(node.get("_target_") or ""))]
                 if key not in accepted:
                     raise unknown_key(prefix, key, dict.fromkeys(accepted), elsewhere=place_of(key))
 
-    yield from walk("", config)
+    yield from walk("", plain)
 
 
-def _referred_to(config: DictConfig, key: str) -> bool:
+def _is_no_section(value: Any, full: str, known: Known) -> bool:
+    """Does a value stand where keys have to? A missing or interpolated value is checked once it is resolved."""
+    if isinstance(value, str) and (value == MISSING or "${" in value):
+        return False
+    return full in WITH_KEYS or (full in known.sections and value is not None)
+
+
+def _referred_to(plain: dict[str, Any], key: str) -> bool:
     """Does a value somewhere read the key, or one below it, as ``${key}``?"""
 
     def strings(value: object) -> Iterator[str]:
@@ -96,17 +101,16 @@ def _referred_to(config: DictConfig, key: str) -> bool:
             for one in value.values() if isinstance(value, dict) else value:
                 yield from strings(one)
 
-    written = OmegaConf.to_container(config, resolve=False)
-    others = (name for text in strings(written) for name in re.findall(r"\$\{([\w.]+)", text))
+    others = (name for text in strings(plain) for name in re.findall(r"\$\{([\w.]+)", text))
     return any(f"{other}.".startswith(f"{key}.") for other in others)
 
 
-def _read_by_own_code(config: DictConfig, prefix: str, node: DictConfig) -> bool:
+def _read_by_own_code(config: DictConfig, prefix: str, node: dict[str, Any]) -> bool:
     """Is the section handed to code of the user's, which may read any key?"""
     if prefix == "data":
-        return bool(OmegaConf.select(node, "custom_cls.path") or OmegaConf.select(node, "sampler.class_path"))
+        return bool(select(config, "data.custom_cls.path") or select(config, "data.sampler.class_path"))
     if prefix == REWARD_KWARGS:
-        return "verl_credit." not in str(OmegaConf.select(config, f"{REWARD}.path"))
+        return "verl_credit." not in str(select(config, f"{REWARD}.path"))
     return not str(node.get("_target_") or "verl.").startswith(("verl.", "verl_credit."))
 
 

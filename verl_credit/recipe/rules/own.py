@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from verl_credit.config.keys import Algorithm
+from verl_credit.config.resolved import Tree
 from verl_credit.credit.laws import own_subject
 from verl_credit.credit.laws.subjects import kind_of
 from verl_credit.credit.laws.world import World, make_world
@@ -42,10 +42,10 @@ def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:
     raise ConfigError(key=key, value=value, accepted=use)
 
 
-def try_operator(config: DictConfig, settings: Algorithm, found: Any, key: str, kind: str) -> None:
+def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind: str) -> None:
     """Raise ConfigError for what it raises, or for what is wrong in what it returns."""
     name, params_key = config.algorithm[key.removeprefix("algorithm.")], f"algorithm.{PARAMS[kind]}"
-    params = getattr(settings, PARAMS[kind])
+    params = getattr(algorithm, PARAMS[kind])
     if _may_be_called(found, kind):
         subject = partial(own_subject, found, name, kind=kind, params=params)
         _try(lambda world: subject().run(world), key, name, {params_key: params})

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import VERLS_LOSSES
+from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
 
@@ -19,24 +19,24 @@ MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTE
 OURS = "verl_credit.host.external"  # older recipes name it there; it registers no loss
 
 
-def own_loss(config: DictConfig) -> str | None:
+def own_loss(config: Config) -> str | None:
     """The name of a loss that is neither verl's nor ours."""
-    name = OmegaConf.select(config, f"{LOSS}.loss_mode")
+    name = select(config, f"{LOSS}.loss_mode")
     return None if name in (LOSS_MODE, *VERLS_LOSSES) else name
 
 
-def own_modules(config: DictConfig) -> list[str]:
+def own_modules(config: Config) -> list[str]:
     """What verl imports in the processes of a run that read the model's config, and what it imports in all."""
-    named = OmegaConf.select(config, MODULES) or []
+    named = select(config, MODULES) or []
     named = [named] if isinstance(named, str) else list(named)
     named += os.environ.get(IN_ENVIRONMENT, "").split(",")
     return [module for module in named if module not in ("", OURS)]
 
 
-def validate_loss(config: DictConfig) -> None:
+def validate_loss(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for a loss that nobody can have registered, or that cannot do what another key asks for."""
-    loss, name = OmegaConf.select(config, LOSS), own_loss(config)
-    if loss.loss_mode != LOSS_MODE and OmegaConf.select(config, f"{LOSS}.dynamic_clip") is True:
+    loss, name = select(config, LOSS), own_loss(config)
+    if loss.loss_mode != LOSS_MODE and select(config, f"{LOSS}.dynamic_clip") is True:
         use = f"only {LOSS_MODE} reads a turn's clip scale, {loss.loss_mode} would clip every turn alike; set it to false, "
         use += f"or loss_mode to {LOSS_MODE}"
         raise ConfigError.of(config, f"{LOSS}.dynamic_clip", f"{LOSS}.loss_mode", accepted=use)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
+from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.planning.strategic_grams import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
@@ -30,35 +30,35 @@ OWN = "or a dotted path to your own (my_module.my_name)"
 PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 
 
-def validate_pipeline(config: DictConfig, settings: Algorithm) -> None:
+def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for the first combination that is wrong; each value by itself has been checked."""
-    estimator, mode = config.algorithm.adv_estimator, settings.info_gain_norm_mode
+    algorithm, estimator = settings.algorithm, config.algorithm.adv_estimator
     if estimator != ADV_ESTIMATOR:
         off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
         remedy = f"set algorithm.adv_estimator={ADV_ESTIMATOR}"
         _would_do_nothing(config, off, "adv_estimator", "verl's estimator replaces ours", remedy)
     own = {
-        "outcome": (OUTCOME, _named(OUTCOME, settings.advantage_mode, OUTCOME_OPERATORS)),
-        "transform": (TRANSFORM, _named_transform(config, settings)),
+        "outcome": (OUTCOME, _named(OUTCOME, algorithm.advantage_mode, OUTCOME_OPERATORS)),
+        "transform": (TRANSFORM, _named_transform(config, algorithm)),
         "uncertainty": (
             KIND,
-            _named(KIND, settings.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec),
+            _named(KIND, algorithm.uncertainty_kind, UNCERTAINTY_KINDS, as_uncertainty_spec),
         ),
     }
-    if settings.algorithm_mode:
-        own["algorithm"] = ALGORITHM, _load(ALGORITHM, settings.algorithm_mode)
+    if algorithm.algorithm_mode:
+        own["algorithm"] = ALGORITHM, _load(ALGORITHM, algorithm.algorithm_mode)
         off = {"advantage_mode": "grpo", "transform_mode": "none", "info_gain_norm_mode": "none"}
         _would_do_nothing(config, off, "algorithm_mode", "that replaces the whole pipeline")
-    _outcome_level(config, settings, mode)
-    _token_level(config, settings)
-    _planning(config, settings)
+    _outcome_level(config, algorithm)
+    _token_level(config, algorithm)
+    _planning(config, algorithm)
     for kind, (key, found) in own.items():
         if found is not None:
-            try_operator(config, settings, found, key, kind)
+            try_operator(config, algorithm, found, key, kind)
 
 
 def _would_do_nothing(
-    config: DictConfig, off: dict[str, str | None], name: str, why: str, remedy: str = ""
+    config: Config, off: dict[str, str | None], name: str, why: str, remedy: str = ""
 ) -> None:
     """``algorithm.<name>`` leaves no work to the keys of ``off``, which have to stand at these values."""
     for key, default in off.items():
@@ -67,17 +67,17 @@ def _would_do_nothing(
             raise ConfigError.of(config, f"algorithm.{key}", f"algorithm.{name}", accepted=use)
 
 
-def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
-    if settings.advantage_mode != "grpo" and not settings.turn_mode.any_outcome_operator:
+def _outcome_level(config: Tree, algorithm: Algorithm) -> None:
+    if algorithm.advantage_mode != "grpo" and not algorithm.turn_mode.any_outcome_operator:
         use = "that mode normalises outcomes itself and accepts grpo only; others: "
         use += modes_that("any_outcome_operator")
         raise ConfigError.of(config, OUTCOME, MODE, accepted=use)
-    if settings.info_gain_on_error == "zero" and settings.turn_mode.unbiased:
+    if algorithm.info_gain_on_error == "zero" and algorithm.turn_mode.unbiased:
         use = "a gain of 0 that nobody measured would be in every baseline; drop leaves out the row instead"
         raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
-    if settings.advantage_mode != "maxrl":
+    if algorithm.advantage_mode != "maxrl":
         return
-    penalty = OmegaConf.select(config, PENALTY, default=0.0)
+    penalty = select(config, PENALTY, 0.0)
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
         raise ConfigError(key=PENALTY, value=penalty, accepted="expected a number")
     negative = "that mode divides by the mean outcome, and this can make outcomes negative"
@@ -89,9 +89,9 @@ def _outcome_level(config: DictConfig, settings: Algorithm, mode: str) -> None:
         raise ConfigError.of(config, "algorithm.use_kl_in_reward", OUTCOME, accepted=use)
 
 
-def _token_level(config: DictConfig, settings: Algorithm) -> None:
-    mode, kind = settings.transform_mode, settings.uncertainty_kind
-    if settings.canonical_transform:
+def _token_level(config: Tree, algorithm: Algorithm) -> None:
+    mode, kind = algorithm.transform_mode, algorithm.uncertainty_kind
+    if algorithm.canonical_transform:
         off = {"info_gain_norm_mode": "none", "advantage_mode": "grpo"}
         _would_do_nothing(config, off, "transform_mode", "that transform shapes rewards itself")
         if canonical_kind(kind) != "shannon_entropy":
@@ -101,14 +101,14 @@ def _token_level(config: DictConfig, settings: Algorithm) -> None:
     if canonical_kind(kind) == "shannon_entropy" and correction.get("bypass_mode", False):
         use = "entropies come with old_log_probs, which are then not computed; use surprisal or predictive_variance"
         raise ConfigError.of(config, KIND, "algorithm.rollout_correction.bypass_mode", accepted=use)
-    transform, sepa = TRANSFORMS.get(mode), settings.sepa
+    transform, sepa = TRANSFORMS.get(mode), algorithm.sepa
     if transform and transform.uses_sepa_controller and sepa.schedule == "linear" and sepa.steps == 0:
         use = "SEPA would stay off; give the steps of its ramp"
         raise ConfigError.of(config, "algorithm.sepa.steps", TRANSFORM, accepted=use)
 
 
-def _planning(config: DictConfig, settings: Algorithm) -> None:
-    planning, grams = settings.planning, settings.strategic_grams
+def _planning(config: Tree, algorithm: Algorithm) -> None:
+    planning, grams = algorithm.planning, algorithm.strategic_grams
     if (own := _named(DETECTOR, planning.detector, DETECTORS)) is not None:
         try_detector(own, DETECTOR, planning.detector)
     folder = planning.model
@@ -125,9 +125,9 @@ def _planning(config: DictConfig, settings: Algorithm) -> None:
             ) from error
 
 
-def _named_transform(config: DictConfig, settings: Algorithm) -> Any:
-    turn_mode = settings.info_gain_norm_mode
-    spec = _named(TRANSFORM, settings.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
+def _named_transform(config: Tree, algorithm: Algorithm) -> Any:
+    turn_mode = algorithm.info_gain_norm_mode
+    spec = _named(TRANSFORM, algorithm.transform_mode, (*TRANSFORMS, *CANONICAL), as_transform_spec)
     if spec and spec.compute_context and turn_mode != "none" and not spec.uses_turn_advantages:
         use = "that transform computes token advantages from episode advantages, so that this key would do nothing; set "
         use += "it to none, or read context.turn_advantages_G and set uses_turn_advantages = True on the transform"

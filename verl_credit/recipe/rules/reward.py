@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
+from collections.abc import Mapping
 
+from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.agent_loops import may_call
@@ -15,9 +16,9 @@ HAND_ON = ("naive", "rate_limited", "remote")
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 
 
-def validate_reward_manager(config: DictConfig) -> None:
+def validate_reward_manager(config: Tree) -> None:
     """Raise ConfigError for the first thing that is wrong."""
-    if not isinstance(config.reward, DictConfig):
+    if not isinstance(config.reward, Mapping):
         raise ConfigError.of(config, "reward", accepted="a section with keys")
     manager = config.reward.reward_manager
     if manager.source != "register":
@@ -32,7 +33,7 @@ def validate_reward_manager(config: DictConfig) -> None:
         raise ConfigError.of(config, OVERLONG, f"{MANAGER}.name", "algorithm.advantage_mode", accepted=use)
 
 
-def overlong_unread(config: DictConfig) -> list[str]:
+def overlong_unread(config: Config) -> list[str]:
     """The overlong penalty under a manager that does not know it."""
     manager = config.reward.reward_manager
     if not _overlong(config) or manager.source != "register" or manager.name == "dapo":
@@ -40,5 +41,5 @@ def overlong_unread(config: DictConfig) -> list[str]:
     return [f"{OVERLONG}=true: {MANAGER}.name={manager.name} knows no penalty for long rows"]
 
 
-def _overlong(config: DictConfig) -> bool:
-    return bool(OmegaConf.select(config, OVERLONG))
+def _overlong(config: Config) -> bool:
+    return bool(select(config, OVERLONG))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.config.request_room import MODEL_LEN
+from verl_credit.config.resolved import Tree, select
 from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import DEFAULT
@@ -18,7 +17,7 @@ from verl_credit.turns.scorers import SCORERS
 ENGINES = (ROLLOUT_NAME, "vllm")
 
 
-def validate_rollout(config: DictConfig) -> None:
+def validate_rollout(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     name = config.actor_rollout_ref.rollout.name
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
@@ -29,27 +28,25 @@ def validate_rollout(config: DictConfig) -> None:
         use += "budget and rows their log-probs with another engine has not been looked at"
         raise ConfigError.of(config, "actor_rollout_ref.rollout.name", accepted=use)
     own_loops(config)
-    _scored_inside(config)
+    _scored_inside(config, settings)
     validate_other_tools(config)
     validate_reward_manager(config)
-    _room(config)
+    _room(config, settings)
 
 
-def _scored_inside(config: DictConfig) -> None:
-    settings = CreditSettings.from_config(config)
+def _scored_inside(config: Tree, settings: CreditSettings) -> None:
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
-    if served and OmegaConf.select(config, DEFAULT) not in AGENTS:
+    if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
         raise ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
 
 
-def _room(config: DictConfig) -> None:
+def _room(config: Tree, settings: CreditSettings) -> None:
     """The engine would cut what the policy writes, or refuse a prompt in the middle of a trajectory."""
     length = config.actor_rollout_ref.rollout.max_model_len
     if length is None:
         return
     row = config.data.max_prompt_length + config.data.max_response_length
-    settings = CreditSettings.from_config(config)
     served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
     needed = row + served * (SHORT_ANSWER + 1)
     if length < needed:

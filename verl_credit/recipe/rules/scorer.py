@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.attention import NAMES
+from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules.budget import ULYSSES
@@ -14,9 +13,9 @@ REMOVE_PADDING = "actor_rollout_ref.model.use_remove_padding"
 STRATEGIES = ("fsdp", "fsdp2")
 
 
-def validate_scorer(config: DictConfig, settings: CreditSettings) -> None:
+def validate_scorer(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for the first thing that is wrong."""
-    attention = OmegaConf.select(config, ATTENTION)
+    attention = select(config, ATTENTION)
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     if actor.strategy not in STRATEGIES:
         use = "built for and tested with verl's FSDP engine, whichever algorithm.info_gain_scorer; use fsdp2 or fsdp"
@@ -33,10 +32,10 @@ def validate_scorer(config: DictConfig, settings: CreditSettings) -> None:
         SCORERS[settings.algorithm.info_gain_scorer].needs(config)
 
 
-def _one_rank_a_sequence(config: DictConfig, attention: str) -> None:
+def _one_rank_a_sequence(config: Tree, attention: str) -> None:
     for role in ("actor", "ref"):
         for name in (f"{role}.{ULYSSES}", f"{role}.fsdp_config.{ULYSSES}"):
-            ranks = OmegaConf.select(config.actor_rollout_ref, name) or 1
+            ranks = select(config.actor_rollout_ref, name) or 1
             if ranks > 1:
                 use = f"set it to 1, or {ATTENTION}=flash_attention_2 and algorithm.info_gain_scorer=rows"
                 use = f"attention over several ranks is not built; {use}"

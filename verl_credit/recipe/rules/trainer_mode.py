@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from omegaconf import DictConfig, OmegaConf
-
+from verl_credit.config.resolved import Config, Tree, select
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES, COLOCATE_MODE, SEPARATE_MODE, TRAINER_MODE
 from verl_credit.recipe.trainer_mode import BATCH, HYBRID, MINI_BATCH, MODE, UPDATES
@@ -40,56 +40,56 @@ READ_BY = {
 """Key below trainer.v1: verl's default, and our modes that read it."""
 
 
-def is_async(config: DictConfig) -> bool:
-    return OmegaConf.select(config, MODE) in ASYNC_MODES
+def is_async(config: Config) -> bool:
+    return select(config, MODE) in ASYNC_MODES
 
 
-def validate_trainer_mode(config: DictConfig) -> None:
+def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     if not is_async(config):
         return
-    if not OmegaConf.select(config, LOG_PROBS):
+    if not select(config, LOG_PROBS):
         use = "the ratio of a token is to the weights that wrote it, and only the engine knows its log-prob; set it to true"
         raise ConfigError.of(config, LOG_PROBS, MODE, accepted=use)
-    if OmegaConf.select(config, PROBE):
+    if select(config, PROBE):
         use = (
             "the entropy probe needs rollouts that the new weights wrote, and these may be older; set it to 0"
         )
         raise ConfigError.of(config, PROBE, MODE, accepted=use)
-    if OmegaConf.select(config, OLDEST) is None:
+    if select(config, OLDEST) is None:
         use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
         raise ConfigError.of(config, OLDEST, MODE, accepted=use)
-    if OmegaConf.select(config, KEPT):
+    if select(config, KEPT):
         use = "who reads them takes them for rollouts of one policy, and these may be of several; set it to 0"
         raise ConfigError.of(config, KEPT, MODE, accepted=use)
-    if OmegaConf.select(config, MODE) == SEPARATE_MODE:
+    if select(config, MODE) == SEPARATE_MODE:
         _separate(config)
 
 
-def _separate(config: DictConfig) -> None:
+def _separate(config: Tree) -> None:
     """What verl only asserts."""
     for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
-        if not OmegaConf.select(config, key):
+        if not select(config, key):
             use = "its rollouts have devices of their own, and trainer.n_gpus_per_node counts those that train; set it"
             raise ConfigError.of(config, key, MODE, accepted=use)
-    if OmegaConf.select(config, BACKEND) == "naive":
+    if select(config, BACKEND) == "naive":
         use = "weights go to other devices: nccl, nixl, mooncake or another backend of verl's; object_store on CPUs"
         raise ConfigError.of(config, BACKEND, MODE, accepted=use)
-    if OmegaConf.select(config, REWARDS) and not OmegaConf.select(config, POOL):
+    if select(config, REWARDS) and not select(config, POOL):
         use = "the reward model would share devices with rollouts that never pause; set it to true"
         raise ConfigError.of(config, POOL, MODE, accepted=use)
-    batch, mini, updates = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
+    batch, mini, updates = (select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
     if batch != mini * updates:
         use = f"every update takes a mini-batch of its own, so that it is {BATCH} / {MINI_BATCH}; set it to auto"
         raise ConfigError.of(config, UPDATES, MODE, BATCH, MINI_BATCH, accepted=use)
 
 
-def rollouts_too_old(config: DictConfig) -> Iterator[str]:
+def rollouts_too_old(config: Config) -> Iterator[str]:
     """A step takes the oldest prompts first: with w batches ahead they were handed out w steps before."""
-    if not is_async(config) or OmegaConf.select(config, STRATEGY) != "drop":
+    if not is_async(config) or select(config, STRATEGY) != "drop":
         return
-    key = WARM_UP[OmegaConf.select(config, MODE)]
-    oldest, ahead = OmegaConf.select(config, OLDEST), OmegaConf.select(config, key)
+    key = WARM_UP[select(config, MODE)]
+    oldest, ahead = select(config, OLDEST), select(config, key)
     if math.ceil(ahead) >= oldest:
         yield (
             f"{key}={ahead} with {OLDEST}={oldest}: rollouts that are made so far ahead can be too old when they would be "
@@ -98,22 +98,22 @@ def rollouts_too_old(config: DictConfig) -> Iterator[str]:
         )
 
 
-def trainer_mode_without_effect(config: DictConfig) -> list[str]:
+def trainer_mode_without_effect(config: Config) -> list[str]:
     """Keys that only another trainer reads."""
     return list(_idle(config))
 
 
-def _idle(config: DictConfig) -> Iterator[str]:
-    mode = OmegaConf.select(config, MODE)
-    if not OmegaConf.select(config, HYBRID) and mode != SEPARATE_MODE:
+def _idle(config: Config) -> Iterator[str]:
+    mode = select(config, MODE)
+    if not select(config, HYBRID) and mode != SEPARATE_MODE:
         yield f"{HYBRID}=false: only {MODE}={SEPARATE_MODE} reads it"
-    batch, mini, updates = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
+    batch, mini, updates = (select(config, key) for key in (BATCH, MINI_BATCH, UPDATES))
     if updates != batch // mini and mode != SEPARATE_MODE:
         yield f"{UPDATES}={updates}: only {MODE}={SEPARATE_MODE} reads it"
     switched = f"{V1}.{SWITCH}.enable_switch"
-    if mode == SEPARATE_MODE and OmegaConf.select(config, switched) and not OmegaConf.select(config, HYBRID):
+    if mode == SEPARATE_MODE and select(config, switched) and not select(config, HYBRID):
         yield f"{switched}=true: with {HYBRID}=false the devices that train never roll out"
     for name, (default, modes) in READ_BY.items():
-        value = OmegaConf.select(config, f"{V1}.{name}", default=default)
+        value = select(config, f"{V1}.{name}", default)
         if value != default and mode not in modes:
             yield f"{V1}.{name}={value}: only {MODE}={' or '.join(modes)} reads it"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-
 from verl_credit.config.keys import Algorithm, reads
+from verl_credit.config.resolved import Tree
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.credit.turn.anchors import exact_anchors, similar_anchors
@@ -31,7 +30,7 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 """The optional tables that the host makes."""
 
 
-def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
+def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for a mode that cannot be found, called or brought its tables, and for options that it does not
     have."""
     name = settings.algorithm.info_gain_norm_mode
@@ -78,7 +77,7 @@ def validate_turn_mode(config: DictConfig, settings: CreditSettings) -> None:
         try_operator(config, settings.algorithm, mode, MODE, "turn")
 
 
-def _anchor(config: DictConfig, algorithm: Algorithm) -> None:
+def _anchor(config: Tree, algorithm: Algorithm) -> None:
     """One of the user's is called once for each of two small trajectories."""
     name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
     if name == "prefix" and similarity is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_credit.config.keys.reads import is_path
+from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import INFOPO, CreditSettings
 from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError, did_you_mean
@@ -35,7 +34,7 @@ PARAMS = "algorithm.turn_signal_params"
 ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your own (my_module.my_signal)"]
 
 
-def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
+def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for the first thing that is wrong."""
     algorithm = settings.algorithm
     if not settings.turn_estimator:
@@ -60,7 +59,7 @@ def validate_turn_signals(config: DictConfig, settings: CreditSettings) -> None:
         _check(config, settings, SIGNAL if several is None else SEVERAL, each)
 
 
-def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) -> None:
+def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
     own = is_path(name)
     if not own and name not in SIGNALS and not (name.startswith(COLUMN) and name != COLUMN):
         hint = did_you_mean(name, [*SIGNALS])
@@ -78,7 +77,7 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
     except ValueError as error:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
-    loop = OmegaConf.select(config, DEFAULT)
+    loop = select(config, DEFAULT)
     if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another
         use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
         use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
@@ -102,25 +101,25 @@ def _check(config: DictConfig, settings: CreditSettings, key: str, name: str) ->
         ) from None  # the error itself would show its secrets
 
 
-def _infopo(config: DictConfig, settings: CreditSettings, key: str) -> None:
+def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
     """Its two terms have to come from the same policy, at the same temperature."""
     if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
         use = "infopo scores next responses behind masked observations, which that scorer does not; use branch or rows"
         raise ConfigError.of(config, SCORER, key, accepted=use)
-    if OmegaConf.select(config, BYPASS):
+    if select(config, BYPASS):
         use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"
         raise ConfigError.of(config, BYPASS, key, accepted=use)
-    if OmegaConf.select(config, TEMPERATURE) != 1:
+    if select(config, TEMPERATURE) != 1:
         use = (
             "infopo compares old_log_probs, which are taken at it, with scores at temperature 1; set it to 1"
         )
         raise ConfigError.of(config, TEMPERATURE, key, accepted=use)
 
 
-def config_has_no_tool(config: DictConfig) -> bool:
+def config_has_no_tool(config: Config) -> bool:
     """Every row is the search agent's, beside which no tool is offered: no agent loop of the user's is listed, which a row
     may name in its column ``agent_name``. Raises ConfigError for a list that cannot be read."""
-    default = OmegaConf.select(config, DEFAULT)
+    default = select(config, DEFAULT)
     return default == AGENT_NAME and not tools_given(config) and not own_loops(config)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.attention import NAMES
+from verl_credit.config.resolved import Config, select
 from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.config.turn_limit import turns_at_most
@@ -22,16 +22,16 @@ class BranchScorer(Scorer):
     name = "branch"
     rides = True
 
-    def needs(self, config: DictConfig) -> None:
+    def needs(self, config: Config) -> None:
         rows = "or algorithm.info_gain_scorer=rows"
-        if OmegaConf.select(config, ATTENTION) not in NAMES:
+        if select(config, ATTENTION) not in NAMES:
             use = f"only {', '.join(NAMES)} let an answer see its own context alone; set {ATTENTION}=auto, {rows}"
             raise ConfigError.of(config, ATTENTION, SCORER, accepted=use)
-        if OmegaConf.select(config, BYPASS):
+        if select(config, BYPASS):
             use = f"answers ride on the old_log_probs forward, which is then not made; set bypass_mode=false, {rows}"
             raise ConfigError.of(config, BYPASS, SCORER, accepted=use)
 
-    def answers_behind_row(self, config: DictConfig) -> int:
+    def answers_behind_row(self, config: Config) -> int:
         return turns_at_most(config)[1] or 1  # of no limit: the bare prompt's
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
@@ -52,7 +52,7 @@ class BranchScorer(Scorer):
             "credit/gain/branch_token_share": share,
         }
 
-    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+    def says(self, config: Config, settings: CreditSettings) -> str:
         contexts = turns_at_most(config)[1]
         if contexts is None:
             return (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from omegaconf import DictConfig
 
+from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.turns.batch import TurnBatch
@@ -23,7 +23,7 @@ class RowScorer(Scorer):
     def score(self, plan: GainPlan, forward: Forward) -> torch.Tensor:
         return forward.score_rows(context_rows(plan.requests, plan.turns))
 
-    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+    def says(self, config: Config, settings: CreditSettings) -> str:
         rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
         contexts = turns_at_most(config)[1]
         if contexts is None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
-from omegaconf import DictConfig
 
+from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.batch import TurnBatch
@@ -91,10 +91,10 @@ class Scorer(ABC):
     in_rollout: ClassVar[bool] = False
     """The rollout server scores, at the end of each trajectory (`score_rollout`)."""
 
-    def needs(self, config: DictConfig) -> None:  # noqa: B027  (most need nothing)
+    def needs(self, config: Config) -> None:  # noqa: B027  (most need nothing)
         """Raise ConfigError for what this scorer cannot work with."""
 
-    def answers_behind_row(self, config: DictConfig) -> int:
+    def answers_behind_row(self, config: Config) -> int:
         """How many answers the longest row of a log-prob micro-batch carries."""
         return 1
 
@@ -126,5 +126,5 @@ class Scorer(ABC):
         return {"credit/gain/seconds": around_s}
 
     @abstractmethod
-    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+    def says(self, config: Config, settings: CreditSettings) -> str:
         """The cost in words, for `explain`."""

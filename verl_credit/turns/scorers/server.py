@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from omegaconf import DictConfig
 
 from verl_credit.config.request_room import does_not_fit
+from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.names import ROLLOUT_NAME
@@ -27,7 +27,7 @@ class ServerScorer(Scorer):
     name = "server"
     in_rollout = True
 
-    def answers_behind_row(self, config: DictConfig) -> int:
+    def answers_behind_row(self, config: Config) -> int:
         return 0
 
     async def score_rollout(
@@ -67,7 +67,7 @@ class ServerScorer(Scorer):
             "credit/gain/request_seconds": sum(end - begin for begin, end in spans),
         }
 
-    def says(self, config: DictConfig, settings: CreditSettings) -> str:
+    def says(self, config: Config, settings: CreditSettings) -> str:
         contexts = turns_at_most(config)[1]
         prompts = "a prompt per context" if contexts is None else f"up to {contexts} prompts per trajectory"
         prompts += " and alias to the replica that wrote it"
