@@ -43,3 +43,14 @@ PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
 
 PROBE_GROUP = "entropy_probe_group"
 """Per row: the group of prompts that the entropy probe's standard error counts it in."""
+
+
+def bare_id(exp_id: str) -> str:
+    """The id, if a row may have it. Raises ValueError for one with ``exp_``, blanks at its ends or control characters."""
+    if not exp_id or exp_id != exp_id.strip() or not exp_id.isprintable():
+        raise ValueError(
+            f"exp_id={exp_id!r}; expected a name without blanks at its ends or control characters"
+        )
+    if exp_id.startswith("exp_"):
+        raise ValueError(f"exp_id={exp_id!r}; ids are written bare: {exp_id.removeprefix('exp_')!r}")
+    return exp_id

@@ -10,6 +10,7 @@ import pytest
 
 from kit.machine import FAIL, LAPTOP, MACHINE, PASS, SKIP, cases, on_cuda, says
 from kit.recipes import OWN, check, load_config
+from verl_credit.address import loopback
 from verl_credit.doctor.checks import CHECKS, examine
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.node_checks import Mark, check_nodes, folders, judge_nodes, loopback_server
@@ -17,7 +18,6 @@ from verl_credit.doctor.ray_checks import check_cluster, check_plugin, unreachab
 from verl_credit.doctor.result import skipped
 from verl_credit.errors import ConfigError
 from verl_credit.host.process import doctor_probes
-from verl_credit.search.servers import loopback
 
 LAB = load_config("lab", [])
 CUDA = on_cuda(LAB)

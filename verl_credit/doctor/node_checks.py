@@ -18,6 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from verl_credit.address import loopback
 from verl_credit.config.keys import FOLDERS
 from verl_credit.doctor.context import Context
 from verl_credit.doctor.hardware.disk import existing
@@ -27,7 +28,6 @@ from verl_credit.doctor.result import Result, failed, passed, skipped
 from verl_credit.machine.ray_address import run_address
 from verl_credit.recipe.world import serves_search
 from verl_credit.redact import redact
-from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
 
 

@@ -13,7 +13,8 @@ from verl_credit.lineage.locked import LineageError, add, locked, new_line, read
 from verl_credit.lineage.order import best_of, chain, keeps_of, last
 from verl_credit.lineage.prompt import LineageSnapshot, render
 from verl_credit.lineage.table import HEADER, Damage, format_row, read_rows
-from verl_credit.lineage.trial import NUMBERS, Trial, bare_id, number
+from verl_credit.lineage.trial import NUMBERS, Trial, number
+from verl_credit.names import bare_id
 
 __all__ = ["LineageError", "LineageStore"]
 

@@ -83,17 +83,6 @@ COLUMNS = tuple(field.name for field in fields(Trial))
 NUMBERS = ("core_metric", "val_bpb", "delta_vs_best", "train_s", "total_s")
 
 
-def bare_id(exp_id: str) -> str:
-    """The id, if a row may have it. Raises ValueError for one with ``exp_``, blanks at its ends or control characters."""
-    if not exp_id or exp_id != exp_id.strip() or not exp_id.isprintable():
-        raise ValueError(
-            f"exp_id={exp_id!r}; expected a name without blanks at its ends or control characters"
-        )
-    if exp_id.startswith("exp_"):
-        raise ValueError(f"exp_id={exp_id!r}; ids are written bare: {exp_id.removeprefix('exp_')!r}")
-    return exp_id
-
-
 def _status(text: str) -> FailureLabel:
     try:
         return FailureLabel(text)

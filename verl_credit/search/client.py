@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import httpx
 
+from verl_credit.address import endpoint
 from verl_credit.search.connections import Connections
 from verl_credit.search.faults import FAULT_CODES, FailedAttempt, SearchFault, backoff, retry_after_pause
 from verl_credit.search.pages import Page, format_pages, parse_answer
-from verl_credit.search.servers import Server, ServerList, endpoint
+from verl_credit.search.servers import Server, ServerList
 
 INDEX_HEADER = "X-Index-Fingerprint"
 

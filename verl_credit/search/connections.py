@@ -9,7 +9,7 @@ from functools import cache
 
 import httpx
 
-from verl_credit.search.servers import without_password
+from verl_credit.address import without_password
 
 # uvicorn closes idle connections after 5 s by default; ours are closed before that.
 IDLE_SECONDS = 3.0

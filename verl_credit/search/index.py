@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import httpx
 
+from verl_credit.address import base, without_password
 from verl_credit.redact import redact
-from verl_credit.search.servers import base, without_password
 
 MOST_CHARS = 200
 

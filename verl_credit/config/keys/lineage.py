@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from verl_credit.config.keys.run import Folder
 from verl_credit.config.keys.section import Expected, Section
-from verl_credit.lineage.trial import bare_id
+from verl_credit.names import bare_id
 
 LONGEST_TEXT = 20_000  # characters; readers of the table stop at 131,072
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from verl_credit.address import endpoint
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.section import Expected, Section, Shown, When
 from verl_credit.redact import redact
-from verl_credit.search.servers import endpoint
 
 
 class Search(Section):

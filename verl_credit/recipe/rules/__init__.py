@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.address import loopback
 from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.section import Section, no_value
@@ -31,7 +32,6 @@ from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
 from verl_credit.recipe.world import WORLDS
 from verl_credit.redact import redact
-from verl_credit.search.servers import loopback
 from verl_credit.search.settings import urls_of
 
 MODE = "algorithm.info_gain_norm_mode"

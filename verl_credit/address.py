@@ -1,0 +1,55 @@
+"""The address of a search server: checked, without its password, and whether it is this machine's own."""
+
+from ipaddress import ip_address
+from socket import inet_aton
+
+import httpx
+
+from verl_credit.redact import redact
+
+
+def endpoint(url: str) -> str:
+    """The address of POST /retrieve, given as such or as the server's. Errors: ValueError names the address."""
+    wrong = f"address {redact(url)!r}; expected http://HOST:PORT"
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"{wrong} ({error})") from None
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.host
+        or parts.query
+        or parts.fragment
+        or not 0 < (parts.port or 80) < 65536
+    ):
+        raise ValueError(wrong)
+    return url.rstrip("/") if parts.path.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
+
+
+def without_password(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
+    """The address, and what its user and password become: a header. httpx logs the address of every request."""
+    address = httpx.URL(url)
+    if not address.userinfo:
+        return address, None
+    return address.copy_with(userinfo=b""), httpx.BasicAuth(address.username, address.password)
+
+
+def loopback(url: str) -> bool:
+    """Whether every machine resolves the address to itself: localhost, 127.0.0.0/8, ::1 and the "any" addresses."""
+    host = httpx.URL(url).host.rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        try:
+            address = ip_address(inet_aton(host))  # 127.1 and other short forms that resolvers accept
+        except OSError:
+            return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
+def base(url: str) -> str:
+    """The server's address without /retrieve and a final slash."""
+    return endpoint(url).removesuffix("/retrieve")
