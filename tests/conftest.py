@@ -45,9 +45,9 @@ def tiny_lab(tmp_path_factory):
     from dataclasses import replace
     from unittest import mock
 
-    from verl_credit.lab.build import build_lab
-    from verl_credit.lab.config import SIZES
-    from verl_credit.lab.policy import WarmStart
+    from verl_credit.worlds.lab.build import build_lab
+    from verl_credit.worlds.lab.config import SIZES
+    from verl_credit.worlds.lab.policy import WarmStart
 
     less = replace(SIZES["tiny"], encoder_steps=20, warm_start=WarmStart(steps=70, short_steps=50))
     with mock.patch.dict(SIZES, tiny=less):

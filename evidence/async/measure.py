@@ -31,7 +31,7 @@ from comparison import tables
 
 from verl_credit.names import TRAINING_MODES
 from verl_credit.recipe.compose import load_config
-from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 
 STEPS, WARM = 30, 5
 """Steps of a run, and how many of them are left out of its step time."""
@@ -90,7 +90,7 @@ def searched(folder: Path, delay: float, overrides: Sequence[str]) -> Iterator[l
     if not delay:
         yield []
         return
-    from verl_credit.lab.build import build_lab
+    from verl_credit.worlds.lab.build import build_lab
 
     lab = load_config("lab", overrides).lab
     build_lab(Path(lab.dir), world_seed=lab.world_seed, size=lab.size)

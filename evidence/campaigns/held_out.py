@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from verl_credit.campaign.record import read_record
-from verl_credit.run.files import VALIDATION, read_json_lines
+from verl_credit.records.run.files import VALIDATION, read_json_lines
+from verl_credit.study.campaign.record import read_record
 
 MODES = ("greedy", "sampled")
 

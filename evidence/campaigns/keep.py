@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from verl_credit.campaign.record import CONDITION, RECORD, read_record
-from verl_credit.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.study.campaign.record import CONDITION, RECORD, read_record
 
 if __name__ == "__main__":
     source, kept = (Path(argument).resolve() for argument in sys.argv[1:])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from statsmodels.stats.multitest import multipletests
 
-from verl_credit.campaign.record import read_record
-from verl_credit.campaign.state import states
-from verl_credit.campaign.statistics import compare
+from verl_credit.study.campaign.record import read_record
+from verl_credit.study.campaign.state import states
+from verl_credit.study.campaign.statistics import compare
 
 PAIRS = [("C2", "C1"), ("C3", "C1"), ("C4", "C1"), ("C6", "C5"), ("C7", "C5"), ("C8", "C5")]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.commands.diff import run_config
+from verl_credit.cli.run.diff import run_config
 from verl_credit.recipe.compose import load_config
-from verl_credit.run.files import VALIDATION, read_json_lines
-from verl_credit.twin.train import Twin
+from verl_credit.records.run.files import VALIDATION, read_json_lines
+from verl_credit.study.twin.train import Twin
 
 
 def held_out(run: Path, step: int) -> dict:

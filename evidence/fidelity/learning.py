@@ -22,9 +22,9 @@ import matplotlib
 import numpy as np
 from scipy import stats
 
-from verl_credit.campaign.record import read_record
-from verl_credit.campaign.state import states
-from verl_credit.run.files import VALIDATION, read_json_lines
+from verl_credit.records.run.files import VALIDATION, read_json_lines
+from verl_credit.study.campaign.record import read_record
+from verl_credit.study.campaign.state import states
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

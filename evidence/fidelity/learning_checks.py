@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from verl_credit.campaign.statistics import compare
+from verl_credit.study.campaign.statistics import compare
 
 HERE = Path(__file__).resolve().parents[2] / "build/evidence/fidelity"
 OPERATORS = ("low_baseline", "half_negative")

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from gpu.machine import ROOT
-from verl_credit.attention.implementation import choose, install, named
-from verl_credit.attention.kernels import KERNELS
-from verl_credit.attention.trial import Heads
-from verl_credit.plan.model_shape import PUBLISHED, ModelShape
+from verl_credit.policy.attention.implementation import choose, install, named
+from verl_credit.policy.attention.kernels import KERNELS
+from verl_credit.policy.attention.trial import Heads
+from verl_credit.recipe.plan.model_shape import PUBLISHED, ModelShape
 
 SHAPES = {"node8": "qwen3-4b", "node4": "qwen3-4b", "h100x1": "qwen3-4b", "spark": "qwen3-4b"}
 TINY = ModelShape("qwen3-tiny", "qwen3", 2, 64, 4, 2, 16, 192, 1024, True)

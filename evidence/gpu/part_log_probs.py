@@ -13,13 +13,13 @@ import torch
 
 from gpu.models import give_back, shape_for
 from gpu.record import at_most, within_factor
-from verl_credit.log_probs.path import FLASH, LOOP, LOOP_SECONDS, OURS
-from verl_credit.plan.activations import loss
-from verl_credit.plan.job import Job
+from verl_credit.policy.log_prob_path import FLASH, LOOP, LOOP_SECONDS, OURS
+from verl_credit.recipe.plan.activations import loss
+from verl_credit.recipe.plan.job import Job
 
 EXACT = 1e-6
 CHUNK = 256  # tokens of the reference at a time
-SOURCE = "verl_credit/plan/activations.py: loss; tests/attention/test_log_probs.py"
+SOURCE = "verl_credit/recipe/plan/activations.py: loss; tests/policy/test_log_probs.py"
 
 
 def run(setting, record) -> None:
@@ -65,7 +65,7 @@ def _predicted(method: str, found: dict, shape, dtype: torch.dtype, tokens: int)
 
 
 def _ours():
-    from verl_credit.log_probs.chunks import log_probs_from_logits
+    from verl_credit.policy.log_probs import log_probs_from_logits
 
     return lambda logits, labels: log_probs_from_logits(logits, labels, inplace_backward=True)
 

@@ -37,14 +37,14 @@ PARTS = (
     Part(
         "kernels", "gpu.part_kernels",
         "attention kernels against the definition and against eager: values, gradients, compilations, memory, time",
-        "errors within the start's tolerances (verl_credit/attention), no compilation for a new length, memory below "
+        "errors within the start's tolerances (verl_credit/policy/attention), no compilation for a new length, memory below "
         "that of unfused attention",
         limit_s=1800,
     ),
     Part(
         "branches", "gpu.part_branches",
         "gains by branch against gains by rows on English text: error, correlation, spread",
-        "equal in fp32; in bf16 no further from fp32 than rows are (tests/attention/test_attention_kernels.py)",
+        "equal in fp32; in bf16 no further from fp32 than rows are (tests/policy/test_attention_kernels.py)",
         limit_s=1200,
     ),
     Part(
@@ -56,7 +56,7 @@ PARTS = (
     Part(
         "log_probs", "gpu.part_log_probs",
         "log-probs of sampled tokens: ours, flash-attn's loss, verl's loop: time, memory, error",
-        "ours and flash-attn's within 1e-6 of float64; memory as verl_credit/plan/activations.py counts it",
+        "ours and flash-attn's within 1e-6 of float64; memory as verl_credit/recipe/plan/activations.py counts it",
         limit_s=900,
     ),
     Part(

@@ -80,7 +80,7 @@ def train(
 
 
 def metrics(run_dir: Path) -> list[dict]:
-    from verl_credit.run.files import METRICS, read_json_lines
+    from verl_credit.records.run.files import METRICS, read_json_lines
 
     return read_json_lines(run_dir / METRICS)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from gpu.models import TINY, random_model
-from verl_credit.data.rows import PROMPTS, SCHEMA
-from verl_credit.plan.model_shape import PUBLISHED, shape_of
-from verl_credit.reward.qa import BOXED, TAG
+from verl_credit.recipe.plan.model_shape import PUBLISHED, shape_of
+from verl_credit.turns.reward.qa import BOXED, TAG
+from verl_credit.worlds.data.rows import PROMPTS, SCHEMA
 
 # The lab's template omits the tools; here the schema is added before it, as other templates have it.
 TOOLS = "{%- if tools -%}{{ '<|im_start|>system\\n' }}{%- for tool in tools -%}{{ tool | tojson + '\\n' }}{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}\n"  # noqa: E501
@@ -81,8 +81,8 @@ def model_folder(setting, path: str) -> str:
 
 
 def _lab():
-    from verl_credit.lab.config import SIZES
-    from verl_credit.lab.world import make_world
+    from verl_credit.worlds.lab.config import SIZES
+    from verl_credit.worlds.lab.world import make_world
 
     return make_world(0, SIZES["tiny"].world), SIZES["tiny"]
 
@@ -92,7 +92,7 @@ def _tokenizer(vocabulary: int = 0):
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    from verl_credit.lab.tokenizer import PAD, TURN_END, make_tokenizer
+    from verl_credit.worlds.lab.tokenizer import PAD, TURN_END, make_tokenizer
 
     small = make_tokenizer(_lab()[0].names())
     content = json.loads(small.backend_tokenizer.to_str())
@@ -110,9 +110,9 @@ def _make(root: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    from verl_credit.lab.build import _write_corpus
-    from verl_credit.lab.encoder import save_encoder, train_encoder
-    from verl_credit.lab.questions import make_splits
+    from verl_credit.worlds.lab.build import _write_corpus
+    from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
+    from verl_credit.worlds.lab.questions import make_splits
     from verl_credit_retriever.index.search import build_index
 
     root.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ import argparse
 import json
 from pathlib import Path
 
-from verl_credit.lab.build import build_lab
-from verl_credit.lab.config import SIZES
-from verl_credit.lab.questions import make_splits
-from verl_credit.lab.retrieval import LocalRetriever, recall
-from verl_credit.lab.world import make_world
+from verl_credit.worlds.lab.build import build_lab
+from verl_credit.worlds.lab.config import SIZES
+from verl_credit.worlds.lab.questions import make_splits
+from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
+from verl_credit.worlds.lab.world import make_world
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_credit.report.numbers import signed
-from verl_credit.run.files import TRAJECTORIES, read_json_lines
+from verl_credit.records.report.numbers import signed
+from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
 
 WIDTH, TOP, ROW = 1000, 150, 100
 READS, GAIN, STRIP, BAR, CLIP = 24, 322, 446, 640, 850  # left edges of the columns

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from verl_credit.lab.build import build_lab
-from verl_credit.lab.protocol import gram_token_mask
-from verl_credit.lab.retrieval import swap_contents
-from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.worlds.lab.build import build_lab
+from verl_credit.worlds.lab.protocol import gram_token_mask
+from verl_credit.worlds.lab.retrieval import swap_contents
 
 CONDITIONS = {
     "main": [],

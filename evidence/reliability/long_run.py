@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from kit.faults import SETTINGS
 from kit.train_run import TrainRun
-from verl_credit.run.files import METRICS, append_json, read_json_lines
+from verl_credit.records.run.files import METRICS, append_json, read_json_lines
 
 RESULT, SAMPLES = FOLDER / "long_run.json", "samples.jsonl"
 KINDS = ("memory_mb", "open_files", "threads")

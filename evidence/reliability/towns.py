@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from verl_credit.real.build import RealPaths, build_encoder
+from verl_credit.worlds.real.build import RealPaths, build_encoder
 from verl_credit_retriever.check import exact_answers
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.search import SearchIndex

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from kit import recipes
 from kit.recipes import OWN, check, composed_once
 from kit.settings import settings
-from verl_credit.config.keys import (
+from verl_credit.config.keys import (  # fmt: skip
     LOSS,
     OURS,
     Algorithm,
@@ -18,7 +18,7 @@ from verl_credit.config.keys import (
     keys_of,
     our_keys,
     read_section,
-)  # fmt: skip
+)
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import INFO_GAIN_NORM_MODES
 from verl_credit.credit.turn.modes import MODES

@@ -16,11 +16,7 @@ from verl_credit.credit.laws.laws import nonfinite, travels
 from verl_credit.credit.laws.small_call import TURNS
 from verl_credit.credit.laws.tokens import weighs_by
 from verl_credit.credit.laws.world import make_world
-from verl_credit.credit.plugins import (
-    AlgorithmContext,
-    TransformContext,
-    UncertaintyContext,
-)
+from verl_credit.credit.plugins import AlgorithmContext, TransformContext, UncertaintyContext
 from verl_credit.credit.token.gtpo import SMALLEST_MEAN, gtpo_weights
 
 SEEN: list[float] = []

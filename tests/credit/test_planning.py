@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from kit.gram_oracle import APOSTROPHES, oracle
-from verl_credit.credit.planning.planning import (
-    STRATEGIC_GRAMS,
-    coverage,
-    planning_mask,
-    planning_matches,
-)
+from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, planning_mask, planning_matches
 from verl_credit.credit.planning.token_text import Pieces
 
 # H.4: names of tokens, what the published detector marks, what is marked here.

@@ -5,11 +5,7 @@ import random
 import pytest
 import torch
 
-from verl_credit.credit.planning.anchors import (
-    EXECUTION_ANCHORS,
-    PLANNING_ANCHORS,
-    planning_mask_by_anchors,
-)
+from verl_credit.credit.planning.anchors import EXECUTION_ANCHORS, PLANNING_ANCHORS, planning_mask_by_anchors
 from verl_credit.credit.planning.planning import coverage
 
 WORDS = ["plan", "check", "doubt", "paris", "river", "born"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kit.faults import SAVED, STEP, KillPoint, run_killed, wrong_ages
-from verl_credit.run.files import EVENTS, METRICS, read_json_lines
-from verl_credit.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
+from verl_credit.records.run.tables import TURNS, read_table, table_path
 
 pytestmark = pytest.mark.e2e
 

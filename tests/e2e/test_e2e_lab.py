@@ -20,22 +20,22 @@ from kit.ray_cluster import TOKEN, RayCluster
 from kit.run_values import assert_agree, measured_by_run
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
-from verl_credit.attention import AUTO, install
-from verl_credit.commands.probe_rollouts import collect
+from verl_credit.cli.study.probe_rollouts import collect
 from verl_credit.config.settings import CreditSettings
-from verl_credit.packed.policy import PackedPolicy
-from verl_credit.probe.checkpoint import build_model, read_checkpoint
-from verl_credit.probe.distribution import Sampling
-from verl_credit.probe.objective import credit_weights
-from verl_credit.probe.policy import ModelPolicy, gradient, norm
-from verl_credit.probe.stored import read_rollouts
-from verl_credit.probe.update import adamw_step
-from verl_credit.report.again import as_the_run_did, token_tables, turn_tables
-from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
-from verl_credit.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
+from verl_credit.policy.attention import AUTO, install
+from verl_credit.policy.packed import PackedPolicy
+from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
+from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
+from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
+from verl_credit.study.probe.distribution import Sampling
+from verl_credit.study.probe.objective import credit_weights
+from verl_credit.study.probe.policy import ModelPolicy, gradient, norm
+from verl_credit.study.probe.stored import read_rollouts
+from verl_credit.study.probe.update import adamw_step
+from verl_credit.study.twin.credit import Credit
+from verl_credit.study.twin.update import update
 from verl_credit.turns.assign import group_numbers
-from verl_credit.twin.credit import Credit
-from verl_credit.twin.update import update
 
 pytestmark = pytest.mark.e2e
 

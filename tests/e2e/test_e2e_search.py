@@ -11,7 +11,7 @@ import pytest
 
 from kit.byte_world import N_QUESTIONS, build_byte_world
 from kit.train_run import TrainRun, train
-from verl_credit.run.files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
 from verl_credit_retriever.launch import start_server
 
 pytestmark = pytest.mark.e2e
@@ -111,7 +111,7 @@ def test_a_lost_retriever_stops_the_run(straight):
 
 FAILING = 3
 FAILS_SOMETIMES = f"""
-from verl_credit.reward.qa import compute_score as score
+from verl_credit.turns.reward.qa import compute_score as score
 
 calls = 0
 

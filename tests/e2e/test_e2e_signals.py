@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from kit.train_run import train
-from verl_credit.lab.build import build_lab
-from verl_credit.run.files import EVENTS, METRICS, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
+from verl_credit.worlds.lab.build import build_lab
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ import pytest
 
 from kit import train_run
 from kit.run_values import assert_agree, measured_by_run
-from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.turns.answer import pseudo_answer
 
 pytestmark = pytest.mark.vllm

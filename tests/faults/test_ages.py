@@ -3,8 +3,8 @@
 import pytest
 
 from kit.faults import AGES, wrong_ages
-from verl_credit.run.files import METRICS, append_json
-from verl_credit.run.tables import TURNS, TURNS_SCHEMA, write_table
+from verl_credit.records.run.files import METRICS, append_json
+from verl_credit.records.run.tables import TURNS, TURNS_SCHEMA, write_table
 
 AGE = {"turns_unknown": 0, "mean": 0.0, "oldest": 0}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.faults import KILL_POINTS, run_killed, run_straight
-from verl_credit.run.files import METRICS, read_json_lines
+from verl_credit.records.run.files import METRICS, read_json_lines
 
 # and the step that the second start goes on from
 CUT = {"rollout: SIGKILL raylet, call 13 of TurnAgentLoop.run": 0}

@@ -24,10 +24,10 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.search_tool import SearchTool
 from verl_credit.host.step.metrics import row_metrics
 from verl_credit.host.step.stops import check_tool_faults
-from verl_credit.lab.protocol import answer_turn, search_turn
-from verl_credit.search.settings import client_for
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.search.settings import client_for
 from verl_credit.turns.signals import StepRows, find_signal, step_rewards
+from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
 INDEX, JUDGE = "a" * 64, "test_tools_that_misbehave.judge"
 GOOD = {"result": [hits(1.0, 0.9, 0.8)]}

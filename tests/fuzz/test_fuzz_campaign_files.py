@@ -15,10 +15,10 @@ import yaml
 from kit.damage import damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plain_line, told, try_all
 from kit.report_page import write_lines
-from verl_credit.campaign.design import planned
-from verl_credit.campaign.file import parse, read_campaign
-from verl_credit.campaign.record import RECORD, VERSION
 from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.study.campaign.design import planned
+from verl_credit.study.campaign.file import parse, read_campaign
+from verl_credit.study.campaign.record import RECORD, VERSION
 
 METRIC = "val-aux/lab-sampled/em/mean@1"
 GOOD = {

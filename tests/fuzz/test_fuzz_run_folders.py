@@ -17,7 +17,7 @@ from kit.damage import BYTES, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plain_line, told, try_all
 from kit.report_page import Page, write_run
 from verl_credit.errors import ExitCode
-from verl_credit.report import write_report
+from verl_credit.records.report import write_report
 
 
 def write(folder: Path) -> None:
@@ -100,8 +100,10 @@ def checker(work: Path) -> Iterator[Check]:
         return verdict
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verl_credit.report.page.panel_data_uri", lambda panel: "data:,")  # a second each
-        patch.setattr("verl_credit.report.write.curves_png", lambda panels: b"")
+        patch.setattr(
+            "verl_credit.records.report.page.panel_data_uri", lambda panel: "data:,"
+        )  # a second each
+        patch.setattr("verl_credit.records.report.write.curves_png", lambda panels: b"")
         yield check
 
 

@@ -16,7 +16,7 @@ from kit.damage import ODD, damaged_bytes, damaged_value
 from kit.fuzz import ACCEPTED, REFUSED, Check, command, contents, cuts, one_plain_line, told, try_all
 from kit.trials import trial
 from verl_credit.errors import ExitCode
-from verl_credit.lineage import FailureLabel, LineageStore
+from verl_credit.records.lineage import FailureLabel, LineageStore
 
 # fmt: off
 CELLS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.fuzz import Check, cuts, told, try_all
 from kit.played import each_recipe_once, play
-from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
+from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 # fmt: off

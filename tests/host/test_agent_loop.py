@@ -6,7 +6,7 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.trajectories import policy_text, record, run
-from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
+from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_a_page_cannot_end_the_observation(tokenizer):
 
 
 def test_a_fault_of_the_server_masks_the_row_and_shows_no_observation(tokenizer):
-    from verl_credit.search.client import SearchFault
+    from verl_credit.turns.search.client import SearchFault
 
     async def down(query):
         raise SearchFault("connect", "refused", 3)

@@ -34,7 +34,7 @@ def rank_main(rank, ranks, folder, store, results):
 @contextmanager
 def masks_made():
     """[(number of the pack, first and last token, window)], a line for every mask that is built."""
-    from verl_credit.attention import sdpa
+    from verl_credit.policy.attention import sdpa
 
     build, made, packs = sdpa._mask, [], []
 

@@ -28,8 +28,8 @@ def gradients(engine, data) -> dict:
 
 def rank_main(rank, ranks, folder, store, results):
     with gloo_rank(rank, ranks, store):
-        from verl_credit.attention import sdpa
         from verl_credit.host.engine.attention_proof import prove
+        from verl_credit.policy.attention import sdpa
 
         build, made = sdpa._mask, []
 

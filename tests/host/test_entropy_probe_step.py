@@ -10,11 +10,11 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_credit.config.keys import Probe
 from verl_credit.host.step import entropy_probe
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
-from verl_credit.probe.entropy_gradient import EstimatorSettings, entropy_gradient
-from verl_credit.probe.policy import Tokens
-from verl_credit.probe.prediction import predict
-from verl_credit.probe.truth import entropy_change
-from verl_credit.run.files import EVENTS, read_json_lines
+from verl_credit.records.run.files import EVENTS, read_json_lines
+from verl_credit.study.probe.entropy_gradient import EstimatorSettings, entropy_gradient
+from verl_credit.study.probe.policy import Tokens
+from verl_credit.study.probe.prediction import predict
+from verl_credit.study.probe.truth import entropy_change
 
 PROMPTS = [
     "f",
@@ -156,7 +156,7 @@ def test_switched_off_it_does_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ranks, micro", [(1, None), (2, None), (2, 3)])
 def test_on_all_prompts_it_is_the_probe_of_a_checkpoint(tmp_path, monkeypatch, ranks, micro):
-    """The same gradient, prediction and truth as `verl_credit.probe` has of the rows that count; padding is no row."""
+    """The same gradient, prediction and truth as `verl_credit.study.probe` has of the rows that count; padding is no row."""
     trainer = make(tmp_path, monkeypatch, ranks, micro=micro, every=1)
     assert run_step(trainer, 1) == {}
     run_step(trainer, 2)  # one prompt a group

@@ -10,8 +10,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from kit.recipes import check
 from verl_credit.errors import EvaluationOverrun
 from verl_credit.host.step import held_out
-from verl_credit.run import events
-from verl_credit.run.files import EVENTS, VALIDATION, read_json_lines
+from verl_credit.records.run import events
+from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
 
 ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
 

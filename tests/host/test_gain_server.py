@@ -10,7 +10,7 @@ from kit.byte_world import make_tokenizer
 from kit.settings import settings
 from kit.turn_rows import Row, padding_row, turn_batch
 from verl_credit.config.keys import SCORERS as NAMES
-from verl_credit.run.progress import step_line
+from verl_credit.records.run.progress import step_line
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains

@@ -13,16 +13,16 @@ from kit.settings import settings
 from kit.tiny_models import in_float64, log_probs, tiny_model
 from kit.trajectories import policy_text, record, run
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
-from verl_credit.attention import pack_rows
 from verl_credit.errors import IntegrityError
 from verl_credit.host.step.row_scores import score_rows
-from verl_credit.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+from verl_credit.policy.attention import pack_rows
 from verl_credit.turns import infopo
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.gains import plan_gains, score_gains, score_infopo
 from verl_credit.turns.infopo import masked_requests
 from verl_credit.turns.requests import turn_spans
 from verl_credit.turns.signals import StepRows, find_signal, step_rewards
+from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
 NAN = math.nan
 

@@ -12,7 +12,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.host.actor.named_checkpoints import keep_checkpoint
 from verl_credit.host.step import recorded
 from verl_credit.recipe.unread import without_effect
-from verl_credit.run.checkpoints import kept, written
+from verl_credit.records.run.checkpoints import kept, written
 
 
 class Worker:

@@ -14,16 +14,16 @@ from omegaconf import OmegaConf
 from kit.lab_run import run
 from kit.machine import FAIL, LAPTOP, PASS, says
 from kit.recipes import load_config
-from verl_credit.commands import train as train_module
-from verl_credit.commands.with_verl import check_with_verl
-from verl_credit.doctor import ray_checks
-from verl_credit.doctor.context import Context
+from verl_credit.cli.run import train as train_module
+from verl_credit.cli.run.with_verl import check_with_verl
 from verl_credit.errors import PreflightError, Terminated
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch
-from verl_credit.machine.facts import Process
 from verl_credit.recipe import compose, folders
 from verl_credit.recipe.compose import compose_recipe
+from verl_credit.recipe.doctor import ray_checks
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.machine.facts import Process
 
 ADDRESS = "ray_kwargs.ray_init.address"
 
@@ -38,7 +38,7 @@ def alone(monkeypatch):
     """No cluster but the one that the environment names."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(
-        "verl_credit.machine.ray_address.cluster_address",
+        "verl_credit.recipe.doctor.ray_address.cluster_address",
         lambda environment: environment.get("RAY_ADDRESS", ""),
     )
 

@@ -6,15 +6,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
-from verl_credit.fidelity.measure import Result
-from verl_credit.fidelity.measures import Measure
-from verl_credit.fidelity.report import as_dict
-from verl_credit.fidelity.request import ROLLOUTS, Request
-from verl_credit.fidelity.rollout import Start
-from verl_credit.fidelity.values import states_of, values_of
 from verl_credit.host.measure.rows import Row
 from verl_credit.host.measure.subject import RunSubject
+from verl_credit.study.fidelity.measure import Result
+from verl_credit.study.fidelity.measures import Measure
+from verl_credit.study.fidelity.report import as_dict
+from verl_credit.study.fidelity.request import ROLLOUTS, Request
+from verl_credit.study.fidelity.values import states_of, values_of
 from verl_credit.turns.book import RowRecord
+from verl_credit.worlds.rollouts.rollout import Start
 
 CONFIG = OmegaConf.create(
     {

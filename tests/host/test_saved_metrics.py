@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.host.step import recorded
-from verl_credit.run.files import METRICS, VALIDATION, append_json
+from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 STEP, HELD_OUT = 3, {"val-core/lab-greedy/em/mean@1": 0.25}
 UPDATE = {"actor/grad_norm": 0.5, "credit/outcome/em": 0.75}

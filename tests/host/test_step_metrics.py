@@ -12,13 +12,13 @@ from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import MODES, TurnCredit
 from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.host.step.metrics import COUNTED, credit_metrics, gain_metrics, row_metrics
-from verl_credit.run.files import EVENTS, read_json_lines
-from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
-from verl_credit.run.small_groups import small_groups_note
-from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
-from verl_credit.search.faults import FAULT_CODES
+from verl_credit.records.run.files import EVENTS, read_json_lines
+from verl_credit.records.run.left_out import ROWS_LEFT_OUT, left_out_note
+from verl_credit.records.run.small_groups import small_groups_note
+from verl_credit.records.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.assign import CreditRun, StepCredit, StepInputs
 from verl_credit.turns.book import STOP_REASONS, RowRecord
+from verl_credit.turns.search.faults import FAULT_CODES
 
 GARBAGE = 1e9  # stands where nothing may be read
 GROUP_SIZE = 2

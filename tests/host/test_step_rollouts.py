@@ -14,7 +14,7 @@ from verl_credit.host.step import store
 from verl_credit.host.step.recorded import RecordedTrainer
 from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import CLIP_SCALE
-from verl_credit.run.tables import ROLLOUTS, read_table, table_path, tables_of
+from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path, tables_of
 
 
 class Handle:

@@ -18,7 +18,7 @@ from verl_credit.host.step.tables import (
     turn_columns,
 )
 from verl_credit.host.step.trajectories import sample_trajectories
-from verl_credit.run.tables import TOKENS, TURNS, read_table, tables_of
+from verl_credit.records.run.tables import TOKENS, TURNS, read_table, tables_of
 
 
 def test_a_line_per_turn_of_every_row_but_padding():
@@ -179,7 +179,7 @@ def test_the_trainers_step_writes_both_tables(tmp_path, monkeypatch):
 
 
 def write_turns(folder, step):
-    from verl_credit.run.tables import write_table
+    from verl_credit.records.run.tables import write_table
 
     return write_table(folder, TURNS, 7, turn_columns(step, GROUPS), pipeline(step))
 

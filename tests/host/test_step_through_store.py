@@ -9,8 +9,8 @@ from kit.stored_step import STEP, StoredStep
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import CLIP_SCALE, TURN_IDS
-from verl_credit.run.files import TRAJECTORIES, read_json_lines
-from verl_credit.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
+from verl_credit.records.run.tables import TURNS, read_table, table_path
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from verl.tools.tool_registry import load_all_tools
 from kit.byte_world import make_tokenizer
 from kit.tools import Tool, schema, turn
 from kit.trajectories import policy_text, record, run
-from verl_credit.lab.protocol import TURN_END, answer_turn, search_turn
 from verl_credit.names import TURN_REWARDS
+from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 ALONE = ("search.max_searches=0", "search.url=null", "algorithm.info_gain_norm_mode=none")
@@ -181,7 +181,7 @@ def test_what_the_last_turns_call_earned_is_no_turn_reward(tokenizer):
 
 
 def test_a_row_lost_to_a_fault_has_no_turn_rewards(tokenizer):
-    from verl_credit.search.client import SearchFault
+    from verl_credit.turns.search.client import SearchFault
 
     async def down(query):
         raise SearchFault("connect", "refused", 1)

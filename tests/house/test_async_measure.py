@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.retriever_fakes import app_of, client_of
-from verl_credit.run.files import METRICS, VALIDATION, append_json
+from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "async"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_credit.campaign.design import planned
-from verl_credit.campaign.file import read_campaign
-from verl_credit.campaign.report import write_campaign_report
 from verl_credit.recipe.compose import load_config
-from verl_credit.run.files import METRICS, TRAJECTORIES, VALIDATION, append_json, read_json_lines
-from verl_credit.twin.train import Twin
+from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, append_json, read_json_lines
+from verl_credit.study.campaign.design import planned
+from verl_credit.study.campaign.file import read_campaign
+from verl_credit.study.campaign.report import write_campaign_report
+from verl_credit.study.twin.train import Twin
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "evidence"

@@ -109,10 +109,10 @@ def test_the_hosts_package_is_empty():
 
 
 def test_the_generator_needs_only_torch_and_transformers():
-    """verl_credit/generation/generator.py and what it imports: the lab samples with it, without verl."""
-    pending, seen = [ROOT / "verl_credit/generation/generator.py"], set()
+    """verl_credit/policy/generation/generator.py and what it imports: the lab samples with it, without verl."""
+    pending, seen = [ROOT / "verl_credit/policy/generation/generator.py"], set()
     if not pending[0].exists():
-        pytest.fail("verl_credit/generation/generator.py is gone; name its successor here")
+        pytest.fail("verl_credit/policy/generation/generator.py is gone; name its successor here")
     while pending:
         path = pending.pop()
         seen.add(path)

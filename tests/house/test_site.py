@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_credit import credit, lineage
+from verl_credit import credit
 from verl_credit.credit import laws, plugins
+from verl_credit.records import lineage
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,14 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from verl_credit.lab.protocol import CALL_HEAD, CALL_TAIL, CHAT_TEMPLATE, TURN_END, answer_turn, search_turn
+from verl_credit.worlds.lab.protocol import (
+    CALL_HEAD,
+    CALL_TAIL,
+    CHAT_TEMPLATE,
+    TURN_END,
+    answer_turn,
+    search_turn,
+)
 from verl_credit_retriever.index.search import build_index
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

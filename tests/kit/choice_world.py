@@ -10,8 +10,8 @@ from functools import cache
 
 import torch
 
-from verl_credit.fidelity.protocol import State, Step
-from verl_credit.fidelity.sampler import TurnSampler
+from verl_credit.worlds.rollouts.protocol import State, Step
+from verl_credit.worlds.rollouts.sampler import TurnSampler
 
 GOOD, BAD, ANSWER, SURE, END, SAID_GOOD, SAID_BAD, PROMPT = range(8)
 TURNS = 4

@@ -10,7 +10,7 @@ import torch
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, padding_row, step_inputs, turn_batch
 from verl_credit.host.step.tables import pipeline, sampled_rows, token_columns, turn_columns
-from verl_credit.run.tables import TOKENS, TURNS, write_table
+from verl_credit.records.run.tables import TOKENS, TURNS, write_table
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.token_stage import TokenInputs
 

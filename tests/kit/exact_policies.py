@@ -1,7 +1,7 @@
 """Policies small enough to list every sequence: the entropy, its gradient and its change are sums, not estimates.
 
 The vocabulary is 0, 1 and END. A sequence stops after END or after ``longest`` tokens. Probabilities, entropies and the
-nucleus are written here a second time, in plain terms, so that they can judge ``verl_credit.probe``.
+nucleus are written here a second time, in plain terms, so that they can judge ``verl_credit.study.probe``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import product
 
 import torch
 
-from verl_credit.probe.distribution import Sampling, log_prob_and_entropy, state_features
-from verl_credit.probe.entropy_gradient import EntropyGradient, entropy_gradient
-from verl_credit.probe.policy import Parameters, Tokens, gradient
-from verl_credit.probe.settings import BaselineSettings, EstimatorSettings
+from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
+from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient
+from verl_credit.study.probe.policy import Parameters, Tokens, gradient
+from verl_credit.study.probe.settings import BaselineSettings, EstimatorSettings
 
 END, VOCABULARY = 2, 3
 FULL = Sampling()

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 
 from kit.train_run import TrainRun
 from verl_credit.errors import ExitCode
-from verl_credit.run.files import METRICS, VALIDATION, read_json_lines
-from verl_credit.run.tables import TURNS, read_table, table_path
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.tables import TURNS, read_table, table_path
 from verl_credit.turns.staleness import NAME as STALENESS
 
 PLANTED = Path(__file__).with_name("planted")
@@ -88,7 +88,7 @@ KILL_POINTS = (
     KillPoint("saving", "torch:save", "full_disk", call=4),
     KillPoint("evaluation", f"{TRAINER}._validate", call=2),
     KillPoint("evaluation", f"{TRAINER}._validate", "SIGTERM", call=3),
-    KillPoint("report", "verl_credit.report:write_report"),
+    KillPoint("report", "verl_credit.records.report:write_report"),
 )
 STEP = "verl_credit.host.step.trainer:CreditSteps"
 ASYNC_KILL_POINTS = (
@@ -216,7 +216,7 @@ def damaged(run_dir: Path) -> list[str]:
 
 def rows_of(lineage: Path) -> list[str]:
     """The table of trials has one row that is finished, and no trial is open."""
-    from verl_credit.lineage import LineageStore
+    from verl_credit.records.lineage import LineageStore
 
     store = LineageStore(lineage, lower_is_better=False)
     states = [str(trial.status) for trial in store.all_trials()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from verl_credit.cli import main
-from verl_credit.commands import train as train_module
-from verl_credit.run import events
-from verl_credit.run.files import METRICS, VALIDATION, append_json
+from verl_credit.cli.run import train as train_module
+from verl_credit.records.run import events
+from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 
 def run(capsys, tmp_path, *overrides):
@@ -37,6 +37,6 @@ def launches(monkeypatch):
 
     for name in ("_prepare_world", "_preflight"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr("verl_credit.report.write_report", lambda run_dir: run_dir)
+    monkeypatch.setattr("verl_credit.records.report.write_report", lambda run_dir: run_dir)
     set_up.failed = launch.RunFailed
     return set_up

@@ -9,7 +9,7 @@ import torch
 from lakes import text
 from lakes.lakes import make_lakes
 from lakes.world import GridWorld
-from verl_credit.fidelity.sampler import TurnSampler
+from verl_credit.worlds.rollouts.sampler import TurnSampler
 
 LAKES, HORIZON = 2, 5
 

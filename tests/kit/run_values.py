@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from verl_credit.commands.fidelity_policies import policies_of
-from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.values import Value, values_of
+from verl_credit.cli.study.fidelity_policies import policies_of
 from verl_credit.host.measure.rows import Row, trajectory_of
-from verl_credit.run.files import read_json_lines
+from verl_credit.records.run.files import read_json_lines
+from verl_credit.study.fidelity.values import Value, values_of
+from verl_credit.worlds.rollouts.sampler import digest
 
 REWARD = """
 def long_or_short(data_source, solution_str, ground_truth, extra_info=None, **_):

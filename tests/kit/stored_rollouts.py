@@ -1,6 +1,6 @@
 """A small file of rollouts, as `keep_rollouts` leaves it."""
 
-from verl_credit.run.tables import ROLLOUTS, write_table
+from verl_credit.records.run.tables import ROLLOUTS, write_table
 
 UPDATE = {
     "policy_step": 11,

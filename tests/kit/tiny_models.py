@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from verl_credit.attention import PACK, install
+from verl_credit.policy.attention import PACK, install
 
 VOCABULARY = 61
 SHAPE = {

@@ -8,7 +8,7 @@ import json
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_credit.lab.protocol import TURN_END
+from verl_credit.worlds.lab.protocol import TURN_END
 
 
 def schema(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_credit.lineage import COLUMNS, FailureLabel, Trial
+from verl_credit.records.lineage import COLUMNS, FailureLabel, Trial
 
 HEADER = "\t".join(COLUMNS) + "\n"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from verl_credit.study.twin.update import Objective
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.twin.update import Objective
 
 
 def turns_of(rollouts, facts, tokenizer, data) -> TurnBatch:

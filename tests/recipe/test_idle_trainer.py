@@ -10,7 +10,7 @@ from kit.recipes import load_config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
 from verl_credit.host.step.trainer import CreditTrainer
-from verl_credit.run.files import EVENTS
+from verl_credit.records.run.files import EVENTS
 
 
 class Manager(CreditAgentLoopManager):

@@ -8,8 +8,7 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.commands import sweep, train
-from verl_credit.doctor import command as doctor
+from verl_credit.cli.run import doctor, sweep, train
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
 from verl_credit.recipe.compose import compose_recipe

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from verl_credit.machine.precision import cpu_precision
+from verl_credit.precision import cpu_precision
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.precision import COMPUTES_IN, compute_dtype
 from verl_credit.recipe.warnings import doubts

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kit.recipes import check
-from verl_credit.commands.explain import explanation
+from verl_credit.cli.run.explain import explanation
 from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
-from verl_credit.doctor.inputs.answer_budget import answer_room
 from verl_credit.errors import ConfigError
+from verl_credit.recipe.doctor.inputs.answer_budget import answer_room
 from verl_credit.recipe.unread import unused
 from verl_credit.turns.signals import SIGNALS
 

@@ -15,7 +15,7 @@ import pytest
 
 from kit.retriever_fakes import metric
 from kit.retriever_world import make_encoder
-from verl_credit.search.client import SearchClient, SearchFault
+from verl_credit.turns.search.client import SearchClient, SearchFault
 from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.http.server import create_app

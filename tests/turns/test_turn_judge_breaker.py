@@ -12,8 +12,8 @@ from kit.signal_step import rewards, step_of
 from kit.turn_rows import Row
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
-from verl_credit.search.circuit_breaker import CircuitBreaker
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.search.circuit_breaker import CircuitBreaker
 from verl_credit.turns.signals import Trajectory, Turn, ask_signals, own, own_signal
 
 ONE = Trajectory([Turn("ask", [], "page"), Turn("done")], ["Paris"], "answer")

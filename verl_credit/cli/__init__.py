@@ -9,7 +9,8 @@ from typing import Literal
 from typer import Argument, Option, Typer
 from typer.core import TyperGroup
 
-from verl_credit.cli import campaign, lineage
+from verl_credit.cli.study import campaign_app as campaign
+from verl_credit.cli.trials import lineage
 from verl_credit.errors import ExitCode
 
 
@@ -72,13 +73,13 @@ def train(
     multirun: bool = Option(False, "-m", "--multirun", help="a run for every combination of key=value,value"),
     overrides: list[str] = OVERRIDES,
 ):
-    from verl_credit.run.network import ray_on_loopback
+    from verl_credit.recipe.doctor.network import ray_on_loopback
 
     ray_on_loopback(os.environ)  # what is imported below imports Ray
     if multirun:
-        from verl_credit.commands.sweep import sweep as run
+        from verl_credit.cli.run.sweep import sweep as run
     else:
-        from verl_credit.commands.train import train as run
+        from verl_credit.cli.run.train import train as run
 
     return run(config_name, overrides, config_dir)
 
@@ -89,7 +90,7 @@ def twin(
     config_dir: str | None = CONFIG_DIR,
     overrides: list[str] = OVERRIDES,
 ):
-    from verl_credit.commands.twin import twin as run
+    from verl_credit.cli.run.twin import twin as run
 
     return run(config_name, overrides, config_dir)
 
@@ -101,9 +102,9 @@ def lab(
     size: Literal["full", "tiny"] = "full",
 ):
     from verl_credit.errors import ExitCode
-    from verl_credit.lab.build import build_lab
-    from verl_credit.lab.warm_start import LabGateError
-    from verl_credit.run.progress import Throttled, say_at_once
+    from verl_credit.records.run.progress import Throttled, say_at_once
+    from verl_credit.worlds.lab.build import build_lab
+    from verl_credit.worlds.lab.warm_start import LabGateError
 
     try:
         paths = build_lab(folder, world_seed=world_seed, size=size, progress=Throttled(say_at_once))
@@ -126,7 +127,7 @@ def real(
     size: Literal["full", "tiny"] = Option("full", help="tiny: two layers"),
     overrides: list[str] = OVERRIDES,
 ):
-    from verl_credit.commands.real import real
+    from verl_credit.cli.worlds.real import real
 
     return real(folder, task, overrides, questions=questions, data_seed=seed, size=size)
 
@@ -146,7 +147,7 @@ def prepare(
     revision: str | None = Option(None, help="commit, branch or tag on the hub"),
     overwrite: bool = Option(False, "--overwrite", help="replace what prepare wrote there before"),
 ):
-    from verl_credit.data.command import run
+    from verl_credit.cli.worlds.prepare import run
 
     return run(
         data_set,
@@ -168,7 +169,7 @@ def prepare_check(
     model: str | None = Option(None, help="whose chat template and tokens: a folder or a hub name"),
     no_search: bool = Option(False, "--no-search", help="for runs with search.max_searches=0"),
 ):
-    from verl_credit.commands.check_data import check_data
+    from verl_credit.cli.worlds.check_data import check_data
 
     return check_data(file, model, not no_search)
 
@@ -178,7 +179,7 @@ def report(
     run_dir: list[Path] = Argument(help="the folder of a run, of two, or of a campaign"),
     watch: bool = Option(False, "--watch", help="write it anew while the run goes on"),
 ):
-    from verl_credit.commands.report import report
+    from verl_credit.cli.run.report import report
 
     return report(run_dir, watch)
 
@@ -190,10 +191,10 @@ def probe(
     out: Path | None = Option(None, help="a folder for the result; probes/RUN-step-N beside the run"),
     overrides: list[str] = Argument((), help="Hydra overrides of the run's configuration, for new rollouts"),
 ):
-    from verl_credit.run.network import ray_on_loopback
+    from verl_credit.recipe.doctor.network import ray_on_loopback
 
     ray_on_loopback(os.environ)
-    from verl_credit.commands.probe import probe
+    from verl_credit.cli.study.probe import probe
 
     return probe(checkpoint, config, out, overrides)
 
@@ -235,7 +236,7 @@ def fidelity(
     ),
     overrides: list[str] = Argument(None, help="of the run's configuration, with --engine run"),
 ):
-    from verl_credit.commands.fidelity import fidelity
+    from verl_credit.cli.study.fidelity import fidelity
 
     return fidelity(
         folder,
@@ -267,7 +268,7 @@ def fidelity_lens(
     lab: Path | None = Option(None, help="the lab's folder, where it was moved"),
     seed: int = Option(0, parser=int, help="of continuations"),
 ):
-    from verl_credit.commands.fidelity_lens import fidelity_lens
+    from verl_credit.cli.study.fidelity_lens import fidelity_lens
 
     return fidelity_lens(folder, steps=steps, continuations=continuations, lab=lab, seed=seed)
 
@@ -289,7 +290,7 @@ def bench(
     continuations: int = Option(32, help="per distinct context; an even number"),
     parallel: int | None = Option(None, min=1, help="processes; as many as there are cores if not given"),
 ):
-    from verl_credit.commands.bench import bench
+    from verl_credit.cli.study.bench import bench
 
     return bench(
         mode,
@@ -312,7 +313,7 @@ def explain(
     values: bool = Option(False, "--values", help="list every value that is not the default"),
     overrides: list[str] = OVERRIDES,
 ):
-    from verl_credit.commands.explain import explain
+    from verl_credit.cli.run.explain import explain
 
     return explain(config_name, overrides, config_dir, values)
 
@@ -324,7 +325,7 @@ def doctor(
     as_json: bool = JSON,
     overrides: list[str] = OVERRIDES,
 ):
-    from verl_credit.doctor.command import doctor
+    from verl_credit.cli.run.doctor import doctor
 
     return doctor(config_name, overrides, config_dir, as_json)
 
@@ -336,7 +337,7 @@ def diff(
     config_dir: str | None = CONFIG_DIR,
     as_json: bool = JSON,
 ):
-    from verl_credit.commands.diff import diff
+    from verl_credit.cli.run.diff import diff
 
     return diff(a, b, config_dir, as_json)
 
@@ -351,7 +352,7 @@ def plan(
     as_json: bool = JSON,
     overrides: list[str] = Argument((), help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE"),
 ):
-    from verl_credit.plan.command import plan_command
+    from verl_credit.cli.run.plan import plan_command
 
     return plan_command(config_name, overrides, config_dir, hardware, devices, every, as_json)
 
@@ -364,20 +365,20 @@ def check(
     ),
     params: dict | None = Option(None, parser=_json_object, help="JSON object handed to the operator"),
 ):
-    from verl_credit.commands.check_operators import check_operators
+    from verl_credit.cli.study.check_operators import check_operators
 
     return check_operators(operator, kind, params)
 
 
 @app.command(help="print docs/modes.md")
 def modes():
-    from verl_credit.commands.modes_page import modes_page
+    from verl_credit.cli.pages.modes import modes_page
 
     return _print(modes_page())
 
 
 @app.command(help="print docs/keys.md")
 def keys():
-    from verl_credit.commands.keys_page import keys_page
+    from verl_credit.cli.pages.keys import keys_page
 
     return _print(keys_page())

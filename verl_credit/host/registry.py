@@ -17,7 +17,7 @@ def register_engines() -> None:
     """In processes that train: the engine for this device, and our attention in transformers."""
     from verl.utils.device import get_device_name
 
-    from verl_credit.attention import install
+    from verl_credit.policy.attention import install
 
     install()
     if get_device_name() == "cuda":

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.recipe.world import world_of
-from verl_credit.run.progress import Throttled, say_at_once
+from verl_credit.records.run.progress import Throttled, say_at_once
 
 
 def main(file: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.config.resolved import Config, select
-from verl_credit.machine.precision import cpu_precision
+from verl_credit.precision import cpu_precision
 
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
 FULL = ("fp32", "float32")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from verl_credit.config.resolved import Config
-from verl_credit.machine.precision import cpu_precision
+from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.precision import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.rules.trainer_mode import rollouts_too_old

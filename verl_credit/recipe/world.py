@@ -12,10 +12,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.built_folder import Progress
 from verl_credit.config.keys.run import Lab, Real
 from verl_credit.config.keys.section import Section
 from verl_credit.errors import PreflightError
-from verl_credit.machine.built_folder import Progress
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def same_world(config: DictConfig) -> str:
 
 
 def _build_lab(config: DictConfig, progress: Progress) -> Served:
-    from verl_credit.lab.build import build_lab
-    from verl_credit.lab.warm_start import LabGateError
+    from verl_credit.worlds.lab.build import build_lab
+    from verl_credit.worlds.lab.warm_start import LabGateError
 
     at = config.lab
     try:
@@ -80,9 +80,9 @@ def _build_lab(config: DictConfig, progress: Progress) -> Served:
 
 
 def _build_real(config: DictConfig, progress: Progress) -> Served | None:
-    from verl_credit.real.build import build_real
-    from verl_credit.real.multihop import Shown
-    from verl_credit.real.packages import RealError
+    from verl_credit.worlds.real.build import build_real
+    from verl_credit.worlds.real.multihop import Shown
+    from verl_credit.worlds.real.packages import RealError
 
     at = config.real
     shown = Shown(*_real_decides(config))

@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.reward.qa import gold_answers, stated_form
 from verl_credit.turns.answer import AnswerWriter, PseudoAnswer
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.reward.qa import gold_answers, stated_form
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import torch
 from lakes.score import Values
 from verl_credit.credit import MODES
 from verl_credit.credit.turn.anchors import exact_anchors
-from verl_credit.fidelity.credit import Credit, mode_credits, nested
-from verl_credit.fidelity.protocol import State
-from verl_credit.fidelity.rollout import Trajectory
-from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.tables import outcomes_of
-from verl_credit.report.again import TurnTables
+from verl_credit.records.report.again import TurnTables
+from verl_credit.study.fidelity.credit import Credit, mode_credits, nested
+from verl_credit.study.fidelity.tables import outcomes_of
+from verl_credit.worlds.rollouts.protocol import State
+from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.sampler import digest
 
 BATCH = 16
 """Prompts at a time, as in training."""

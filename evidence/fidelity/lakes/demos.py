@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lakes import text
 from lakes.lakes import DIRECTIONS, Lake
 from lakes.world import GridWorld
-from verl_credit.lab.demos import Segment
+from verl_credit.worlds.lab.demos import Segment
 
 DISCOUNT, SWEEPS = 0.95, 200
 

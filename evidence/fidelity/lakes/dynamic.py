@@ -16,8 +16,8 @@ import torch
 
 from lakes.lakes import DIRECTIONS, Lake
 from lakes.world import GridWorld
-from verl_credit.fidelity.decoder import Decoder
-from verl_credit.fidelity.sampler import Ids, digest
+from verl_credit.worlds.rollouts.decoder import Decoder
+from verl_credit.worlds.rollouts.sampler import Ids, digest
 
 
 @dataclass(frozen=True)

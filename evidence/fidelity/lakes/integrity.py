@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lakes.dynamic import ExactValue
-from verl_credit.fidelity.integrity import Fit
-from verl_credit.fidelity.values import Value
+from verl_credit.study.fidelity.integrity import Fit
+from verl_credit.study.fidelity.values import Value
 
 OPEN = 0.05
 """Values nearer to 0 or 1 are left out: their errors are not normal."""

@@ -14,12 +14,12 @@ from lakes.demos import WalkStyle, write_walks
 from lakes.lakes import make_lakes
 from lakes.text import HORIZON, grid_tokenizer
 from lakes.world import Context, GridWorld
-from verl_credit.fidelity.decoder import ModelDecoder
-from verl_credit.fidelity.sampler import TurnSampler
-from verl_credit.fidelity.subject import load_policy
-from verl_credit.lab.build import one_thread
-from verl_credit.lab.policy import Trainer, WarmStart, encode_demo, make_policy
-from verl_credit.machine.built_folder import reuse_or_build
+from verl_credit.built_folder import reuse_or_build
+from verl_credit.study.fidelity.subject import load_policy
+from verl_credit.worlds.lab.build import one_thread
+from verl_credit.worlds.lab.policy import Trainer, WarmStart, encode_demo, make_policy
+from verl_credit.worlds.rollouts.decoder import ModelDecoder
+from verl_credit.worlds.rollouts.sampler import TurnSampler
 
 VERSION = 1
 """Increase this whenever a build would give another policy than before."""

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from lakes.dynamic import ExactValue
 from lakes.world import GridWorld
-from verl_credit.fidelity.measures import SURE
-from verl_credit.fidelity.protocol import State, Step
-from verl_credit.fidelity.rollout import Trajectory
-from verl_credit.fidelity.sampler import digest
-from verl_credit.fidelity.scored import ScoredTurn
-from verl_credit.fidelity.values import Value, part_of
+from verl_credit.study.fidelity.measures import SURE
+from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.worlds.rollouts.protocol import State, Step
+from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.sampler import digest
 
 WORTH_AN_ORDER = 0.05
 """Of two turns whose A* are known exactly: less of a difference is not asked for."""

@@ -17,8 +17,8 @@ from typing import Literal
 
 from lakes import text
 from lakes.lakes import DIRECTIONS, Lake
-from verl_credit.fidelity.protocol import State, Step
-from verl_credit.fidelity.sampler import Ids
+from verl_credit.worlds.rollouts.protocol import State, Step
+from verl_credit.worlds.rollouts.sampler import Ids
 
 Context = Literal["state", "history"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_credit.attention import NAMES, PACK, pack_rows
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
+from verl_credit.policy.attention import NAMES, PACK, pack_rows
 from verl_credit.turns.branches import decode_branches
 
 

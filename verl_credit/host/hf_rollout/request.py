@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from verl_credit.generation.sampling import SamplingParams
+from verl_credit.policy.generation.sampling import SamplingParams
 
 _ACCEPTED = (
     "temperature", "top_p", "top_k", "seed", "max_tokens", "max_new_tokens", "stop_token_ids", "ignore_eos",

@@ -7,12 +7,12 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_credit.generation.generator import BatchGenerator
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
 from verl_credit.host.hf_rollout.model import build_model, eos_token_ids, max_model_len
 from verl_credit.host.hf_rollout.request import EngineOptions
 from verl_credit.host.hf_rollout.request import sampling_params as read_sampling_params
 from verl_credit.host.hf_rollout.weights import WeightError, WeightSink
+from verl_credit.policy.generation.generator import BatchGenerator
 
 
 class HFServer:

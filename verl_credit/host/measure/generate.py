@@ -11,10 +11,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_credit.errors import IntegrityError
-from verl_credit.fidelity.sampler import Ids
 from verl_credit.host.measure.rows import Row
 from verl_credit.host.rollout.replay import DRAW, REPLAY, replay_column
 from verl_credit.host.step import store
+from verl_credit.worlds.rollouts.sampler import Ids
 
 PARTITION = "val"  # rows of an evaluation: no gain is scored while they are made
 RIGHT = "em"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from verl_credit.fidelity.protocol import SEARCH, Call, State, Step
-from verl_credit.fidelity.rollout import Trajectory
-from verl_credit.fidelity.sampler import Ids
 from verl_credit.turns.requests import turn_spans
+from verl_credit.worlds.rollouts.protocol import SEARCH, Call, State, Step
+from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.sampler import Ids
 
 
 @dataclass(frozen=True)

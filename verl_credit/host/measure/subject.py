@@ -12,16 +12,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from verl_credit.errors import IntegrityError
-from verl_credit.fidelity.protocol import State
-from verl_credit.fidelity.request import ROLLOUTS, Request
-from verl_credit.fidelity.rollout import Start, Trajectory
-from verl_credit.fidelity.rows import turn_batch
-from verl_credit.fidelity.sampler import Ids, digest
 from verl_credit.host.measure.generate import Generator, Wanted
 from verl_credit.host.measure.rows import Row, reaches, replayed, trajectory_of
 from verl_credit.host.step.forward import TrainerForward
-from verl_credit.run.files import append_json, read_json_lines
+from verl_credit.records.run.files import append_json, read_json_lines
+from verl_credit.study.fidelity.request import ROLLOUTS, Request
+from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.worlds.rollouts.protocol import State
+from verl_credit.worlds.rollouts.rollout import Start, Trajectory
+from verl_credit.worlds.rollouts.sampler import Ids, digest
 
 
 class RunSubject:

@@ -10,16 +10,16 @@ from pathlib import Path
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
-from verl_credit.fidelity.credit import find_modes
-from verl_credit.fidelity.measure import measure
-from verl_credit.fidelity.report import as_dict, table, write_result
-from verl_credit.fidelity.request import REQUEST, RESULT, TABLE, Request
 from verl_credit.host.measure.subject import RunSubject
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
-from verl_credit.run import events
-from verl_credit.run.files import write_text
-from verl_credit.run.progress import Throttled
+from verl_credit.records.run import events
+from verl_credit.records.run.files import write_text
+from verl_credit.records.run.progress import Throttled
+from verl_credit.study.fidelity.credit import find_modes
+from verl_credit.study.fidelity.measure import measure
+from verl_credit.study.fidelity.report import as_dict, table, write_result
+from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 
 
 @register_trainer(MEASURE_MODE)

@@ -16,7 +16,7 @@ from verl_credit.recipe.rules.other_tools import KEYS, tools_given
 
 def check_other_tools(config: DictConfig) -> list[str]:
     """Loads them as verl's workers will. Raises PreflightError for such as cannot be; a line that names the others."""
-    from verl_credit.search.protocol import SCHEMA
+    from verl_credit.turns.search.protocol import SCHEMA
 
     given = tools_given(config)
     if not given:

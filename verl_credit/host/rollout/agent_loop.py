@@ -25,12 +25,12 @@ from verl_credit.host.rollout.replay import DRAW, REPLAY, ReplayingClient
 from verl_credit.host.rollout.tool_rewards import offered_tool, reward_of
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
 from verl_credit.recipe.rules.other_tools import FAILED
-from verl_credit.reward.qa import final_answer
-from verl_credit.search.protocol import control_tokens, without_markup
 from verl_credit.turns.book import RowRecord, TurnBook, rewards_of_turns
 from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
+from verl_credit.turns.reward.qa import final_answer
 from verl_credit.turns.scorers import SCORERS, Scorer
+from verl_credit.turns.search.protocol import control_tokens, without_markup
 from verl_credit.turns.signals import (
     Trajectory,
     TrajectorySignal,

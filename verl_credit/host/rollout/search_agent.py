@@ -8,8 +8,8 @@ from verl.tools.schemas import ToolResponse
 from verl_credit.host.rollout.agent_loop import RowFault, TurnAgentLoop
 from verl_credit.host.rollout.search_tool import SearchTool
 from verl_credit.names import AGENT_NAME
-from verl_credit.search.client import SearchFault
-from verl_credit.search.protocol import bad_query_reason, without_markup
+from verl_credit.turns.search.client import SearchFault
+from verl_credit.turns.search.protocol import bad_query_reason, without_markup
 
 
 @register(AGENT_NAME)

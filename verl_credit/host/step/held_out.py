@@ -11,8 +11,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_credit.errors import EvaluationOverrun
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.step.stops import check_evaluation_faults
-from verl_credit.run import events
-from verl_credit.run.files import VALIDATION, append_json, read_json_lines
+from verl_credit.records.run import events
+from verl_credit.records.run.files import VALIDATION, append_json, read_json_lines
 
 
 class EvaluatingTrainer(PPOTrainer):

@@ -12,8 +12,8 @@ from verl.utils.debug import marked_timer
 from verl_credit.host.hf_rollout.replica import server_name
 from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import ROLLOUT_NAME
-from verl_credit.run import events
-from verl_credit.run.files import (
+from verl_credit.records.run import events
+from verl_credit.records.run.files import (
     METRICS,
     TRAJECTORIES,
     VALIDATION,
@@ -21,8 +21,8 @@ from verl_credit.run.files import (
     read_json_lines,
     rewind,
 )
-from verl_credit.run.state import describe_resume, save_state
-from verl_credit.run.time_limit import TimeLimit
+from verl_credit.records.run.state import describe_resume, save_state
+from verl_credit.records.run.time_limit import TimeLimit
 
 
 class RecordedTrainer(PPOTrainer):

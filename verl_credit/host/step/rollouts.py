@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.host.step import store
 from verl_credit.names import CLIP_SCALE
-from verl_credit.run.tables import ROLLOUTS, drop_old, write_table
+from verl_credit.records.run.tables import ROLLOUTS, drop_old, write_table
 from verl_credit.turns.assign import group_numbers
 from verl_credit.turns.batch import TurnBatch
 

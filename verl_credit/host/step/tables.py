@@ -11,11 +11,11 @@ from verl_credit.config.keys import Algorithm
 from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.host.step import store
-from verl_credit.reward.qa import gold_answers
-from verl_credit.run.tables import TOKENS, TURNS, drop_old, write_table
+from verl_credit.records.run.tables import TOKENS, TURNS, drop_old, write_table
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.planning import pieces_of, planning_detector
+from verl_credit.turns.reward.qa import gold_answers
 from verl_credit.turns.signals import turn_texts
 from verl_credit.turns.token_stage import TokenInputs
 

@@ -35,21 +35,17 @@ from verl_credit.host.step.forward import TrainerForward
 from verl_credit.host.step.held_out import EvaluatingTrainer
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.step.recorded import RecordedTrainer
-from verl_credit.host.step.stops import (
-    check_planning_has_signal,
-    check_states_are_shared,
-    check_tool_faults,
-)
+from verl_credit.host.step.stops import check_planning_has_signal, check_states_are_shared, check_tool_faults
 from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.trajectories import sample_trajectories
 from verl_credit.host.step.unrewarded import UnrewardedSteps
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
-from verl_credit.run import events
-from verl_credit.run.files import TRAJECTORIES, append_json
-from verl_credit.run.left_out import ROWS_LEFT_OUT, left_out_note
-from verl_credit.run.small_groups import small_groups_note
-from verl_credit.run.turn_cuts import TURNS_CUT, cut_note
+from verl_credit.records.run import events
+from verl_credit.records.run.files import TRAJECTORIES, append_json
+from verl_credit.records.run.left_out import ROWS_LEFT_OUT, left_out_note
+from verl_credit.records.run.small_groups import small_groups_note
+from verl_credit.records.run.turn_cuts import TURNS_CUT, cut_note
 from verl_credit.turns.assign import CreditRun, step_inputs
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains

@@ -6,8 +6,8 @@ import torch
 
 from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.groups import z_score_per_turn
-from verl_credit.reward.qa import gold_answers
 from verl_credit.turns.assign import StepCredit
+from verl_credit.turns.reward.qa import gold_answers
 from verl_credit.turns.signals import turn_texts
 
 

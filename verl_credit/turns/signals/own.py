@@ -18,9 +18,9 @@ import torch
 from verl_credit.config.keys import TurnJudge
 from verl_credit.errors import IntegrityError
 from verl_credit.redact import SECRET, redact
-from verl_credit.search.circuit_breaker import CircuitBreaker
-from verl_credit.search.faults import backoff
 from verl_credit.turns.book import RowRecord
+from verl_credit.turns.search.circuit_breaker import CircuitBreaker
+from verl_credit.turns.search.faults import backoff
 from verl_credit.turns.signals.signal import Signal, StepRows
 from verl_credit.turns.signals.trajectory import Group, Trajectory
 

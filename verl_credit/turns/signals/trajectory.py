@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_credit.reward.qa import gold_answers
+from verl_credit.turns.reward.qa import gold_answers
 
 
 @dataclass(frozen=True)

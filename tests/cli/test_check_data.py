@@ -1,0 +1,92 @@
+"""`verl-credit prepare check`: a file of rows without a recipe."""
+
+import pytest
+
+from kit.byte_world import make_tokenizer
+from kit.preflight import GOOD, write
+from verl_credit.cli import main
+from verl_credit.turns.search.protocol import SCHEMA
+
+TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system\nrole') }}{% endif %}<|im_start|>{{ m.content }}<|im_end|>"
+    "{% endfor %}"
+)
+SEARCH = f"[{SCHEMA['function']['name']}]"
+
+
+@pytest.fixture
+def model(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "policy")
+    return str(tmp_path / "policy")
+
+
+def check(*arguments):
+    return main(["prepare", "check", *map(str, arguments)])
+
+
+def test_a_row_is_shown_as_the_policy_sees_it(tmp_path, model, capsys):
+    file = write(tmp_path / "rows.parquet", [{**GOOD, "reward_model": {"ground_truth": 42}}] * 3)
+    assert check(file, "--model", model) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "3 rows can train",
+        f"{file} row 0, {len(SEARCH) + 3} tokens with the chat template of {model} and the search tool:",
+        f"{SEARCH}<|im_start|>q<|im_end|>",
+        "gold answers, read from <answer>..</answer>: '42'",
+    ]
+
+
+def test_without_a_model_the_messages_are_shown(tmp_path, capsys):
+    file = write(tmp_path / "rows.parquet", [GOOD])
+    assert check(file) == 0
+    said = capsys.readouterr().out
+    assert "1 rows can train" in said and "\nuser: q\n" in said and "--model" in said
+
+
+def test_without_searches_the_prompt_has_to_say_how_an_answer_is_written(tmp_path, model, capsys):
+    assert check(write(tmp_path / "rows.parquet", [GOOD]), "--no-search") == 4
+    assert "row 0: reward_model.ground_truth={'target': ['a']} has no form" in capsys.readouterr().out
+    boxed = {**GOOD, "reward_model": {"ground_truth": {"target": ["a"], "form": "boxed"}}}
+    assert check(write(tmp_path / "rows.parquet", [boxed]), "--no-search", "--model", model) == 0
+    said = capsys.readouterr().out
+    assert SEARCH not in said and "and no tool:" in said and "read from \\boxed{..}" in said
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({**GOOD, "agent_name": "tool_agent"}, "rows.parquet row 0: agent_name='tool_agent'"),
+        ({**GOOD, "sampling": "greedy"}, "prepare check: "),
+        (
+            {**GOOD, "prompt": [{"role": "system", "content": "x"}, *GOOD["prompt"]]},
+            "the chat template cannot write this prompt (TemplateError: no system)",
+        ),
+    ],
+)
+def test_what_cannot_train_is_one_line_and_exit_code_4(tmp_path, model, capsys, row, said):
+    assert check(write(tmp_path / "rows.parquet", [row]), "--model", model) == 4
+    printed = capsys.readouterr().out
+    assert said in printed and printed.count("\n") == 1
+
+
+def test_a_file_and_a_model_that_are_not_there_are_named(tmp_path, capsys):
+    assert check(tmp_path / "none.parquet") == 4
+    assert capsys.readouterr().out == f"prepare check: {tmp_path}/none.parquet does not exist\n"
+    assert check(write(tmp_path / "rows.parquet", [GOOD]), "--model", tmp_path) == 4
+    assert "no tokenizer can be loaded from there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["check"], "prepare check [OPTIONS] {file}"),
+        (["check", "rows.parquet", "--limit", "3"], "No such option: --limit"),
+        (["nq", "--out", "x"], "Missing option '--source'"),
+        (["nq", "rows.parquet", "--source", "x", "--out", "y"], "(rows.parquet)"),
+    ],
+)
+def test_it_is_a_command_of_its_own_beside_prepare(arguments, said, capsys):
+    assert main(["prepare", *arguments]) == 2
+    assert said in capsys.readouterr().err

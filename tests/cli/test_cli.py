@@ -1,0 +1,70 @@
+"""Both command lines: what they hand on, and how a wrong line and Ctrl-C end."""
+
+import pytest
+
+from verl_credit.cli import main
+from verl_credit_retriever.cli import main as retriever
+
+SERVE = "serve --index i --encoder e"
+
+
+@pytest.mark.parametrize(
+    "command, line, named",
+    [
+        (main, "", "command"),
+        (main, "trian", "'trian'"),
+        (main, "train", "--config-name"),
+        (main, "train --config-name", "--config-name"),
+        (main, "report", "run_dir"),
+        (main, "explain --valeus", "--valeus"),
+        (
+            main,
+            "plan --devices 2.5",
+            "'--devices': Value error, invalid literal for int() with base 10: '2.5'",
+        ),
+        (main, "lab --dir x --size huge", "'huge' is not one of 'full', 'tiny'"),
+        (main, "check --params 5", "'--params': Value error, '5' is not a JSON object"),
+        (retriever, "", "command"),
+        (retriever, "index --corpus c --encoder e --out o --kind tree", "'tree' is not one of 'flat'"),
+        (retriever, f"{SERVE} --threads 0", "'--threads': Value error, 0; at least 1"),
+        (retriever, f"{SERVE} --port 80a", "'80a'"),
+        (retriever, f"{SERVE} --port 65536", "--port=65536; expected 0 to 65535"),
+    ],
+)
+def test_a_wrong_line_ends_with_2_and_names_what_is_wrong(command, line, named, capsys):
+    assert command(line.split()) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train a=1 --config-name lab b=2 -m --config-dir there c=3",
+        "train --multirun a=1 b=2 c=3 --config-dir=there --config-name=lab",
+    ],
+)
+def test_overrides_stand_before_between_and_behind_options(line, monkeypatch):
+    seen = []
+    monkeypatch.setattr("verl_credit.recipe.doctor.network.ray_on_loopback", lambda environment: None)
+    monkeypatch.setattr("verl_credit.cli.run.sweep.sweep", lambda *given: seen.append(given) or 5)
+    assert main(line.split()) == 5
+    assert seen == [("lab", ["a=1", "b=2", "c=3"], "there")]
+
+
+def test_ctrl_c_ends_with_130(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("verl_credit.cli.run.explain.explain", interrupted)
+    assert main(["explain"]) == 130
+
+
+@pytest.mark.parametrize("command", ["modes", "keys"])
+def test_a_page_that_cannot_be_written_ends_with_4_and_one_line(command, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main([command]) == 4
+        monkeypatch.undo()
+        assert (
+            capsys.readouterr().err == "verl-credit: the output cannot be written: No space left on device\n"
+        )

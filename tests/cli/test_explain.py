@@ -1,0 +1,242 @@
+"""`verl-credit explain`, `check` and `modes`: what they print and how they end."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from kit.recipes import OWN, load_config
+from verl_credit.cli import main
+from verl_credit.cli.pages.keys import keys_page
+from verl_credit.cli.pages.modes import modes_page
+from verl_credit.cli.run.explain import missing
+from verl_credit.config.keys import our_keys
+from verl_credit.credit.registry import REGISTRY
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.recipe.rules.turn_mode import KEYS
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+def run(capsys, *arguments):
+    code = main(list(arguments))
+    return code, capsys.readouterr().out
+
+
+def test_the_pipeline_is_told_in_the_order_in_which_it_acts(capsys):
+    code, said = run(
+        capsys,
+        "explain",
+        "algorithm.advantage_mode=maxrl",
+        "algorithm.transform_mode=gtpo_sepa_hicra",
+        "algorithm.info_gain_norm_mode=turn-group-v1d",
+    )
+    assert code == 0
+    stages = [line.split(" ", 1)[1] for line in said.splitlines() if line[:1].isdigit()]
+    assert stages == [
+        "information gain: prob_diff",
+        "outcome: maxrl",
+        "turn: turn-group-v1d",
+        "uncertainty: surprisal",
+        "planning mask: grams",
+        "sepa controller: linear",
+        "token: gtpo_sepa_hicra",
+        "loss: turn_ppo",
+    ]
+    assert REGISTRY["outcome", "maxrl"].equation in said
+    assert "up to 5 answers per alias ride behind each row" in said and "(attention: auto)" in said
+    assert "missing before it can run: nothing" in said
+
+
+def test_the_price_of_rows_is_told(capsys):
+    _, said = run(capsys, "explain", "algorithm.info_gain_scorer=rows")
+    assert "through compute_log_prob: 640 a step" in said
+
+
+@pytest.mark.parametrize(
+    "overrides, told, untold",
+    [
+        (["credit=grpo"], ["turn: none"], ["information gain", "token:"]),
+        (
+            ["credit=grpo", "algorithm.transform_mode=entropy_mask"],
+            ["rho=0.2", "uncertainty: surprisal"],
+            ["sepa"],
+        ),
+        (
+            ["credit=grpo", "algorithm.transform_mode=grpo_s", "algorithm.uncertainty_kind=shannon_entropy"],
+            ["canonical: grpo_s"],
+            ["outcome:", "turn:"],
+        ),
+        (
+            ["algorithm.info_gain_norm_mode=joint", f"{LOSS}.dynamic_clip=false"],
+            ["normalises outcomes itself"],
+            [],
+        ),
+        (
+            ["algorithm.adv_estimator=grpo", f"{LOSS}.dynamic_clip=false"],
+            ["advantage: verl's grpo"],
+            ["turn:"],
+        ),
+    ],
+)
+def test_only_what_runs_is_told(capsys, overrides, told, untold):
+    code, said = run(capsys, "explain", *overrides)
+    assert code == 0, said
+    stages = said.split("\n\n", 1)[1]
+    assert all(text in stages for text in told), said
+    assert not any(text in stages for text in untold), said
+
+
+def by_hand(said, outcomes, row):
+    """The formula as it is printed, evaluated for one row."""
+    right = said.split("= ", 1)[1].split(";")[0].split(", n rows")[0]
+    others = [r for i, r in enumerate(outcomes) if i != row]
+    right = right.replace("mean of the others' r", str(sum(others) / len(others)))
+    mean = sum(outcomes) / len(outcomes)
+    right = right.replace("sum((r - mean(r))^2)", str(sum((r - mean) ** 2 for r in outcomes)))
+    right = right.replace("mean(r)", str(mean)).replace("r_i", str(outcomes[row]))
+    return eval(right, {"sqrt": math.sqrt, "n": len(outcomes)})
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES.values() if mode.any_outcome_operator], ids=lambda m: m.name
+)
+def test_the_outcome_formula_that_is_told_is_the_one_that_runs(capsys, mode, std):
+    """Two of sixteen solved: unbiased gives .933 and -.133, none 2.56 and -.366."""
+    outcomes = [1.0, 0.0, 0.0, 1.0] + [0.0] * 12
+    overrides = (
+        [f"algorithm.norm_adv_by_std_in_grpo={str(std).lower()}"] if "norm_by_std" in mode.options else []
+    )
+    _, said = run(capsys, "explain", f"algorithm.info_gain_norm_mode={mode.name}", *overrides)
+    told = next(line for line in said.splitlines() if line.strip().startswith("R_i = "))
+    no_turns = torch.zeros(16, 0, dtype=torch.float64)
+    options = {"norm_by_std": std} if overrides else {}
+    credit = mode(
+        torch.tensor(outcomes).double(), no_turns, no_turns.bool(), torch.zeros(16).long(), **options
+    )
+    for row in (0, 1):
+        assert by_hand(told, outcomes, row) == pytest.approx(credit.outcome_advantage_B[row].item(), rel=1e-9)
+
+
+def test_a_refused_configuration_is_told_with_the_reason(capsys):
+    code, said = run(capsys, "explain", "algorithm.advantage_mode=maxlr")
+    assert code == 4
+    assert "this would be refused" in said and "did you mean maxrl" in said
+
+
+def test_a_recipe_that_does_not_search_misses_no_server(capsys):
+    assert run(capsys, "explain", "--config-name", "math_sepa")[0] == 0
+    assert "search.url" not in run(capsys, "explain", "--config-name", "math_sepa")[1]
+
+
+def test_inputs_that_are_missing_are_named(capsys, tmp_path):
+    (tmp_path / "questions.parquet").write_bytes(b"")
+    code, said = run(
+        capsys,
+        "explain",
+        "--config-name",
+        "search_cpu",
+        f"data.train_files={tmp_path / 'questions.parquet'}",
+        f"data.val_files={tmp_path / 'absent.parquet'}",
+        f"actor_rollout_ref.model.path={tmp_path / 'policy'}",
+    )
+    assert code == 0
+    missing = said.splitlines()[-1]
+    assert "absent.parquet (not there)" in missing and "policy (not there)" in missing
+    assert "search.url (a server" in missing and "questions.parquet" not in missing
+
+
+def test_what_stands_behind_a_context_is_told(capsys):
+    assert "the gold answers as '<answer> {answer}</answer>', the policy" in run(capsys, "explain")[1]
+    _, said = run(capsys, "explain", "--config-name", "multihop_qwen3_4b")
+    assert "by the row (auto) behind '<think>" in said
+
+
+@pytest.mark.slow
+def test_all_registered_operators_are_checked_from_the_command_line(capsys):
+    code, said = run(capsys, "check")
+    assert code == 0
+    assert f"{len(REGISTRY)} operators, 0 broken" in said
+
+
+def test_an_operator_of_ones_own_is_checked_from_the_command_line(capsys, tmp_path, monkeypatch):
+    (tmp_path / "my_operators.py").write_text(
+        "def best(rewards):\n    return [float(r == max(rewards)) for r in rewards]\n"
+        "def scaled(rewards, params):\n    mean = sum(rewards) / len(rewards)\n"
+        "    tied = max(rewards) == min(rewards)\n"
+        "    return [0.0 if tied else params['by'] * (r - mean) for r in rewards]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, said = run(capsys, "check", "my_operators:best")
+    assert code == 1
+    assert "BROKEN  ties" in said and "all outcomes 0.0" in said
+    assert "          rewards = [0.0]\n            -> [1.0]\n" in said
+    code, said = run(capsys, "check", "my_operators:scaled", "--params", '{"by": 2.0}')
+    assert code == 0 and "lawful" in said
+    code, said = run(capsys, "check", "my_operators:scaled")
+    assert code == 1
+    assert said == (
+        "outcome my_operators:scaled: BROKEN: KeyError: 'by' for rewards = [1.0, 0.0]; --params '{...}' gives it params\n"
+    )
+    code, said = run(capsys, "check", "my_operators:bset")
+    assert code == 4 and "did you mean 'best'" in said
+
+
+def test_the_page_of_modes_is_the_registrys(capsys):
+    written = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
+    assert written == modes_page(), "run: verl-credit modes > docs/modes.md"
+    assert run(capsys, "modes") == (0, written)
+    assert all(f"### `{name}`" in written for _, name in REGISTRY)
+
+
+def test_the_page_of_modes_says_what_a_recipe_gives_the_options_that_have_keys():
+    """Some of these keys are verl's, whose configuration has a default of its own."""
+    config, page = load_config("search_cpu", OWN), modes_page()
+    for option, key in KEYS.items():
+        (default,) = re.findall(rf"`{option}` from `{re.escape(key)}` \((.*?)\)", page)
+        assert OmegaConf.create([OmegaConf.select(config, key)]) == OmegaConf.create(f"[{default}]"), option
+
+
+def test_the_page_of_keys_is_what_is_declared(capsys):
+    written = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
+    assert written == keys_page(), "run: verl-credit keys > docs/keys.md"
+    assert run(capsys, "keys") == (0, written)
+    assert all(f"| `{key.name}` |" in written for key in our_keys())
+
+
+IMPORTS = """
+import sys
+from verl_credit.cli import main
+for command in (
+    "--help",
+    "explain --config-name multihop_qwen3_4b",
+    "plan --config-name lab --config-name multihop_qwen3_4b",
+    "diff multihop_qwen3_4b lab --json",
+    "train --config-name labb",
+    "train --config-name lab algorithm.gama=1",
+):
+    main(command.split())
+    heavy = "verl ray transformers transfer_queue tensordict pandas pyarrow matplotlib jinja2".split()
+    heavy += ["torch", "omegaconf", "pydantic", "rich"] if command == "--help" else []
+    print("heavy:", command, [name for name in heavy if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_commands_that_only_read_or_refuse_import_nothing_heavy():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS], capture_output=True, text=True)
+    found = [line for line in done.stdout.splitlines() if line.startswith("heavy: ")]
+    assert len(found) == 6 and all(line.endswith("[]") for line in found), [*found, done.stderr[-500:]]
+
+
+def test_a_path_longer_than_a_name_may_be_is_not_there():
+    long = "x" * 300
+    config = load_config("search_cpu", [*OWN, f"data.train_files={long}"])
+    assert f"data.train_files={long} (not there)" in missing(config)

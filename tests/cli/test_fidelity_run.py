@@ -1,0 +1,259 @@
+"""`verl-credit fidelity` through a run's rollouts, up to the start of the run: what it would be, and what is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from kit.recipes import load_config
+from verl_credit.cli.run.another_run import RECIPE
+from verl_credit.cli.run.diff import flat_values
+from verl_credit.cli.study import fidelity as commands
+from verl_credit.cli.study import fidelity_run
+from verl_credit.cli.study.fidelity import fidelity
+from verl_credit.cli.study.fidelity_run import why_by_run
+from verl_credit.errors import ExitCode
+from verl_credit.recipe import compose
+from verl_credit.recipe.rules import validate
+from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
+
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
+LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop=turn_agent"
+SETTINGS = {
+    "prompts": 4,
+    "rollouts": 8,
+    "continuations": 8,
+    "steps": None,
+    "modes": "none,joint",
+    "gradient": False,
+    "swaps": 0,
+    "minutes": None,
+    "parallel": None,
+    "lab": None,
+    "split": "train",
+    "seed": 0,
+    "engine": "run",
+    "overrides": [],
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "r"
+    config = load_config("lab", [f"run_dir={folder}", f"lab.dir={tmp_path / 'lab'}"])
+    config.search.url = "http://127.0.0.1:1"
+    for step in (5, 10):
+        actor = folder / f"checkpoints/global_step_{step}/actor"
+        actor.mkdir(parents=True)
+        (actor / "model_world_size_1_rank_0.pt").write_text("weights")
+    (tmp_path / "lab/policy").mkdir(parents=True)
+    (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+    return folder
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """In place of the run: (its configuration, its request) of every start."""
+    found = []
+
+    def run(folder, overrides, otherwise):
+        config, request = load_config(RECIPE, overrides, str(folder)), Request.read(folder)
+        validate(config)
+        found.append((config, request))
+        policy = {"policy": request.policy, "step": request.step}
+        (Path(request.out) / RESULT).write_text(json.dumps({"settings": {}, "policies": [policy]}))
+        (Path(request.out) / TABLE).write_text("one line\nanother\n")
+        (Path(request.out) / "turns.jsonl").write_text("")
+
+    monkeypatch.setattr(fidelity_run, "run_alone", run)
+    monkeypatch.setattr(commands, "fidelity_page", lambda *_: "")
+    return found
+
+
+def test_a_run_of_its_own_that_loads_the_policy_and_makes_no_step(run_dir, started, tmp_path, capsys):
+    out = tmp_path / "out"
+    code = fidelity(run_dir, out, **SETTINGS | {"steps": "0,5", "overrides": ["search.topk=2"]})
+    assert code == ExitCode.DONE, capsys.readouterr().out
+    (start, of_start), (later, of_later) = started
+    was, now = flat_values(OmegaConf.load(run_dir / "config.yaml")), flat_values(later)
+    changed = {key for key in {*was, *now} if was.get(key) != now.get(key)}
+    trainer = (
+        "v1.trainer_mode default_local_dir resume_mode resume_from_path save_freq test_freq val_before_train"
+    )
+    trainer += " max_actor_ckpt_to_keep"
+    own = ("run_dir", "lineage.dir", "search.url", "search.topk")
+    assert changed == {*own, *(f"trainer.{name}" for name in trainer.split())}
+    assert now["faults.max_failed_rollouts"] == 0
+    assert now["trainer.v1.trainer_mode"] == "credit_fidelity"
+    linked = Path(now["trainer.resume_from_path"])
+    assert (
+        linked.name == "global_step_5"
+        and (linked / "actor").resolve() == run_dir / "checkpoints/global_step_5/actor"
+    )
+    assert start.trainer.resume_mode == "disable"
+    assert (of_start.step, of_later.step, of_later.modes) == (0, 5, ["none", "joint"])
+    assert of_later.folder == str(Path.cwd())
+    assert (out / "step_5/run" / REQUEST).is_file()
+    assert json.loads((out / RESULT).read_text())["policies"][1]["step"] == 5
+    assert "one line\nanother" in capsys.readouterr().out
+
+
+def test_the_time_that_is_left_is_divided(run_dir, started, tmp_path):
+    assert (
+        fidelity(run_dir, tmp_path / "out", **SETTINGS | {"steps": "0,5", "minutes": 10.0}) == ExitCode.DONE
+    )
+    (_, first), (_, second) = started
+    assert 4.5 < first.minutes <= 5 and 9 < second.minutes <= 10
+
+
+def again(run_dir, out, capsys, **changes):
+    """What a second call in the folder of a first one says; empty where it is made."""
+    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
+    capsys.readouterr()
+    code = fidelity(run_dir, out, **SETTINGS | {"steps": "5"} | changes)
+    said = capsys.readouterr().out
+    assert code == (ExitCode.PREFLIGHT if "wanted" in said else ExitCode.DONE), said
+    return said if code else ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"prompts": 8},
+        {"rollouts": 4},
+        {"minutes": 3.0},
+        {"overrides": ["search.url=http://me:word@127.0.0.1:2"]},
+    ],
+)
+def test_the_same_measurement_goes_on(run_dir, started, tmp_path, capsys, changes):
+    assert not again(run_dir, tmp_path / "out", capsys, **changes)
+    assert len(started) == 2
+    assert not any(b"word@" in path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"seed": 1}, "seed"),
+        ({"continuations": 16}, "continuations"),
+        ({"split": "test"}, "split"),
+        ({"overrides": ["search.topk=2"]}, "settings"),
+        ({"overrides": ["data.train_files=[other.parquet]"]}, "data"),
+    ],
+)
+def test_another_measurement_is_refused_and_the_first_one_stays(
+    run_dir, started, tmp_path, capsys, changes, name
+):
+    said = again(run_dir, tmp_path / "out", capsys, **changes)
+    assert f"about.json: {name} is" in said and len(started) == 1
+    assert (tmp_path / "out/step_5" / RESULT).is_file()
+
+
+def test_a_policy_that_was_trained_anew_is_another_one(run_dir, started, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
+    (run_dir / "checkpoints/global_step_5/actor/model_world_size_1_rank_0.pt").write_text("other weights")
+    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.PREFLIGHT
+    assert "about.json: policy is" in capsys.readouterr().out
+
+
+def test_a_refused_start_leaves_the_folder_free(run_dir, started, tmp_path):
+    out, wrong = tmp_path / "out", {"overrides": ["search.topk=many"]}
+    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"} | wrong) == ExitCode.PREFLIGHT
+    assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
+
+
+def test_an_engine_without_seeds_begins_elsewhere_when_it_goes_on(run_dir, started, tmp_path, monkeypatch):
+    for place in (compose, sys.modules[__name__]):  # vLLM asks for more than this test sets
+        monkeypatch.setattr(place, "validate", lambda config: None)
+    config = OmegaConf.load(run_dir / "config.yaml")
+    config.actor_rollout_ref.rollout.name = "vllm"
+    OmegaConf.save(config, run_dir / "config.yaml")
+    out, seeds = tmp_path / "out", []
+    for _ in range(2):
+        assert fidelity(run_dir, out, **SETTINGS | {"steps": "5"}) == ExitCode.DONE
+        seeds.append(OmegaConf.load(out / f"step_5/run/{RECIPE}.yaml").actor_rollout_ref.rollout.seed)
+        (out / "step_5/values.jsonl").write_text(2 * '{"context": "c", "outcomes": "01010101"}\n')
+    assert seeds == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "overrides, why",
+    [
+        ([], None),
+        ([TOOLS], "tool_config_path=tools.yaml"),
+        ([TOOLS, LOOP], "default_agent_loop=turn_agent"),
+        (["search.shuffle_seed=3"], "search.shuffle_seed=3"),
+        (["reward.custom_reward_function.path=mine.py"], "custom_reward_function.path=mine.py"),
+        (["data.train_files=mine.parquet"], "data.train_files=mine.parquet"),
+    ],
+)
+def test_which_runs_have_to_roll_out_themselves(overrides, why):
+    found = why_by_run(load_config("lab", overrides))
+    assert (found is None) if why is None else why in found
+
+
+def test_a_run_without_the_lab_has_to():
+    assert why_by_run(load_config("search_cpu", [])) == "the run is not of the lab"
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"gradient": True, "prompts": 16}, "--gradient: not with --engine run, only with the sampler"),
+        (
+            {"parallel": 2},
+            "--parallel: not with --engine run, where as many rollouts run at a time as a step",
+        ),
+        (
+            {"lab": Path("elsewhere")},
+            "--lab: not with --engine run, which reads the folders that the run had",
+        ),
+        ({"continuations": 7}, "--continuations 7: expected an even number of at least 2"),
+        ({"swaps": 2}, "--swaps: not with --engine run"),
+        (
+            {"split": "dev"},
+            "--split dev: --engine run has train (data.train_files) and test (data.val_files)",
+        ),
+        (
+            {"engine": "sampler", "overrides": ["search.topk=2"]},
+            "search.topk=2: overrides are taken with --engine run",
+        ),
+        ({"overrides": ["run_dir=x"]}, "run_dir=x: run_dir is set by fidelity and cannot be overridden"),
+        ({"overrides": ["trainer.v1={trainer_mode:credit}"]}, "trainer.v1.trainer_mode is set by fidelity"),
+        ({"overrides": ["search.topk=many"]}, "search.topk='many': expected a whole number"),
+        (
+            {"overrides": ["actor_rollout_ref.rollout.full_determinism=true"]},
+            "every continuation of a context would be the same text",
+        ),
+        ({"steps": "7"}, "--steps: 7 not saved; accepted are 0, 5, 10"),
+    ],
+)
+def test_what_is_refused(run_dir, started, tmp_path, capsys, changes, said):
+    assert fidelity(run_dir, tmp_path / "out", **SETTINGS | changes) == ExitCode.PREFLIGHT
+    assert said in capsys.readouterr().out and not started
+
+
+def test_a_sampler_cannot_stand_in_for_tools_of_ones_own(run_dir, tmp_path, capsys):
+    config = OmegaConf.load(run_dir / "config.yaml")
+    config.actor_rollout_ref.rollout.multi_turn.tool_config_path = "tools.yaml"
+    OmegaConf.save(config, run_dir / "config.yaml")
+    assert fidelity(run_dir, tmp_path / "out", **SETTINGS | {"engine": "sampler"}) == ExitCode.PREFLIGHT
+    assert "tool_config_path=tools.yaml; expected run" in capsys.readouterr().out
+
+
+def test_a_twins_checkpoint_is_named(run_dir, started, tmp_path, capsys):
+    (run_dir / "checkpoints/global_step_10/actor/model_world_size_1_rank_0.pt").unlink()
+    assert fidelity(run_dir, tmp_path / "out", **SETTINGS) == ExitCode.PREFLIGHT
+    assert "no shards of verl's (the twin writes none); expected --engine sampler" in capsys.readouterr().out
+
+
+def test_a_policy_without_a_run_has_no_rollouts_of_its_own(run_dir, started, tmp_path, capsys):
+    policy = tmp_path / "lab/policy"
+    (policy / "config.json").write_text("{}")
+    assert fidelity(policy, tmp_path / "out", **SETTINGS) == ExitCode.PREFLIGHT
+    assert "expected a run's folder or one of its checkpoints" in capsys.readouterr().out

@@ -1,0 +1,158 @@
+"""`verl-credit probe` up to what needs a model: which rollouts, which prompts, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from kit.stored_rollouts import UPDATE, stored
+from verl_credit.cli.study import probe as command
+from verl_credit.cli.study.probe import divide, probe, run, summary
+from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.recipe.declared import declared
+from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.settings import ProbeSettings
+
+
+def settings(**tree) -> ProbeSettings:
+    return declared(ProbeSettings, tree, "probe.yaml")
+
+
+def rows(prompts: int) -> Rollouts:
+    n = 2 * prompts
+    return Rollouts(
+        prompt_ids=[torch.tensor([row // 2]) for row in range(n)],
+        response_ids=[torch.tensor([1])] * n,
+        written_B_T=torch.ones(n, 1, dtype=torch.bool),
+        group_B=torch.arange(n) // 2,
+        outcome_B=torch.zeros(n),
+    )
+
+
+def test_e_and_u_share_no_prompt_and_follow_the_seed():
+    e, u = divide(rows(10), settings(batch_config={"B_E": 6, "B_U": 3}))
+    assert (len(e.prompts), len(u.prompts), len(e), len(u)) == (6, 3, 12, 6)
+    assert not set(e.prompts) & set(u.prompts)
+    again = divide(rows(10), settings(batch_config={"B_E": 6, "B_U": 3}))
+    assert [part.prompts for part in again] == [e.prompts, u.prompts]
+    other = divide(rows(10), settings(batch_config={"B_E": 6, "B_U": 3, "seed": 1}))
+    assert [part.prompts for part in other] != [e.prompts, u.prompts]
+
+
+def test_more_prompts_than_there_are_rollouts_of_are_refused():
+    with pytest.raises(
+        ConfigError,
+        match="B_U=3 need 11 different prompts, and there are rollouts of 10",
+    ):
+        divide(rows(10), settings(batch_config={"B_E": 8, "B_U": 3}))
+
+
+def saved_run(folder, step=11):
+    """A run with a saved step and its configuration, without weights."""
+    (folder / "checkpoints" / f"global_step_{step}" / "actor").mkdir(parents=True)
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    config = {
+        "run_dir": str(folder),
+        "trainer": {"default_local_dir": str(folder / "checkpoints")},
+        "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 1}, "rollout": {"response_length": 4}},
+    }
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    return folder / "checkpoints" / f"global_step_{step}"
+
+
+def test_a_step_that_is_not_saved_is_refused_with_those_that_are(tmp_path, capsys):
+    checkpoint = saved_run(tmp_path / "run")
+    assert probe(checkpoint.with_name("global_step_7"), None, None, []) == ExitCode.PREFLIGHT
+    assert "step 7 is not saved" in (said := capsys.readouterr().out) and "has 11" in said
+
+
+def test_stored_rollouts_that_the_run_did_not_keep_are_refused(tmp_path, capsys):
+    file = tmp_path / "probe.yaml"
+    file.write_text("generation: {source: stored}\n")
+    assert probe(saved_run(tmp_path / "run"), file, tmp_path / "out", []) == ExitCode.PREFLIGHT
+    said = capsys.readouterr().out
+    assert "generation.source=stored" in said and "train with keep_rollouts=N" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_typo_in_the_file_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "collect", None)
+    file = tmp_path / "probe.yaml"
+    file.write_text("estimator: {baselin: {}}\n")
+    assert probe(saved_run(tmp_path / "run"), file, None, []) == ExitCode.PREFLIGHT
+    assert "unknown key estimator.baselin (did you mean baseline?)" in capsys.readouterr().out
+
+
+def test_the_run_s_mini_batch_is_the_update(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def collect(checkpoint, folder, *, prompts, overrides):
+        asked.append((checkpoint.name, folder, prompts, list(overrides)))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(command, "collect", collect)
+    assert probe(saved_run(tmp_path / "run"), None, tmp_path / "out", ["a=b"]) == ExitCode.FAILED
+    assert asked == [("global_step_11", tmp_path / "out" / "rollouts", 32 + 1, ["a=b"])]
+
+
+def test_rollouts_of_an_earlier_probe_are_those_of_the_same_step_and_take_no_overrides(tmp_path, capsys):
+    checkpoint, out = saved_run(tmp_path / "run"), tmp_path / "out"
+    stored(out / "rollouts")
+    assert probe(checkpoint, None, out, ["seed=2"]) == ExitCode.PREFLIGHT
+    assert "seed=2: overrides are for new rollouts" in capsys.readouterr().out
+    link = out / "rollouts" / "from" / checkpoint.name
+    link.mkdir(parents=True)
+    (link / "actor").symlink_to(tmp_path)
+    assert probe(checkpoint, None, out, []) == ExitCode.PREFLIGHT
+    assert "of another run's step 11; give another --out" in capsys.readouterr().out
+    (link / "actor").unlink()
+    (link / "actor").symlink_to(checkpoint / "actor")
+    assert probe(checkpoint, None, out, []) == ExitCode.PREFLIGHT
+    assert "there are rollouts of 2" in capsys.readouterr().out  # it went on to them
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"policy_step": 9}, "written by the policy of step 9, not 11"),
+        ({"sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 20}}, "sampled with top_k=20"),
+        ({"sampling": {"temperature": 0, "top_p": 1.0, "top_k": -1}}, "sampled greedily"),
+    ],
+)
+def test_rollouts_of_another_policy_or_sampler_are_refused(tmp_path, changes, said):
+    path = stored(tmp_path, UPDATE | changes)
+    saved = SimpleNamespace(step=11, config=None, folder=tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        run(saved, path, settings(batch_config={"B_E": 1, "B_U": 1}), say=None)
+
+
+def test_what_the_update_leaves_out_is_named():
+    facts = SimpleNamespace(
+        objective={"use_kl_loss": True, "kl_loss_coef": 0.001, "entropy_coeff": 0.01, "ppo_epochs": 2},
+        rollout_is_weight_B_T=torch.ones(1, 1),
+    )
+    said = "\n".join(command._left_out(facts))
+    for part in ("kl_loss_coef=0.001", "entropy_coeff=0.01", "importance weights", "first of ppo_epochs=2"):
+        assert part in said
+    nothing = {"use_kl_loss": False, "kl_loss_coef": 0.001, "entropy_coeff": 0, "ppo_epochs": 1}
+    assert command._left_out(SimpleNamespace(objective=nothing, rollout_is_weight_B_T=None)) == []
+
+
+def test_weights_in_half_precision_are_used_and_named():
+    (said,) = command._rounded(torch.bfloat16, "float64")
+    assert "weights are bfloat16: here they are computed with in float64" in said
+    assert command._rounded(torch.float32, "float64") == []
+
+
+def test_the_summary_names_clipped_weights_and_the_u_statistic():
+    result = {
+        "entropy": 0.1, "unit": "nats per token", "lr": 1e-3, "log_log_slope": 0.99, "derivative_check": 1e-9,
+        "e": {"prompts": 2, "rollouts": 4}, "u": {"prompts": 1, "rollouts": 2},
+        "delta_h1": {"value": -0.01, "interval_95": [-0.02, 0.0], "by_dot_product": -0.01},
+        "truth": [{"eta": 1e-3, "change": -0.011, "se": 0.002, "predicted": -0.01, "ess": 3.9, "clipped": 0.25}],
+        "norms": {"x": 1.0, "x_score": 0.5, "x_pathwise": 0.7, "y_gradient": 2.0},
+        "u_statistic": {"value": -0.02, "jackknife_se": 0.01},
+    }  # fmt: skip
+    said = "\n".join(summary(result))
+    assert "25.0 % of the weights clipped" in said and "from U alone (U-statistic): -0.02 ± 0.01" in said

@@ -1,0 +1,237 @@
+"""`train -m`: which runs there are, that all are checked first, and what the sweep's exit code says."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import namedtuple
+
+import pytest
+
+from verl_credit.cli.run import sweep as module
+from verl_credit.cli.run.sweep import expand, sweep
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.doctor.hardware import disk
+from verl_credit.recipe.machine.facts import GIB
+
+MODES = "algorithm.info_gain_norm_mode=joint,separate,turn-group,turn-group-v1d"
+LAB = ["lab.size=tiny", "trainer.total_training_steps=2"]
+
+
+def test_every_combination_once_the_last_key_fastest():
+    runs = expand([MODES, "seed=1,2,3", "trainer.total_training_steps=2"])
+    assert len(runs) == 12 and len({name for name, _ in runs}) == 12
+    name, overrides = runs[1]
+    assert name == "info_gain_norm_mode=joint,seed=2"
+    assert overrides == [
+        "algorithm.info_gain_norm_mode=joint",
+        "seed=2",
+        "trainer.total_training_steps=2",
+    ]
+
+
+def test_what_is_not_a_sweep_stays_as_it_was_written():
+    lists = ["evaluation.modes=[greedy,sampled]", "algorithm.strategic_grams='let me, hold on'"]
+    assert expand(lists) == [("", lists)]
+
+
+def test_keys_with_the_same_last_part_are_named_in_full():
+    names = [name for name, _ in expand(["data.seed=1,2", "actor_rollout_ref.rollout.seed=3"])]
+    assert names == ["seed=1", "seed=2"]
+    names = [name for name, _ in expand(["data.seed=1,2", "actor_rollout_ref.rollout.seed=3,4"])]
+    assert names[0] == "data.seed=1,actor_rollout_ref.rollout.seed=3"
+
+
+def test_hydras_ranges_and_groups():
+    assert [name for name, _ in expand(["seed=range(1,4)"])] == ["seed=1", "seed=2", "seed=3"]
+    assert [name for name, _ in expand(["credit=grpo,paper"])] == ["credit=grpo", "credit=paper"]
+
+
+def test_what_hydra_cannot_parse_is_a_config_error():
+    with pytest.raises(ConfigError, match="overrides"):
+        expand(["seed=[1,2"])
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Commands that would have run, and the exit codes they are given."""
+    commands, codes = [], []
+
+    def run(command):
+        commands.append(command)
+        return codes.pop(0) if codes else 0
+
+    monkeypatch.setattr(module, "run_child", run)
+    return commands, codes
+
+
+def test_each_run_has_a_folder_of_its_own_that_hydra_reads_back(started, tmp_path):
+    commands, _ = started
+    assert sweep("lab", [*LAB, MODES, f"run_dir={tmp_path}"]) == 0
+    assert len(commands) == 4
+    for command, mode in zip(commands, ("joint", "separate", "turn-group", "turn-group-v1d"), strict=True):
+        assert command[:6] == [sys.executable, "-m", "verl_credit.cli", "train", "--config-name", "lab"]
+        from kit.recipes import load_config
+
+        config = load_config("lab", command[6:])
+        assert config.run_dir == str(tmp_path / f"info_gain_norm_mode={mode}")
+        assert config.algorithm.info_gain_norm_mode == mode
+        # the clip range follows gains where the mode gives turns a scale, and nowhere else
+        assert config.actor_rollout_ref.actor.policy_loss.dynamic_clip is (mode == "turn-group-v1d")
+
+
+def test_nothing_starts_when_one_of_the_runs_could_not(started, capsys):
+    commands, _ = started
+    assert sweep("lab", [*LAB, "algorithm.info_gain_norm_mode=joint,separated"]) == 4
+    assert commands == []
+    assert "info_gain_norm_mode=separated: " in capsys.readouterr().out
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_remembered(started, capsys):
+    commands, codes = started
+    codes += [0, 5, 0]
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == 5
+    assert len(commands) == 3 and "seed=2: exit code 5" in capsys.readouterr().out
+
+
+def test_a_run_that_was_finished_before_is_done(started):
+    commands, codes = started
+    codes += [3, 0, 3]
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == 0 and len(commands) == 3
+
+
+@pytest.mark.parametrize("end, code", [(130, 130), (4, 4)])
+def test_ctrl_c_and_a_run_that_cannot_start_end_the_sweep(started, end, code):
+    commands, codes = started
+    codes += [0, end]
+    assert sweep("lab", [*LAB, "seed=1,2,3"]) == code
+    assert len(commands) == 2
+
+
+RUN = """
+import os, signal, sys, time
+def stop(*_):
+    time.sleep(1.0)  # Ray, the retriever, the report
+    open(sys.argv[1], "w").write("cleaned up")
+    sys.exit(130)
+for name in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(name, stop)
+open(sys.argv[1] + ".pid.partial", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + ".pid.partial", sys.argv[1] + ".pid")
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_stop_is_given_the_time_it_needs(tmp_path, number):
+    file, pid = tmp_path / "left", tmp_path / "left.pid"
+
+    def tell():
+        while not pid.exists():
+            time.sleep(0.02)
+        if number == signal.SIGINT:  # a terminal tells the run and us
+            os.kill(int(pid.read_text()), number)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=tell).start()
+    assert module.run_child([sys.executable, "-c", RUN, str(file)]) == 130
+    assert file.read_text() == "cleaned up"
+
+
+def test_runs_that_would_share_their_checkpoints_are_refused(started, capsys, tmp_path):
+    commands, _ = started
+    own = [*LAB, f"run_dir={tmp_path}/runs", "seed=1,2"]
+    assert sweep("lab", [*own, f"trainer.default_local_dir={tmp_path}/all"]) == 4
+    assert commands == []
+    assert "seed=1 and seed=2 would share their checkpoints" in capsys.readouterr().out
+    assert sweep("lab", [*own, "trainer.default_local_dir=${run_dir}/elsewhere"]) == 0 and len(commands) == 2
+
+
+def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, tmp_path, monkeypatch, hub):
+    """12 runs keep two checkpoints of 4 B parameters each: 24 x 45 GiB, and one being written."""
+    commands, _ = started
+    Usage = namedtuple("Usage", "free")
+    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
+    given += [MODES, "actor_rollout_ref.actor.policy_loss.dynamic_clip=auto", "seed=1,2,3"]
+    configs = []
+    monkeypatch.setattr(module, "sweep_warnings", lambda all: configs.extend(all) or ["warning: disk"])
+    assert sweep("multihop_qwen3_4b", given) == 0 and len(commands) == 12
+    out = capsys.readouterr().out
+    assert out.index("warning: disk") < out.index("run 1 of 12")
+
+    def said(free):
+        return disk.sweep_warnings(configs, lambda path: Usage(free * GIB))
+
+    (line,) = said(1120)
+    assert "1123.9 GiB more" in line and "max_actor_ckpt_to_keep=1" in line
+    assert not said(1130)
+    held = tmp_path / "info_gain_norm_mode=joint,seed=1" / "checkpoints"
+    held.mkdir(parents=True)
+    with (held / "optim.pt").open("wb") as file:
+        file.truncate(90 * GIB)  # sparse: nothing is written
+    assert not said(1040)  # what a run wrote before needs no room again
+
+
+@pytest.mark.parametrize("second", ["seed=3,4", "seed=3", "++seed=3"])
+def test_a_key_that_is_swept_stands_there_once(second):
+    with pytest.raises(ConfigError, match="write all its values in one place: seed=1,2,3") as caught:
+        expand(["seed=1,2", second])
+    assert caught.value.key == "seed"
+    assert expand(["seed=1", "seed=2", "data.seed=3,4"])[0][0] == "seed=3"  # the last one counts, as in Hydra
+
+
+@pytest.mark.parametrize("values", ["'let me','let_me'", "a,a"])
+def test_runs_whose_folders_would_have_one_name_are_refused(started, capsys, values):
+    commands, _ = started
+    assert sweep("lab", [*LAB, f"algorithm.strategic_grams={values}"]) == 4
+    assert commands == []
+    said = capsys.readouterr().out
+    name = "strategic_grams=_let_me_" if "let" in values else "strategic_grams=a"
+    assert f"2 runs would be in the folder {name}" in said and len(said.splitlines()) == 1
+
+
+def test_a_run_s_folder_has_a_name_that_the_file_system_takes(started, capsys):
+    commands, _ = started
+    long = "é" * 118
+    assert len(expand([f"algorithm.strategic_grams='{long}',b"])) == 2  # 254 bytes
+    assert sweep("lab", [*LAB, f"algorithm.strategic_grams='{long}{long}',b"]) == 4
+    assert commands == [] and "the file system takes 255" in capsys.readouterr().out
+
+
+def test_a_quote_in_a_folder_s_name_is_read_back(started, tmp_path):
+    from kit.recipes import load_config
+
+    commands, _ = started
+    folder = tmp_path / "mine's \\'"
+    assert sweep("lab", [*LAB, "seed=1,2", f'run_dir="{folder}"']) == 0
+    assert [load_config("lab", command[6:]).run_dir for command in commands] == [
+        str(folder / f"seed={seed}") for seed in (1, 2)
+    ]
+
+
+def test_a_sweep_asks_on_a_terminal_for_what_its_trials_try(started, monkeypatch, tmp_path):
+    commands, _ = started
+    answers = {"lineage.hypothesis": "it's \\ more, 'really'=1 ", "lineage.expected_delta": "+0.5 pp"}
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: answers[question.partition(",")[0]])
+    assert sweep("lab", [*LAB, "seed=1,2", f"run_dir={tmp_path}"]) == 0
+    from kit.recipes import load_config
+
+    for command in commands:
+        found = load_config("lab", command[6:]).lineage
+        assert (found.hypothesis, found.expected_delta) == ("it's \\ more, 'really'=1", "+0.5 pp")
+    commands.clear()
+    given = ["lineage.hypothesis=x", "lineage.expected_delta=0.1"]
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("nothing is missing"))
+    assert sweep("lab", [*LAB, *given, "seed=1,2"]) == 0 and len(commands) == 2
+    monkeypatch.setattr("builtins.input", lambda question: "")
+    commands.clear()
+    assert sweep("lab", [*LAB, "seed=1,2"]) == 0 and "lineage" not in " ".join(commands[0])
+
+
+def test_without_a_terminal_one_line_says_what_the_rows_lack(started, capsys):
+    assert sweep("lab", [*LAB, "lineage.hypothesis=x", "seed=1,2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("the trials' rows will have no lineage.expected_delta: give them as overrides") == 1

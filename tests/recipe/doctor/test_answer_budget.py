@@ -1,0 +1,195 @@
+"""The answers that ride behind a row fit its micro-batch, or the run ends before it starts."""
+
+import pytest
+
+from kit.byte_world import make_tokenizer
+from kit.machine import SKIP, says
+from kit.recipes import load_config
+from kit.settings import settings
+from kit.turn_rows import Row, turn_batch
+from verl_credit.config.row_room import engine_tokens
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.inputs.answer_budget import MODEL_LEN, answer_room, answers_fit, worst_row
+from verl_credit.recipe.doctor.inputs.data import Row as DataRow
+from verl_credit.recipe.doctor.inputs.recipe import check_answers
+from verl_credit.recipe.rules import validate
+from verl_credit.turns.branches import plan_branches
+from verl_credit.turns.requests import gain_requests
+from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
+
+ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref"))
+BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+ROW = 48 + 416  # of the lab
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.mark.parametrize(
+    "overrides, said",
+    [
+        ([f"{BUDGET}=100"], f"{BUDGET}=100 cannot hold a row .* and 5 short answers of 8 tokens: 504 tokens"),
+        ([f"{BUDGET}={ROW + 39}"], "504 tokens"),
+        (
+            [f"{BUDGET}={ROW}", "algorithm.info_gain_scorer=rows"],
+            "and 1 short answer of 8 tokens: 472 tokens",
+        ),
+        ([f"{BUDGET}={ROW - 1}", "credit=grpo"], f"{BUDGET}=463 cannot hold a row .*: 464 tokens"),
+        ([f"{ACTOR}.ppo_max_token_len_per_gpu={ROW - 1}"], "ppo_max_token_len_per_gpu=463 cannot hold a row"),
+        (
+            [f"{REF}.log_prob_max_token_len_per_gpu={ROW - 1}", f"{ACTOR}.use_kl_loss=true"],
+            f"{REF}.log_prob_max_token_len_per_gpu=463 cannot",
+        ),
+        ([f"{ROLLOUT}.log_prob_use_dynamic_bsz=false"], "verl wants them equal"),
+    ],
+)
+def test_a_budget_too_small_for_any_answer_is_refused(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        validate(load_config("lab", overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{BUDGET}={ROW + 40}"],
+        [f"{BUDGET}={ROW}", "algorithm.info_gain_scorer=server"],
+        [f"{BUDGET}={ROW}", "credit=grpo"],
+        [f"{REF}.log_prob_max_token_len_per_gpu=1"],  # no reference
+    ],
+)
+def test_a_budget_that_suffices_is_accepted(overrides):
+    validate(load_config("lab", overrides))
+
+
+def rows(*golds):
+    return [DataRow(f"x row {n}", [], {"target": list(aliases)}) for n, aliases in enumerate(golds)]
+
+
+def fitted(tokenizer, given, *overrides):
+    config = load_config("lab", list(overrides))
+    return answers_fit(config, answer_room(config), tokenizer, given)
+
+
+TEMPLATE = "algorithm.info_gain_template='<answer>{answer}'"
+PER_TAG = 1  # the byte world's tokenizer: the tag is a token, every other byte is one
+
+
+def test_the_row_that_needs_most_is_named_with_what_it_needs(tokenizer):
+    """5 contexts x (tag + 10 bytes, tag + 20 bytes): all aliases of the second row."""
+    given = rows(["x" * 25], ["y" * 10, "z" * 20], ["w"])
+    needed = 5 * (2 * PER_TAG + 30)
+    with pytest.raises(PreflightError) as error:
+        fitted(tokenizer, given, TEMPLATE, f"{BUDGET}={ROW + needed - 1}")
+    said = str(error.value)
+    assert f"{BUDGET}={ROW + needed - 1}" in said and "x row 1" in said and "2 gold answers" in said
+    assert f"= {ROW}" in said and "5 x 32 tokens" in said and f"Set it to {ROW + needed} or more" in said
+    assert "info_gain_aliases=first" in said
+    told = fitted(tokenizer, given, TEMPLATE, f"{BUDGET}={ROW + needed}")
+    assert f"= {needed}; {BUDGET}={ROW + needed} has room for {needed}" in told
+
+
+@pytest.mark.parametrize(
+    "overrides, needed",
+    [
+        (["algorithm.info_gain_aliases=first"], 5 * (PER_TAG + 25)),
+        (["algorithm.info_gain_scorer=rows"], PER_TAG + 25),
+        (["algorithm.info_gain_prefix=ab"], 5 * (2 * PER_TAG + 2 * 2 + 30)),
+        (["search.max_searches=2"], 3 * (2 * PER_TAG + 30)),
+    ],
+)
+def test_what_counts_is_what_rides(tokenizer, overrides, needed):
+    given = rows(["x" * 25], ["y" * 10, "z" * 20, "z" * 20], ["w"])
+    fitted(tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed}")
+    with pytest.raises(PreflightError, match=f"Set it to {ROW + needed} or more"):
+        fitted(tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed - 1}")
+
+
+@pytest.mark.parametrize(
+    "overrides", [["credit=grpo"], ["algorithm.info_gain_scorer=server", f"{MODEL_LEN}=null"]]
+)
+def test_nothing_is_counted_where_nothing_rides(overrides):
+    """Neither rows nor tokenizer are looked at."""
+    context = Context(None, load_config("lab", ["data.train_files=nowhere", *overrides]))
+    assert says(check_answers(context), SKIP)
+
+
+def test_what_the_server_scores_fits_its_longest_sequence(tokenizer):
+    """One answer behind the longest row, and the token that the engine writes: other answers have requests of their own."""
+    given = rows(["x" * 25], ["y" * 10, "z" * 20])
+    served = (TEMPLATE, "algorithm.info_gain_scorer=server")
+    needed = ROW + PER_TAG + 25 + 1
+    with pytest.raises(PreflightError) as error:
+        fitted(tokenizer, given, *served, f"{MODEL_LEN}={needed - 1}")
+    said = str(error.value)
+    assert f"{MODEL_LEN}={needed - 1} cannot hold" in said and f"Set it to {needed} or more" in said
+    assert "row 0" in said and "1 x 26 tokens" in said
+    assert f"{MODEL_LEN}={needed} has room for 26" in fitted(
+        tokenizer, given, *served, f"{MODEL_LEN}={needed}"
+    )
+
+
+@pytest.mark.parametrize("overrides, length", [([], ROW), (["algorithm.info_gain_scorer=server"], ROW + 9)])
+def test_a_longest_sequence_too_short_for_a_row_is_refused(overrides, length):
+    validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length}"]))
+    with pytest.raises(
+        ConfigError, match=f"{MODEL_LEN}={length - 1} cannot hold a row .* set it to {length}"
+    ):
+        validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length - 1}"]))
+
+
+def test_auto_is_the_longest_row_and_what_the_server_scores_behind_it():
+    def length(*overrides):
+        return load_config("lab", list(overrides)).actor_rollout_ref.rollout.max_model_len
+
+    assert length() == ROW and length("data.max_response_length=500") == 548
+    assert length("algorithm.info_gain_scorer=server") == engine_tokens(ROW, True) > ROW + 9
+    assert length("algorithm.info_gain_scorer=server", "credit=grpo") == ROW  # no gain, no answer
+    assert length(f"{MODEL_LEN}=9000") == 9000 and length(f"{MODEL_LEN}=null") is None
+
+
+def test_a_tokenizer_that_cannot_write_answers_is_refused_with_the_model(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "nothing")
+    with pytest.raises(
+        PreflightError, match="actor_rollout_ref.model.path=p: the gold answers cannot be written .* of t:"
+    ):
+        model = ["actor_rollout_ref.model.path=p", "actor_rollout_ref.model.tokenizer_path=t"]
+        fitted(tokenizer, rows(["x"]), *model)
+
+
+@pytest.mark.parametrize("context", ["observation", "call"])
+@pytest.mark.parametrize("template", ["auto", "{answer}", "So {answer}."])
+def test_no_more_rides_than_was_counted(tokenizer, context, template):
+    header = "\n<|im_start|>assistant\n"
+    page = f"\n<|im_start|>user\n<tool_response>\nA\n</tool_response>{TURN_END}{header}"
+    row = Row((search_turn("a"), page, search_turn("b"), page, answer_turn("x")), prompt_text("Who?"))
+    asked = settings(info_gain_context=context, info_gain_template=template)
+    turns = turn_batch([row], tokenizer)
+    plan = plan_branches(gain_requests(turns, asked, tokenizer), turns)
+    row = DataRow("here", "Who?", turns.ground_truths[0])
+    where, tokens, golds = worst_row(tokenizer, asked, [row])
+    assert (where, golds) == ("here", 2)
+    counted = 3 * tokens
+    exact = context == "observation"
+    assert plan.tokens_B[0] == counted if exact else plan.tokens_B[0] < counted
+
+
+def test_rows_that_surely_fit_are_not_tokenised(tokenizer):
+    """80,000 questions cost no minute where there is room: only the longest text is looked at."""
+
+    class Counting:
+        calls = 0
+
+        def __call__(self, *args, **options):
+            Counting.calls += 1
+            return tokenizer(*args, **options)
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+    given = rows(*(["x" * n] for n in range(1, 40)))
+    where, tokens, _ = worst_row(Counting(), settings(), given, 1000)
+    assert (where, tokens) == ("x row 38", 40) and Counting.calls < 5
+    assert worst_row(Counting(), settings(), given, 0)[1] == 40

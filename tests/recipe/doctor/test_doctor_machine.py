@@ -1,0 +1,229 @@
+"""Memory, disk, ports and processes of machines that are not there; and the facts of this one."""
+
+import json
+import shutil
+import socket
+import sys
+from collections import namedtuple
+from dataclasses import replace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
+from kit.recipes import load_config
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.hardware import disk, machine, orphans
+from verl_credit.recipe.doctor.ray_address import cluster_address
+from verl_credit.recipe.machine import gather
+from verl_credit.recipe.machine.facts import GIB, Process, size
+
+LAB = load_config("lab", [])
+CUDA = on_cuda(LAB)
+Usage = namedtuple("Usage", "free")
+
+
+def test_sizes():
+    assert size(3 * GIB) == "3.0 GiB" and size(64 * 2**20) == "64 MiB"
+
+
+def with_memory(**changes):
+    return replace(MACHINE, memory=replace(MACHINE.memory, **changes))
+
+
+test_memory_of_the_host = cases(
+    machine.check_memory,
+    (LAPTOP, None, PASS, "100.0 GiB available of 128.0 GiB"),
+    (with_memory(available=3 * GIB), None, WARN, "4.0 GiB for the smallest recipe"),
+    (with_memory(limit=16 * GIB, limit_used=13 * GIB), None, WARN, "13.0 GiB of 16.0 GiB used", "--memory"),
+    (with_memory(limit=16 * GIB, limit_used=GIB), None, PASS),
+    place=0,
+)
+
+
+def tree(root, **files):
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("DOT", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_the_tightest_limit_of_the_control_groups_counts(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    tree(proc, self__cgroup="0::/a/b\n")
+    tree(groups, a__b__memoryDOTmax="max\n", a__memoryDOTmax="1000\n", a__memoryDOTcurrent="700\n")
+    tree(
+        groups, a__memoryDOTstat="anon 5\ninactive_file 300\n", memoryDOTmax="9000\n", memoryDOTcurrent="10\n"
+    )
+    assert gather.control_group(proc, groups) == (1000, 400)
+    tree(proc, self__cgroup="9:memory:/x\n3:cpu:/\n")  # version 1, the path of the host not to be seen
+    tree(groups, memory__memoryDOTlimit_in_bytes="500", memory__memoryDOTusage_in_bytes="120")
+    tree(groups, memory__memoryDOTstat="total_inactive_file 20\n")
+    assert gather.control_group(proc, groups) == (500, 100)
+    assert gather.control_group(tmp_path / "none", groups) == (None, 0)
+    assert gather.control_group(proc, tmp_path / "none") == (None, 0)
+
+
+SMALL = on_cuda(LAB, ray_kwargs__ray_init__object_store_memory=32 * 2**20)
+test_shared_memory = cases(
+    machine.check_shm,
+    (with_memory(shm_free=64 * 2**20), CUDA, WARN, "64 MiB free", "38.4 GiB", "--shm-size"),  # 30 % of 128
+    (with_memory(shm_free=64 * 2**20), SMALL, PASS),
+    (with_memory(shm_free=39 * GIB), CUDA, PASS),
+)
+EVERY = {"trainer__max_actor_ckpt_to_keep": None, "trainer__total_training_steps": 50}
+
+
+@pytest.mark.parametrize(
+    "free, parameters, changes, status, texts",
+    [
+        (11, GIB, {}, FAIL, ["12.0 GiB a checkpoint"]),
+        (35, GIB, {}, WARN, ["36.0 GiB with 2 kept"]),
+        (36, GIB, {}, PASS, []),
+        (131, GIB, EVERY, WARN, ["132.0 GiB with 10 kept"]),
+        (5, GIB, {"actor_rollout_ref__model__lora_rank": 32}, WARN, ["4.0 GiB a checkpoint"]),
+        (0.5, GIB, {"trainer__save_freq": -1}, PASS, ["no checkpoints"]),
+        (47, GIB, {"keep_checkpoints": [7]}, WARN, ["48.0 GiB with 3 kept"]),
+        (35, GIB, {"trainer__save_freq": -1, "keep_checkpoints": [7, 9]}, WARN, ["36.0 GiB with 2 kept"]),
+        (0.5, None, {}, WARN, []),
+        (2, None, {}, PASS, []),
+    ],
+)
+def test_disk(tmp_path, free, parameters, changes, status, texts):
+    (tmp_path / "a").mkdir()
+    folders = {
+        "run_dir": str(tmp_path / "elsewhere"),
+        "trainer__default_local_dir": str(tmp_path / "a" / "b"),
+    }
+    kept = {"trainer__save_freq": 5, "trainer__max_actor_ckpt_to_keep": 2}
+    context = Context(MACHINE, on_cuda(LAB, **folders, **{**kept, **changes}))
+    context.parameters = parameters
+
+    def usage(path):
+        assert path == tmp_path / "a"  # where checkpoints go, not run_dir
+        return Usage(free * GIB)
+
+    assert says(disk.check_disk(context, usage), status, str(tmp_path), *texts)
+
+
+def test_a_recipe_by_name_needs_room_for_its_checkpoints(tmp_path, hub):
+    """With the model's size unknown a GiB was enough for any."""
+    given = ["data.train_files=x", "data.val_files=x", "search.url=http://x", f"run_dir={tmp_path}"]
+    context = Context(MACHINE, load_config("multihop_qwen3_4b", given))
+    found = disk.check_disk(context, lambda path: Usage(40 * GIB))
+    assert says(found, FAIL, "45.0 GiB a checkpoint")
+
+
+def test_ports():
+    config = LAB.copy()
+    metrics = "transfer_queue.metrics"
+    OmegaConf.update(config, "actor_rollout_ref.rollout.prometheus.enable", True)  # its 9090 has to be in use
+    OmegaConf.update(config, f"{metrics}.port", 9191)
+    assert dict(machine.named_ports(config)) == {}  # switched off
+    OmegaConf.update(config, f"{metrics}.enabled", True)
+    assert dict(machine.named_ports(config)) == {f"{metrics}.port": 9191}
+    held = machine.check_ports(Context(MACHINE, config), lambda port: "process 7 (python)")
+    assert says(held, FAIL, f"{metrics}.port=9191 is in use by process 7", f"{metrics}.port=ANOTHER")
+    assert says(machine.check_ports(Context(MACHINE, config), lambda port: None), PASS)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert machine.port_holder(port)
+    assert machine.port_holder(port) is None
+
+
+INIT = Process(1, 0, "systemd", ("/sbin/init",))
+PYTHON = "/venv/bin/python3.11"
+RETRIEVER = (PYTHON, "-m", "verl_credit_retriever.cli", "serve")
+
+
+def test_processes_of_a_live_run_are_no_orphans():
+    live = (
+        INIT,
+        Process(50, 1, "bash", ("-bash",), started=1.0),
+        Process(60, 50, "python3.11", (PYTHON, "-W", "ignore", "-m", "verl_credit.cli", "train"), started=2.0),
+        Process(61, 60, "raylet", ("/venv/ray/core/src/ray/raylet/raylet", "--x"), started=3.0),
+        Process(62, 61, "ray::WorkerDict", ("ray::WorkerDict.train",), started=4.0),
+        Process(63, 62, "VLLM::EngineCore", ("VLLM::EngineCore",), started=5.0),
+        Process(64, 60, "python3.11", (*RETRIEVER, "--parent-pid", "60"), started=3.0),
+        Process(70, 50, "vllm", (PYTHON, "/venv/bin/vllm", "serve", "m"), started=3.0),
+    )  # fmt: skip
+    assert orphans.orphans(live) == []
+
+
+def test_orphans_are_named_with_what_they_hold():
+    dead = (
+        INIT,
+        Process(61, 1, "raylet", ("/venv/ray/core/src/ray/raylet/raylet",), "ann", 2_800.0, 2 * GIB),
+        Process(62, 61, "ray::WorkerDict", ("ray::WorkerDict.train", "", ""), "ann", 2_801.0, GIB),
+        Process(63, 1, "VLLM::EngineCor", ("VLLM::EngineCore",), "bob", 2_802.0, 40 * GIB),
+        Process(64, 1, "python3.11", (*RETRIEVER, "--parent-pid", "60"), started=2_803.0),
+        Process(65, 1, "python3.11", (PYTHON, "/home/ann/notes.py", "ray::"), started=1.0),
+        Process(66, 1, "python3.11", (PYTHON, "-m", "verl_credit_retriever", "serve"), started=1.0),
+    )  # fmt: skip
+    assert [p.pid for p in orphans.orphans(dead)] == [61, 62, 63, 64]  # 66 was started by hand
+    result = orphans.check_processes(Context(replace(MACHINE, processes=dead)))
+    assert says(result, WARN, "63 VLLM::EngineCore (user bob, 2 h old, 40.0 GiB)", "kill 61 62 63 64")
+    assert says(orphans.check_processes(Context(MACHINE)), PASS)
+
+
+def test_a_reused_process_number_is_no_parent():
+    late = Process(60, 1, "bash", ("-bash",), started=9.0)
+    worker = Process(62, 60, "ray::IDLE", ("ray::IDLE",), started=5.0)
+    server = Process(64, 1, "python3", (*RETRIEVER, "--parent-pid", "60"), started=5.0)
+    assert [p.pid for p in orphans.orphans((INIT, late, worker, server))] == [62, 64]
+
+
+def test_a_cluster_that_ray_start_brought_up_has_its_right_to_be():
+    head = (
+        INIT,
+        Process(70, 1, "gcs_server", ("/r/gcs_server", "--gcs_server_port=6379"), started=1.0),
+        Process(71, 1, "raylet", ("/r/raylet", "--gcs-address=10.0.0.1:6379"), started=1.0),
+        Process(72, 71, "ray::IDLE", ("ray::IDLE",), started=2.0),
+        Process(81, 1, "raylet", ("/r/raylet", "--gcs-address=10.0.0.1:6380"), started=1.0),
+    )
+    assert [p.pid for p in orphans.orphans(head, "10.0.0.1:6379")] == [81]
+    assert len(orphans.orphans(head)) == 4
+
+
+@pytest.mark.parametrize("first, lost", [("python3.11", []), ("sleep", [9]), ("bash", [9]), ("tini", [9])])
+def test_process_1_of_a_container(first, lost):
+    found = (Process(1, 0, first, (first,)), Process(9, 1, "ray::IDLE", ("ray::IDLE",), started=5.0))
+    assert [p.pid for p in orphans.orphans(found)] == lost
+
+
+def test_where_the_cluster_is(tmp_path):
+    noted = tmp_path / "ray_current_cluster"
+    noted.write_text("10.0.0.2:6379\n")
+    assert cluster_address({"RAY_ADDRESS": "10.0.0.1:6379"}, str(noted)) == "10.0.0.1:6379"
+    assert cluster_address({"RAY_ADDRESS": "local"}, str(noted)) == ""
+    assert cluster_address({}, str(noted)) == "10.0.0.2:6379"
+    assert cluster_address({}, str(tmp_path / "absent")) == ""
+
+
+@pytest.mark.slow
+def test_the_facts_of_this_machine_can_be_gathered():
+    facts = gather.gather()
+    assert facts.python == sys.version_info[:3] and facts.packages["torch"] == torch.__version__
+    assert facts.torch.version == torch.__version__ and facts.torch.error == ""
+    assert 0 < facts.memory.available <= facts.memory.total and facts.cpus >= 1
+    assert len(facts.processes) > 1
+    assert shutil.which("nvidia-smi") or facts.driver == ""
+
+
+@pytest.mark.slow
+def test_a_process_that_takes_too_long_ends_with_what_it_started():
+    """`sleep` holds the pipe too: were it left alive, its reader would wait for it."""
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '600']); print('x', flush=True); sys.stdin.read(); " \
+             "import threading; threading.Event().wait()"  # fmt: skip
+    code, printed = gather.in_a_process(["-c", script], 1.0)
+    assert code is None and printed in ("", "x\n")
+
+
+@pytest.mark.slow
+def test_an_error_of_cuda_without_a_word_is_reported_too():
+    asked = "if torch.version.cuda:"
+    assert asked in gather.TORCH_PROBE
+    wordless = gather.TORCH_PROBE.replace(asked, f"if True:\n        raise RuntimeError\n    {asked}")
+    code, printed = gather.in_a_process(["-c", wordless], 120)
+    assert code == 0 and json.loads(printed.splitlines()[-1])["error"] == "RuntimeError: "

@@ -1,0 +1,239 @@
+"""A run that cannot work ends before Ray starts, saying why."""
+
+import json
+
+import pytest
+from huggingface_hub import constants, errors
+from omegaconf import OmegaConf
+
+from kit.preflight import GOOD, policy, write
+from kit.recipes import load_config
+from kit.scripted_server import dead_port, scripted_server
+from verl_credit.cli import main
+from verl_credit.config.keys import Search
+from verl_credit.errors import PreflightError
+from verl_credit.recipe.doctor.inputs.hub import HubError, fetch_config
+from verl_credit.recipe.doctor.inputs.model import require_model, require_positions
+from verl_credit.recipe.doctor.inputs.retriever import ask_servers
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_model_folder_without_a_model(tmp_path):
+    with pytest.raises(PreflightError, match=r"actor_rollout_ref.model.path=.*no config.json"):
+        require_model(str(tmp_path))
+    with pytest.raises(PreflightError, match="give a model folder or a hub name"):
+        require_model(None)
+    require_model("hdfs://here/or/there")  # verl's own
+
+
+@pytest.mark.parametrize("overrides, length", [([], 464), (["algorithm.info_gain_scorer=server"], 721)])
+def test_a_model_without_positions_for_the_longest_row_is_refused(tmp_path, overrides, length):
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    for unbounded in ([], ["actor_rollout_ref.rollout.max_model_len=null"]):
+        needed = 464 if unbounded else length
+        config = load_config("lab", [model, *overrides, *unbounded])
+        for values in (
+            {},
+            {"max_position_embeddings": needed},
+            {"text_config": {"max_position_embeddings": needed}},
+        ):
+            (tmp_path / "config.json").write_text(json.dumps(values))
+            require_positions(config)
+        (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": needed - 1}))
+        with pytest.raises(PreflightError, match=f"has {needed - 1} positions .* shorten the rows to 463"):
+            require_positions(config)
+
+
+def test_a_config_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(PreflightError, match="model.path=.*config.json is not JSON"):
+        require_positions(load_config("lab", [f"actor_rollout_ref.model.path={tmp_path}"]))
+
+
+def test_positions_of_a_model_that_is_not_here_are_not_asked():
+    require_positions(load_config("lab", ["actor_rollout_ref.model.path=Qwen/Qwen3-4B-Instruct-9999"]))
+
+
+def test_a_model_that_is_not_on_the_hub_is_refused_before_the_start(tmp_path, hub):
+    name = "Qwen/Qwen3-4B-Instruct-9999"
+    with pytest.raises(PreflightError, match=f"path={name}: HF_HUB_OFFLINE is set.*hf download {name}"):
+        require_model(name)
+    with pytest.raises(PreflightError, match="path=models/mine/best: .*OWNER/NAME"):
+        require_model("models/mine/best")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    folder = hub(name, tmp_path / "model")
+    with pytest.raises(PreflightError, match="the cache has no weights of it"):
+        require_model(name)
+    (folder / "model.safetensors").write_text("")
+    require_model(name)
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (errors.RepositoryNotFoundError, "no such model on the hub"),
+        (errors.GatedRepoError, "accept its terms at https://huggingface.co/a/b"),
+        (errors.LocalEntryNotFoundError, "the hub does not answer"),
+        (errors.EntryNotFoundError, "without a config.json"),
+        (TimeoutError, "cannot be asked"),
+    ],
+)
+def test_what_the_hub_answers_is_said(hub, monkeypatch, error, said):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def download(name, file, **_):
+        raise error.__new__(error)
+
+    with pytest.raises(HubError, match=said):
+        fetch_config("a/b", download)
+
+
+SEARCH = Search(timeout_s=5.0, max_retries=0).model_dump()
+
+
+@pytest.fixture
+def server():
+    """Search-R1's script has POST /retrieve alone: no readiness check, no /info."""
+    with scripted_server() as running:
+        yield running
+
+
+def settings(url, **changes):
+    return OmegaConf.create({**SEARCH, "url": url, **changes})
+
+
+def test_a_retriever_that_answers_is_ready(server, monkeypatch):
+    monkeypatch.setenv(
+        "http_proxy", "http://127.0.0.1:9"
+    )  # the tool's client uses no proxy, nor does the check
+    for url in (server.url, [server.url], f"{server.url}/retrieve"):
+        fingerprint, said = ask_servers(settings(url))
+        assert fingerprint is None
+        assert said == f"{server.url} names no index (GET /info: status 404)"
+
+
+def test_a_retriever_that_answers_nonsense_is_not_ready(server):
+    server.script = [(200, {"detail": "no"})]
+    with pytest.raises(PreflightError, match="not ready"):
+        ask_servers(settings(server.url))
+    with pytest.raises(PreflightError, match="search.url has no value"):
+        ask_servers(settings(None))
+
+
+def test_the_index_is_named_by_its_server(server):
+    server.info = {"fingerprint": "ab12", "rows": 3}
+    for expected in (None, "ab12"):
+        found = ask_servers(settings(f"{server.url}/retrieve", index_fingerprint=expected))
+        assert found == ("ab12", f"{server.url} ab12")
+
+
+@pytest.mark.parametrize(
+    "info, said",
+    [
+        (b"<html>", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        ([1], 'has no "fingerprint"'),
+        ({"rows": 3}, 'has no "fingerprint"'),
+        ({"fingerprint": 5}, 'has no "fingerprint"'),
+        ({"fingerprint": ""}, "of 0 characters"),
+        ({"fingerprint": "a" * 201}, "of 201 characters"),
+        ({"fingerprint": "a\n\x1b[2J"}, 'has no "fingerprint"'),
+    ],
+)
+def test_an_info_of_another_kind_names_no_index_and_harms_nobody(server, info, said):
+    server.info = info
+    fingerprint, told = ask_servers(settings(server.url))
+    assert fingerprint is None and said in told
+
+
+def test_another_index_than_the_expected_one_is_refused(server):
+    server.info = {"fingerprint": "ab12"}
+    with pytest.raises(PreflightError, match=f"search.index_fingerprint=cd34 .*{server.url} ab12"):
+        ask_servers(settings(server.url, index_fingerprint="cd34"))
+    server.info = None
+    with pytest.raises(PreflightError, match="search.index_fingerprint=cd34 .*names no index"):
+        ask_servers(settings(server.url, index_fingerprint="cd34"))
+
+
+@pytest.mark.parametrize("other, said", [({"fingerprint": "cd34"}, "cd34"), (None, "names no index")])
+def test_servers_of_different_indexes_are_refused(server, other, said):
+    server.info = {"fingerprint": "ab12"}
+    with scripted_server() as second:
+        second.info = other
+        both = settings([server.url, second.url])
+        with pytest.raises(PreflightError, match=f"the same index.*{server.url} ab12; {second.url} {said}"):
+            ask_servers(both)
+        second.info = server.info
+        assert ask_servers(both)[0] == "ab12"
+
+
+def test_one_server_of_several_that_is_down_is_named(server):
+    with dead_port() as dead, pytest.raises(PreflightError, match=f"not ready.*retriever {dead}"):
+        ask_servers(settings([server.url, dead]))
+
+
+def test_the_token_is_sent_and_never_shown(server, monkeypatch):
+    guarded = settings(server.url, token_env="RETRIEVER_TOKEN")
+    with pytest.raises(PreflightError, match="search.token_env=RETRIEVER_TOKEN"):
+        ask_servers(guarded)
+    monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret")
+    ask_servers(guarded)
+    assert [headers["Authorization"] for headers in server.request_headers] == ["Bearer s3cret"] * 2
+    server.script = [(401, b"who are you?")]
+    with pytest.raises(PreflightError, match="status 401") as caught:
+        ask_servers(guarded)
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret\n")
+    with pytest.raises(PreflightError, match="token: ") as caught:
+        ask_servers(guarded)
+    assert "s3cret" not in str(caught.value)
+
+
+def started(tmp_path, rows, url):
+    """The exit code of `train` on these rows."""
+    file = write(tmp_path / "train.parquet", rows)
+    arguments = [
+        f"data.train_files={file}",
+        f"data.val_files={file}",
+        f"search.url={url}",
+        f"run_dir={tmp_path}/run",
+    ]
+    arguments += [f"actor_rollout_ref.model.path={policy(tmp_path)}", "search.require_schema=false"]
+    return main(["train", "--config-name", "search_cpu", *arguments])
+
+
+def test_the_index_goes_into_the_run_s_configuration(server, tmp_path, monkeypatch, capsys):
+    """What the trainer, the checkpoint and config.yaml read."""
+    server.info = {"fingerprint": "ab12"}
+    seen = []
+    monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", seen.append)
+    monkeypatch.setattr("verl_credit.host.process.launch.launch", lambda config, say: seen.append(config))
+    assert started(tmp_path, [GOOD] * 8, server.url) == 0
+    assert "the longest answers of a row: 5 x 2 tokens" in capsys.readouterr().out
+    assert [config.search.index_fingerprint for config in seen] == ["ab12"] * 2
+    assert OmegaConf.load(tmp_path / "run/config.yaml").search.index_fingerprint == "ab12"
+
+
+def test_answers_that_do_not_fit_their_rows_exit_4(server, tmp_path, monkeypatch, capsys):
+    many = {**GOOD, "reward_model": {"ground_truth": {"target": [f"gold {n}" for n in range(300)]}}}
+    monkeypatch.setattr("verl_credit.host.process.launch.check_with_verl", lambda config: None)
+    assert started(tmp_path, [GOOD] * 8 + [many], server.url) == 4
+    said = capsys.readouterr().out
+    assert "log_prob_max_token_len_per_gpu=8448 cannot hold" in said and "train.parquet row 8" in said
+
+
+def test_train_without_a_retriever_exits_4_and_says_what_to_do(tmp_path, capsys):
+    with dead_port() as url:
+        assert started(tmp_path, [GOOD], url) == 4
+    said = capsys.readouterr().out
+    assert f"search.url={url}: the retriever is not ready" in said and "verl-credit-retriever serve" in said
+
+
+def test_mistyped_key_exits_4(capsys):
+    assert main(["train", "--config-name", "lab", "algorithm.gama=1"]) == 4
+    assert "did you mean algorithm.gamma" in capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""A chat template that hides the tool, or what it returned, is refused with the model's path before anything starts."""
+
+import json
+
+import pytest
+
+from kit.byte_world import make_tokenizer
+from kit.recipes import load_config
+from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.host.process.template_check import RESULT, check_template
+from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter
+from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.other_tools import MULTI_TURN
+
+TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+HEAD = "<|im_start|>{{ m.role }}\n"
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+FUNCTION = '''
+from verl.tools.function_tool import function_tool
+
+@function_tool("weigh")
+def weigh(thing: str) -> str:
+    """Weighs it.
+
+    Args:
+        thing: What to weigh.
+    """
+    return "1 kg"
+'''
+
+
+def loop(body):
+    return "{% for m in messages %}" + body + "{% endfor %}"
+
+
+WHOLE = TOOLS + loop(HEAD + "{{ m.content }}" + CALLS + "<|im_end|>\n") + HEADER
+NO_TOOLS = WHOLE.removeprefix(TOOLS)
+NO_RESULT = WHOLE.replace(HEAD, "{% if m.role != 'tool' %}" + HEAD).replace(
+    "<|im_end|>\n", "<|im_end|>\n{% endif %}"
+)
+RAISES = WHOLE.replace(
+    HEAD, "{% if m.role == 'tool' %}{{ raise_exception('no role tool') }}{% endif %}" + HEAD
+)
+# Writes the whole dialogue anew when a result comes: nothing can be appended.
+REWRITES = "{{ messages | length }}" + WHOLE
+THINKS = (
+    WHOLE + "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def check(template, *overrides, model="acme/policy"):
+    tokenizer = make_tokenizer()
+    if template is not None:
+        tokenizer.chat_template = template
+    config = load_config("search_cpu", [f"actor_rollout_ref.model.path={model}", *overrides])
+    return check_template(config, PromptMeter(tokenizer, config))
+
+
+@pytest.mark.parametrize("template", [WHOLE, THINKS])
+def test_a_template_that_writes_tools_and_their_results_passes(template):
+    assert check(template) == "the search tool and what a search returns"
+    check(template, "+data.apply_chat_template_kwargs.enable_thinking=false")
+
+
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        (NO_TOOLS, "writes the same text with and without the search tool, .*search.require_schema=false"),
+        (None, "writes the same text with and without"),  # the lab's own
+        (NO_RESULT, "leaves out what a search returns .*'<|im_start|>assistant"),
+        (RAISES, "cannot write what a search returns .*TemplateError: no role tool"),
+        (REWRITES, "cannot write what a search returns .*suffix diff failed"),
+        ("{{ messages.nobody.knows }}", "cannot write a question: UndefinedError"),
+    ],
+)
+def test_a_template_that_does_not_is_refused_with_the_model_and_the_reason(template, said):
+    with pytest.raises(
+        PreflightError, match=rf"model.path=acme/policy: the chat template \(acme/policy\) {said}"
+    ):
+        check(template)
+    assert check(template, "search.max_searches=0") == ""  # there is no tool
+
+
+def test_tools_of_the_recipe_are_written_where_nothing_searches(tmp_path):
+    (tmp_path / "tools.py").write_text(FUNCTION)
+    own = (
+        "search.max_searches=0",
+        f"{DEFAULT}=turn_agent",
+        f"{MULTI_TURN}.function_tool_path={tmp_path}/tools.py",
+    )
+    assert check(WHOLE, *own) == "the recipe's tools and what a tool returns"
+    with pytest.raises(PreflightError, match="the same text with and without the recipe's tools"):
+        check(NO_TOOLS, *own)
+    with pytest.raises(PreflightError, match="leaves out what a tool returns"):
+        check(NO_RESULT, *own)
+
+
+def test_a_policy_that_knows_its_tool_needs_no_schema_but_its_results():
+    check(NO_TOOLS, "search.require_schema=false")
+    check(None, "search.require_schema=false")
+    with pytest.raises(PreflightError, match="leaves out what a search returns"):
+        check(NO_RESULT.removeprefix(TOOLS), "search.require_schema=false")
+    with pytest.raises(ConfigError, match="search.require_schema=1: expected true or false"):
+        validate(load_config("lab", ["search.require_schema=1"]))
+
+
+def test_a_template_of_the_recipe_is_named():
+    with pytest.raises(
+        PreflightError, match=r"the chat template \(actor_rollout_ref.model.custom_chat_template\)"
+    ):
+        check(NO_TOOLS, "actor_rollout_ref.model.custom_chat_template=x")
+
+
+def test_the_model_s_family_writes_the_results(tmp_path):
+    """verl appends them by family: Qwen's wants a newline of one token."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    check(WHOLE, model=tmp_path)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = WHOLE
+    config = load_config("search_cpu", [f"actor_rollout_ref.model.path={tmp_path}"])
+    meter = PromptMeter(tokenizer, config)
+    encode = tokenizer.encode
+    tokenizer.encode = lambda text, **options: encode(text * 2, **options)
+    with pytest.raises(PreflightError, match="newline to tokenize to one token"):
+        check_template(config, meter)
+
+
+def test_what_is_looked_for_survives_any_template_that_shows_it():
+    assert RESULT.isascii() and "'" not in RESULT and '"' not in RESULT

@@ -1,0 +1,192 @@
+"""`verl-credit train` writes its own row: every way to end, a kill, a second start, a store that cannot be written."""
+
+import json
+
+import pytest
+
+from kit.lab_run import launches, run
+from kit.machine import MACHINE
+from verl_credit.cli.run import train as train_module
+from verl_credit.cli.trials.row import TrialRow
+from verl_credit.errors import ExitCode, IntegrityError, PreflightError, Terminated, TooLargeError
+from verl_credit.records.lineage import LineageStore
+from verl_credit.records.run import events
+from verl_credit.records.run.files import EVENTS, METRICS, append_json, read_json_lines
+
+FIVE = "trainer.total_training_steps=5"
+
+
+def found(share):
+    return {"val-aux/lab-greedy/em/mean@1": share, "val-aux/lab-greedy/questions": 64}
+
+
+@pytest.fixture
+def ends_with(monkeypatch):
+    """Without the checks before the start, which have tests of their own."""
+    monkeypatch.setattr(train_module, "gather", lambda **_: MACHINE)
+    monkeypatch.setattr(train_module, "_make_ready", lambda *_: None)
+    monkeypatch.setattr("verl_credit.cli.trials.facts.installed_versions", lambda: {"python": "3.11"})
+    return launches(monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LineageStore(tmp_path / "lineage", lower_is_better=False)
+
+
+@pytest.fixture
+def start(capsys, tmp_path):
+    """Start a run in that folder beside the store; returns (exit code, lines)."""
+    return lambda name, *overrides: run(capsys, tmp_path / name, FIVE, *overrides)
+
+
+def test_finished_trials_are_baseline_kept_or_discarded_and_know_what_they_were(
+    ends_with, start, store, tmp_path
+):
+    for name, share, hypothesis in (("a", 0.25, "as it is"), ("b", 0.5, "more"), ("c", 0.5, "more | again")):
+        ends_with(steps=5, found=found(share))
+        code, lines = start(name, f"lineage.hypothesis='{hypothesis}'", "lineage.expected_delta=0.02")
+        assert code == 0
+    a, b, c = store.all_trials()
+    assert [(t.exp_id, t.status, t.core_metric, t.delta_vs_best) for t in (a, b, c)] == [
+        ("a", "baseline", 0.25, None), ("b", "keep", 0.5, 0.25), ("c", "discard", 0.5, 0.0),
+    ]  # fmt: skip
+    assert (a.parent_exp, b.parent_exp, c.parent_exp, c.baseline_exp) == ("", "a", "b", "a")
+    assert (c.hypothesis, c.expected_delta, c.domain) == ("more | again", "+0.02", "lab")
+    assert c.job_name == str(tmp_path / "c") and c.snapshot_path == str(tmp_path / "c" / "config.yaml")
+    assert c.notes.startswith(
+        "alpha=0.3 gamma=1 clip scale mean and std — —, 5 of 5 steps; gain +0 over exp_b, not above 0.005"
+    )
+    facts = store.facts("c")
+    assert facts["metric"].pop("interval") == pytest.approx([0.381021, 0.618979], abs=1e-6)
+    expected = {"name": "exact match, greedy", "value": 0.5, "step": 5, "n": 64, "domain": "lab", "why": ""}
+    assert facts["metric"] == expected
+    assert facts["command"].startswith("verl-credit train --config-name lab ") and facts["exit_code"] == 0
+    assert FIVE in facts["overrides"] and "lineage.expected_delta=0.02" in facts["overrides"]
+    assert len(facts["config_sha256"]) == 64 and facts["config_sha256"] == store.facts("a")["config_sha256"]
+    assert facts["seeds"] == {"seed": 1, "world_seed": 0} and facts["versions"] == {"python": "3.11"}
+    device = {"name": "NVIDIA H100", "memory_gib": 80.0}
+    assert facts["hardware"] == {"devices": [device], "cpus": 16, "memory_gib": 128.0}
+    assert facts["absent"] == ["clip_scale_mean", "clip_scale_std", "gain_by_turn", "token_entropy"]
+    assert any(
+        f"trial exp_c in {store.path}: kept when held-out exact match gains by more than 0.005 over exp_b (0.5)"
+        in line
+        for line in lines
+    )
+    assert any(f"trial exp_c: discard, exact match, greedy 0.5; {store.path}" in line for line in lines)
+    assert "exp_id: c\n" in (tmp_path / "c" / "config.yaml").read_text()  # what verl's loggers are given
+    assert read_json_lines(tmp_path / "c" / EVENTS)[-1]["trial"].startswith("trial exp_c: discard")
+
+
+@pytest.mark.parametrize(
+    "ending, status, why",
+    [
+        ({"error": IntegrityError("no gain arrives")}, "disqualified", "no gain arrives"),
+        ({"error": PreflightError("Ray does not start")}, "preflight_crash", "Ray does not start"),
+        ({"error": TooLargeError("room: 90 GiB")}, "size_blocked", "room: 90 GiB"),
+        ({"error": KeyboardInterrupt()}, "harness_abort", "the next run goes on"),
+        ({"error": Terminated()}, "train_budget_overrun", "the next run goes on"),
+        (
+            {"note": (events.MAX_HOURS, "max_hours=1: step 2 is the last")},
+            "train_budget_overrun",
+            "max_hours=1: step 2 is the last",
+        ),
+        ({}, "discard", "no held-out metric"),
+    ],
+)
+def test_every_other_end_has_its_label(ends_with, start, store, ending, status, why):
+    ends_with(**ending)
+    start("a")
+    (trial,) = store.all_trials()
+    assert trial.status == status and why in trial.notes and "2 of 5 steps" in trial.notes
+    assert store.facts("a")["exit_code"] is not None and not store.unfinished()
+
+
+def test_an_evaluation_that_took_too_long_is_an_overrun_of_its_own(ends_with, start, store):
+    note = (events.EVALUATION_OVERRUN, "evaluation.max_hours=1: the evaluation after step 2 takes longer")
+    ends_with(ends_with.failed("EvaluationOverrun"), note=note)
+    assert start("a")[0] == ExitCode.FAILED
+    (trial,) = store.all_trials()
+    assert trial.status == "eval_budget_overrun" and "the evaluation after step 2 takes longer" in trial.notes
+
+
+def test_a_failure_of_a_worker_is_a_crash_and_keeps_what_it_reached(ends_with, start, store):
+    ends_with(ends_with.failed("a worker died at http://me:secret@host\n" + "x" * 200_000), found=found(0.5))
+    assert start("a", "lineage.expected_delta=0")[0] == ExitCode.FAILED
+    (trial,) = store.all_trials()
+    assert trial.expected_delta == "+0" and len(trial.notes) < 1200
+    assert (trial.status, trial.core_metric) == ("crash", 0.5) and store.best() is None
+    assert "a worker died at http://***@host" in trial.notes
+
+
+def test_a_killed_trial_goes_on_and_one_that_ended_has_a_successor(ends_with, start, store, tmp_path):
+    ends_with(SystemExit(9))  # as if killed: nothing after it is written
+    with pytest.MonkeyPatch.context() as killed:
+        killed.setattr(TrialRow, "end", lambda *_: "")
+        with pytest.raises(SystemExit):
+            train_module.train("lab", [f"run_dir={tmp_path / 'a'}", FIVE])
+    assert list(store.unfinished()) == ["a"] and not store.all_trials()
+    ends_with(KeyboardInterrupt(), steps=3)
+    start("a")
+    ends_with(steps=5, found=found(0.5))
+    start("a")
+    rows = [(t.exp_id, t.parent_exp, t.status) for t in store.all_trials()]
+    assert rows == [("a", "", "harness_abort"), ("a.2", "a", "baseline")]
+    assert "3 of 5 steps" in store.all_trials()[0].notes and "2 of 5 steps" in store.all_trials()[1].notes
+
+
+def test_an_id_of_another_folder_is_left_to_it(ends_with, start, store, tmp_path):
+    store.start("b", {"job_name": "elsewhere"})
+    ends_with(steps=5, found=found(0.5))
+    start("exp_b")
+    start("c", "lineage.exp_id=b", "lineage.parent=zero")
+    assert [(t.exp_id, t.parent_exp) for t in store.all_trials()] == [("b.2", ""), ("b.3", "zero")]
+
+
+def test_a_start_with_nothing_left_writes_no_row_unless_the_one_before_was_killed(
+    start, store, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(train_module, "nothing_left", lambda config: "nothing left")
+    monkeypatch.setattr("verl_credit.records.report.write_report", lambda run_dir: run_dir)
+    assert start("a")[0] == ExitCode.NOTHING_LEFT and not store.path.exists()
+    store.start("a", {"job_name": str(tmp_path / "a")})
+    append_json(tmp_path / "a" / METRICS, {"step": 5})
+    append_json(tmp_path / "a" / "validation.jsonl", {"step": 5, **found(0.5)})
+    assert start("a")[0] == ExitCode.NOTHING_LEFT
+    assert [(t.exp_id, t.status) for t in store.all_trials()] == [("a", "baseline")]
+
+
+def test_a_store_that_cannot_be_written_is_said_and_ends_nothing(ends_with, start, tmp_path):
+    ends_with(steps=5, found=found(0.5))
+    (tmp_path / "lineage").write_text("a file")
+    code, lines = start("a")
+    said = [line for line in lines if "trial: nothing is written down" in line]
+    assert code == 0 and len(said) == 2 and all("lineage/results.tsv cannot be" in line for line in said)
+    notes = [row for row in read_json_lines(tmp_path / "a" / EVENTS) if row["kind"] == "lineage"]
+    assert len(notes) == 1 and (tmp_path / "lineage").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("lineage.exp_id=exp_4", "ids are written bare: '4'"),
+        ("lineage.metric=critic/score/mean", "a name in validation.jsonl, which begins with val-"),
+        ("lineage.hypothesis='a\0b'", "without null bytes"),
+        (f"lineage.expected_delta={'x' * 20001}", "a text of at most 20,000 characters"),
+        ("lineage.threshold=-1", "a number of at least 0"),
+        ("lineage.parnt=4", "lineage.parent"),
+    ],
+)
+def test_keys_that_cannot_be_used_are_refused(start, store, override, said):
+    code, (line,) = start("a", override)
+    assert code == ExitCode.PREFLIGHT and said in line and not store.root.exists()
+
+
+def test_the_start_of_a_trial_is_on_disk_before_the_checks(ends_with, start, store, monkeypatch):
+    seen = []
+    ends_with(steps=5)
+    monkeypatch.setattr(train_module, "_make_ready", lambda *_: seen.append(store.companion.read_text()))
+    start("a", "lineage.dir=" + str(store.root))
+    begun = json.loads(seen[0])
+    assert begun["event"] == "started" and begun["exp_id"] == "a" and begun["steps_before"] == 0
+    assert events.steps_done(store.root.parent / "a") == 5

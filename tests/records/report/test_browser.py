@@ -1,0 +1,230 @@
+"""The report in a real browser: no script error, every part there, keys, themes, large text. `make test-browser`."""
+
+import json
+
+import pytest
+
+from kit.browser import CONTRAST, keep
+from kit.credit_tables import ROWS, rollout, write_step
+from kit.report_page import report, training, write_lines, write_run
+from verl_credit.records.report.lens import lens
+from verl_credit.records.report.numbers import signed
+
+pytestmark = pytest.mark.browser
+ATTACK = (
+    '</script><script>document.title="owned"</script><img src=x onerror=\'document.title="owned"\'>\u202e\x00'
+)
+
+
+@pytest.fixture
+def pictures():
+    """All of these tests look at the pictures."""
+
+
+@pytest.fixture
+def page(browser, tmp_path, pictures):
+    """A report with two groups and three steps, opened."""
+    write_run(tmp_path)
+    stops = {"credit/stop/answer": 0.75, "credit/stop/bad_call": 0.25}
+    sepa = {"credit/sepa_lambda": 0.5, "credit/exec_entropy_mean": 1.0, "credit/plan_entropy_mean": 2.0}
+    phases = {"timing_s/gen": 5.0, "timing_s/update_actor": 3.0}
+    write_lines(tmp_path / "metrics.jsonl", [training(step) | stops | sepa | phases for step in (1, 2, 3)])
+    for step in (2, 3):
+        write_step(tmp_path, step, transform_mode="gtpo_sepa_hicra", reject=[1])
+    report(tmp_path)
+    browser.problems.clear()
+    browser.theme("light")
+    browser.size(1280, 1000)
+    browser.open(tmp_path / "report.html")
+    yield browser
+    assert browser.problems == []
+
+
+def text(browser, selector):
+    return browser.value(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+def choose(browser, name, value):
+    browser.value(
+        f"(() => {{ const s = document.getElementById('lens-{name}'); s.value = {json.dumps(value)};"
+        " s.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+
+
+def test_every_part_is_there(page):
+    titles = page.value("[...document.querySelectorAll('figcaption b')].map(e => e.textContent)")
+    for wanted in ("Exact match", "Advantages of turns", "Clip scales of turns", "SEPA's lambda", "Mean uncertainty",
+                   "Time by phase", "Why rollouts stopped"):  # fmt: skip
+        assert wanted in titles
+    images = page.value("[...document.images].map(i => [i.complete, i.naturalWidth > 0, i.alt.length > 20])")
+    assert len(images) == len(titles) - titles.count("") and all(all(image) for image in images)
+    assert page.value("document.querySelectorAll('.rollout').length") == 3
+    assert text(page, "#lens-said").startswith("In this group every rollout is right, and 2 searches")
+    assert (
+        page.value("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length")
+        == 0
+    )
+    keep(page, "report")
+
+
+def heads(browser):
+    return browser.value("[...document.querySelectorAll('.lens-head')].map(e => e.textContent)")
+
+
+def test_a_switch_shows_the_credit_that_python_made(page, tmp_path):
+    (group, *_) = lens(tmp_path, 3).groups
+    modes = {mode["name"]: mode for mode in group["modes"]}
+    before = heads(page)
+    choose(page, "mode", "joint")
+    choose(page, "gamma", "0")
+    flat = [value for row in modes["joint"]["credit"]["|0"]["advantage"] for value in row]
+    assert [head.split("advantage ")[1].split(" ·")[0] for head in heads(page)] == [
+        signed(value) for value in flat
+    ]
+    assert heads(page) != before and text(page, "#lens-said") == modes["joint"]["credit"]["|0"]["said"]
+    assert page.value("document.getElementById('lens-alpha').disabled") is True  # joint has none
+    assert "joint, gamma 0, tokens gtpo_sepa_hicra" in text(page, "#lens-shown")
+    page.value("document.getElementById('lens-own').click()")
+    assert heads(page) == before and text(page, "#lens-shown").startswith("As the run was trained, step 3.")
+    disabled = page.value(
+        "[...document.querySelectorAll('#lens-mode option')].filter(o => o.disabled).map(o => o.value)"
+    )
+    assert disabled == [name for name, mode in modes.items() if mode["reason"]] and "turn_gae" in disabled
+    assert modes["turn_gae"]["reason"] in text(page, "#lens-reasons")
+
+
+def test_a_choice_lasts_when_the_page_is_read_again(page):
+    for address, mode in (("#lens=%", "turn-group-v1d"), ("#lens=9,x,0,0,0", "turn-group-v1d")):
+        page.value(f"location.hash = {json.dumps(address)}")
+        page.reload()
+        assert page.value("document.getElementById('lens-mode').value") == mode
+    choose(page, "group", "1")
+    choose(page, "mode", "separate")
+    before = heads(page)
+    page.reload()
+    assert page.value("document.getElementById('lens-group').value") == "1" and heads(page) == before
+    assert text(page, "#lens-shown").startswith("What separate")
+    assert page.value(
+        "[...document.querySelectorAll('#lens-mode option')].find(o => o.value === 'turn_gae').disabled"
+    )
+    page.value("document.getElementById('lens-own').click()")
+    page.reload()
+    assert text(page, "#lens-shown").startswith("As the run was trained")
+
+
+def test_another_group_is_a_switch_away(page):
+    choose(page, "group", "2")
+    assert page.value("document.querySelectorAll('.rollout').length") == 3
+    assert "2 rollouts" not in text(page, "#lens-said") and "1 of 3 rollouts are right" in text(
+        page, "#lens-said"
+    )
+
+
+def test_the_keyboard_reaches_and_moves_everything(page):
+    """Tab from the first control on; the arrow changes a native select; in a turn the arrows walk over its tokens."""
+    page.value("document.getElementById('lens-group').focus()")
+    reached = []
+    for _ in range(9):
+        reached.append(page.value("document.activeElement.id || document.activeElement.className"))
+        page.press("Tab")
+    assert reached[:7] == [
+        "lens-group",
+        "lens-mode",
+        "lens-alpha",
+        "lens-gamma",
+        "lens-transform",
+        "lens-own",
+        "lens-rollouts",
+    ]
+    assert reached[7] == "tokens"
+    page.value("document.getElementById('lens-mode').focus()")
+    page.press("ArrowDown")
+    assert page.value("document.getElementById('lens-mode').value") != "turn-group-v1d"
+    assert text(page, "#lens-shown").startswith("What ")
+    page.value("document.getElementById('lens-own').focus()")
+    page.press("Enter")
+    assert text(page, "#lens-shown").startswith("As the run was trained")
+    page.value("document.querySelector('.tokens').focus()")
+    first = text(page, "#lens-token")
+    page.press("ArrowRight", "ArrowRight")
+    third = text(page, "#lens-token")
+    assert first.startswith("“l”: credit +") and third.startswith("“t”: credit +") and "planning" in third
+    page.press("End")
+    assert page.value(
+        "document.querySelector('.current') === document.querySelector('.tokens').lastElementChild"
+    )
+    assert page.value("getComputedStyle(document.querySelector('.tokens:focus')).outlineStyle") != "none"
+
+
+def test_hovering_reads_the_number(page):
+    box = page.value(
+        "(() => { const s = document.querySelectorAll('.tokens')[1].firstElementChild; s.scrollIntoView();"
+        " const b = s.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+    )
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+    assert "credit +" in text(page, "#lens-token") and "rollout 1, turn 2" in text(page, "#lens-token")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_is_readable_in_both_themes(page, theme):
+    """WCAG 2 AA: 4.5 to 1 for every visible text, shaded tokens included."""
+    page.theme(theme)
+    ground = page.value("getComputedStyle(document.documentElement).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") is (theme == "light")
+    assert page.value(CONTRAST) >= 4.5
+    keep(page, f"lens-{theme}", "#lens")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_text_at_200_percent_and_narrow_screens_need_no_scrolling_sideways(page, width):
+    page.size(width, 900)
+    page.value("document.documentElement.style.fontSize = '200%'")
+    assert page.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert page.value("parseFloat(getComputedStyle(document.querySelector('.tokens')).fontSize)") >= 26
+    keep(page, f"large-{width}")
+
+
+def test_planning_is_marked_without_colour(page):
+    style = page.value("getComputedStyle(document.querySelector('.rollout .planning')).textDecorationLine")
+    assert style == "underline"
+    assert (
+        page.value("getComputedStyle(document.querySelector('.rollout .rejected')).textDecorationLine")
+        == "line-through"
+    )
+    assert "negative credit" in page.value("document.querySelector('.against .lens-flag').textContent")
+
+
+def test_hostile_text_stays_text(browser, tmp_path, pictures):
+    write_run(tmp_path)
+    rows = [rollout("call <b>" + ATTACK, ATTACK, "done", prompt=ATTACK), *ROWS[1:]]
+    write_step(
+        tmp_path, rows=rows, gains=[[0.4], [0.1], [0.6, 0.1], [], [0.3], [-0.1, 0.05], [], [0.0], [-0.2]]
+    )
+    report(tmp_path)
+    browser.problems.clear()
+    browser.open(tmp_path / "report.html")
+    assert browser.problems == [] and "owned" not in browser.value("document.title")
+    assert browser.value("document.querySelectorAll('#lens img, #lens-rollouts script').length") == 0
+    everything = browser.value("document.getElementById('lens-data').textContent")
+    assert "\u202e" not in everything and "[U+202E]" in everything
+
+
+def test_a_script_of_someone_else_does_not_run(browser, tmp_path, pictures):
+    """The page's policy, should an escape ever be missing."""
+    write_run(tmp_path)
+    write_step(tmp_path)
+    path = tmp_path / "report.html"
+    report(tmp_path)
+    path.write_text(path.read_text().replace("<main>", "<main><script>document.title = 'owned'</script>"))
+    browser.problems.clear()
+    browser.open(path)
+    assert browser.value("document.title") != "owned"
+    assert any("Content Security Policy" in problem for problem in browser.problems)
+
+
+def test_a_run_without_tables_has_no_lens_and_no_error(browser, tmp_path, pictures):
+    write_run(tmp_path)
+    report(tmp_path)
+    browser.problems.clear()
+    browser.open(tmp_path / "report.html")
+    assert browser.problems == [] and "tables/ has no token tables" in text(browser, "#lens")

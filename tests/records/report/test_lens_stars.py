@@ -1,0 +1,62 @@
+"""A* in the lens: beside the credit of the turns that were measured, and never of other rollouts."""
+
+import pytest
+
+from kit.credit_tables import write_step
+from kit.report_page import report
+from verl_credit.records.report.lens import lens
+from verl_credit.records.report.lens_stars import stars_path, text_digest
+from verl_credit.records.run.files import append_json
+from verl_credit.records.run.tables import TOKENS, read_table, table_path
+
+
+@pytest.fixture
+def measured(run_dir):
+    """A run whose step 3 has A* of row 0's turns."""
+    write_step(run_dir)
+    columns = read_table(table_path(run_dir, TOKENS, 3)).columns
+    text = text_digest(columns["text"][columns["row"].index(0)])
+    for turn, star in enumerate((0.25, -0.125, 0.0)):
+        append_json(
+            stars_path(run_dir, 3), {"row": 0, "turn": turn, "text": text, "a_star": star, "se": 0.0625}
+        )
+    return run_dir
+
+
+def stars(found):
+    return [[turn["star"] for turn in row["turns"]] for group in found.groups for row in group["rollouts"]]
+
+
+def test_turns_that_were_measured_have_it_beside_their_credit(measured):
+    found = lens(measured, 3)
+    minus = "\N{MINUS SIGN}"
+    assert stars(found)[0] == ["+0.250 ± 0.06", f"{minus}0.125 ± 0.06", "0.000 ± 0.06"]
+    assert {star for turns in stars(found)[1:] for star in turns} == {None}
+    assert "under the policy that wrote these rollouts, that of step 2." in found.groups[0]["notes"][-1]
+    assert found.problems == [] and "+0.250 ± 0.06" in report(measured).replace("\\u00b1", "±")
+
+
+def test_a_step_that_was_made_again_has_none_and_the_page_says_so(measured):
+    lines = stars_path(measured, 3).read_text()
+    stars_path(measured, 3).write_text(lines.replace(lines.split('"text": "')[1][:24], "0" * 24))
+    found = lens(measured, 3)
+    assert {star for turns in stars(found) for star in turns} == {None} and len(found.groups) > 1
+    assert found.problems == [
+        f"{stars_path(measured, 3)} is of other rollouts of step 3: measure again (verl-credit fidelity lens)."
+    ]
+
+
+def test_a_damaged_file_costs_no_group(measured):
+    stars_path(measured, 3).write_text("{}\n")
+    found = lens(measured, 3)
+    assert len(found.groups) > 1 and "cannot be read: KeyError: 'row'" in found.problems[0]
+
+
+@pytest.mark.browser
+def test_the_page_shows_it_beside_the_advantage(measured, browser):
+    report(measured)
+    browser.problems.clear()
+    browser.open(measured / "report.html")
+    heads = browser.value("[...document.querySelectorAll('.lens-head')].map(e => e.textContent)")
+    assert "A* +0.250 ± 0.06" in heads[0] and not any("A*" in head for head in heads[5:])
+    assert browser.problems == []

@@ -1,0 +1,309 @@
+"""The report of a run: what it shows, what it survives, and that nothing in a trajectory can act on the page."""
+
+import base64
+import html
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("matplotlib")
+
+import verl_credit.records.report
+from kit.report_page import Page, report, training, trajectory, turn, write_lines
+from verl_credit.cli import main
+from verl_credit.errors import ExitCode
+from verl_credit.records.report import write_report
+from verl_credit.records.report.choose import RECENT_STEPS, choose
+from verl_credit.records.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit
+from verl_credit.records.report.numbers import MINUS, percent, points, seconds_change, signed
+from verl_credit.records.report.run_data import Series, read_run, read_settings
+from verl_credit.records.report.text import clean, dialogue
+
+ATTACK = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&amp;\x00\ud800'
+
+
+def test_first_and_last_values(run_dir):
+    rows = [row[:] for row in Page(report(run_dir)).rows]
+    assert ["Held-out questions", "Step 0", "Step 3", "Change"] in rows
+    assert ["Exact match (EM), greedy", "37.5 %", "62.5 %", "+25.0 points"] in rows
+    assert ["EM of well-formatted answers, sampled", "25.0 %", "50.0 %", "+25.0 points"] in rows
+    assert ["EM of well-formatted answers, greedy", "not recorded"] in rows
+    assert ["Training", "Step 1", "Step 3", "Change"] in rows
+    assert ["Exact match (EM)", "25.0 %", "75.0 %", "+50.0 points"] in rows
+    assert ["Turns cut at their token budget", "4.0 %", "12.0 %", "+8.0 points"] in rows
+    assert ["Turns per trajectory", "2.75", "2.25", f"{MINUS}0.500"] in rows
+    assert ["Information gain, mean", "+0.062", "+0.188", "+0.125"] in rows
+    assert ["Clipped tokens", "1.2 %", "3.8 %", "+2.5 points"] in rows
+    assert ["Time per step", "11.0 s", "13.0 s", "+2.0 s"] in rows
+
+
+def test_page_is_one_offline_accessible_document(run_dir, pictures):
+    text = report(run_dir)
+    page = Page(text)
+    assert page.values("html", "lang") == ["en"]
+    assert page.tags.isdisjoint({"script", "link", "iframe", "object"})
+    addresses = [value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action")]
+    assert addresses and all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
+    assert "http://" not in text and "https://" not in text and "@import" not in text and "url(" not in text
+    alts = page.values("img", "alt")
+    assert len(alts) == len(addresses) == 6
+    assert (
+        alts[0].startswith("Exact match")
+        and "held-out, greedy: 37.5 % at step 0, 62.5 % at step 3" in alts[0]
+    )
+    for address in addresses:
+        assert b"<svg" in base64.b64decode(address.split(",", 1)[1])
+    assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(run_dir.glob("*.partial"))
+
+
+def test_banner_resume_and_settings_are_told(run_dir):
+    text = Page(report(run_dir)).text
+    for words in (
+        "verl_credit: advantage=turn-group-v1d",
+        "resume: exact (step 2)",
+        "warning: in step 2 8% of the turns were cut",
+        "warning: in step 2 30% of the rows are left out",
+        "algorithm.info_gain_norm_mode",
+    ):
+        assert words in text
+    assert read_settings(run_dir / "config.yaml")[0]["seed"] == "7"
+
+
+def test_trajectory_shows_number_colour_and_words(run_dir):
+    text = report(run_dir)
+    page = Page(text)
+    assert "Advantage +0.500 more likely" in page.text and f"Advantage {MINUS}0.750 less likely" in page.text
+    assert "Information gain +0.250 gold answer likelier" in page.text
+    assert "no gain" in page.text
+    backgrounds = set(re.findall(r"background:(#[0-9a-f]{6})", " ".join(page.values("span", "style"))))
+    assert {colour(-0.75, 0.75), colour(0.5, 0.75), colour(0.25, 0.25)} <= backgrounds
+    assert "Page 1: Town\nA town." in page.text and "here or there" in page.text
+
+
+def test_ten_megabytes_of_text_make_no_large_page(run_dir):
+    """The file stays whole: what is left out of the page is counted."""
+    huge = "x" * 10_000_000
+    turns = [turn(huge, huge), turn("<answer>x</answer>", "", None)]
+    write_lines(
+        run_dir / "trajectories.jsonl",
+        [trajectory(turns=turns, question=huge, golds=[huge], stop_reason=huge)],
+    )
+    size = (run_dir / "trajectories.jsonl").stat().st_size
+    text = report(run_dir)
+    assert len(text) < 300_000 and text.count("9,980,000 more characters") >= 4
+    assert (run_dir / "trajectories.jsonl").stat().st_size == size
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200f", "\u2028", "\x85", "\ufeff"])
+def test_characters_that_change_what_stands_beside_them_are_named(run_dir, character):
+    write_lines(
+        run_dir / "trajectories.jsonl", [trajectory(turns=[turn(f"a{character}b"), turn("", "", None)])]
+    )
+    text = report(run_dir)
+    assert character not in text and f"a[U+{ord(character):04X}]b" in text
+
+
+def test_no_gain_is_not_a_zero_gain(run_dir):
+    turns = [turn(gain=None), turn(gain=0.0), turn("<answer>x</answer>", "", None)]
+    write_lines(run_dir / "trajectories.jsonl", [trajectory(turns=turns)])
+    text = Page(report(run_dir)).text
+    assert text.count("no gain") == 2
+    assert "Information gain 0.000 no difference" in text
+
+
+def test_nothing_in_the_files_acts_on_the_page(run_dir, pictures):
+    hostile = trajectory(
+        question=ATTACK,
+        golds=[ATTACK],
+        stop_reason=ATTACK,
+        turns=[turn(ATTACK, ATTACK), turn(ATTACK, "", None)],
+    )
+    write_lines(run_dir / "trajectories.jsonl", [hostile])
+    write_lines(run_dir / "events.jsonl", [{"time": 0, "kind": "banner", "text": ATTACK}])
+    write_lines(run_dir / "validation.jsonl", [{"step": 0, f"val-core/{ATTACK}-greedy/em/mean@1": 0.5}])
+    (run_dir / "config.yaml").write_text('seed: <script>alert("1")</script>\n')
+    text = report(run_dir)
+    page = Page(text)
+    assert "<script" not in text and "\x00" not in text
+    assert page.tags.isdisjoint({"script"})
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert all(address.startswith("data:") for address in page.values("img", "src"))
+    assert page.text.count('<script>alert("1")</script>') >= 7  # shown as text in every place
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([*"<>&;|/\"'#x3 \n\té", "think>", "<|im_end|>", "amp;", "span", "</"])).map(
+        "".join
+    )
+)
+def test_escaping_keeps_every_readable_character(text):
+    shown = str(dialogue(f"<think>{text}</think>"))
+    assert html.unescape(re.sub(r"</?span[^<>]*>", "", shown)) == f"<think>{text}</think>"
+    assert "<" not in re.sub(r'<span class="mark">|</span>', "", shown)
+    assert clean(text) == text
+
+
+def test_characters_that_html_cannot_carry_are_shown_as_pictures():
+    assert clean("a\x00\x1b\x7f\ud800\n") == "a\u2400\u241b\u2421\ufffd\n"
+
+
+def test_cut_last_line_is_left_out(run_dir):
+    for name in ("metrics", "validation", "trajectories", "events"):
+        with (run_dir / f"{name}.jsonl").open("a") as file:
+            file.write('{"step": 4, "credit/outcome/em": 0.9')
+    assert ["Training", "Step 1", "Step 3", "Change"] in Page(report(run_dir)).rows
+
+
+def test_missing_or_empty_metrics_name_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl does not exist"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "cred')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no complete line"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"credit/outcome/em": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.*step=None"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("damage", [None, "", "{\n", '{"step": "x"}\n'])
+def test_the_command_says_in_one_line_what_it_cannot_read(tmp_path, capsys, damage):
+    if damage is not None:
+        (tmp_path / "metrics.jsonl").write_text(damage)
+    assert main(["report", str(tmp_path)]) == ExitCode.PREFLIGHT
+    said = capsys.readouterr().out
+    assert said.startswith(f"verl-credit report {tmp_path}: ") and said.count("\n") == 1
+
+
+def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 5, "credit/outcome/em": 0.5}])
+    page = Page(report(tmp_path))
+    for words in (
+        "validation.jsonl is missing",
+        "trajectories.jsonl is missing",
+        "events.jsonl has no banner",
+        "config.yaml is missing",
+        "No data: critic/score/mean in metrics.jsonl",
+        "No data: credit/gain/mean in metrics.jsonl",
+    ):
+        assert words in page.text, words
+    assert ["Exact match (EM)", "50.0 %", "recorded once"] in page.rows
+    assert ["Exact match (EM), greedy", "not recorded"] in page.rows
+
+
+def test_validation_without_modes_is_said(run_dir):
+    write_lines(run_dir / "validation.jsonl", [{"step": 0, "val-core/lab/em/mean@1": 0.5}])
+    assert "It has: val-core/lab/em/mean@1" in Page(report(run_dir)).text
+
+
+def test_held_out_series_by_source_and_mode(run_dir):
+    row = {
+        "step": 0,
+        "val-core/a/b-greedy/em/mean@1": 0.1,
+        "val-core/a/b-greedy/em/mean@4": 0.2,
+        "val-core/nq-sampled/em/mean@1": 0.3,
+        "val-core/nq-sampled/em/best@4/mean": 0.9,
+        "val-aux/nq-sampled/format_ok/mean@1": 0.0,
+    }
+    write_lines(run_dir / "validation.jsonl", [row])
+    found = {
+        (e.source, e.mode): (e.em.values, e.em_well_formatted.values) for e in read_run(run_dir).held_out()
+    }
+    assert found == {("a/b", "greedy"): ((0.2,), ()), ("nq", "sampled"): ((0.3,), ())}
+    assert "Exact match (EM), sampled, nq" in Page(report(run_dir)).text
+
+
+def test_a_step_written_twice_counts_as_last_written(run_dir):
+    write_lines(
+        run_dir / "metrics.jsonl", [training(2), training(1), training(2) | {"critic/score/mean": 9.0}]
+    )
+    assert read_run(run_dir).series("critic/score/mean") == Series((1, 2), (0.2, 9.0))
+
+
+@pytest.mark.slow
+def test_same_run_same_bytes(run_dir, pictures):
+    first = report(run_dir), (run_dir / "curves.png").read_bytes()
+    assert (report(run_dir), (run_dir / "curves.png").read_bytes()) == first
+
+
+def test_solved_and_failed_are_both_chosen():
+    rows = [trajectory(step=s, question=f"q{s}", n_turns=2 + s % 2) for s in range(30)]
+    only_failure = trajectory(step=4, outcome=0.0, question="lost")
+    chosen = choose([*rows, only_failure])
+    assert len(chosen) == 3
+    assert only_failure in chosen
+    recent = [row for row in chosen if row is not only_failure]
+    assert all(row["step"] >= 30 - RECENT_STEPS and len(row["turns"]) == 3 for row in recent)
+    assert recent[0]["step"] == 29
+    assert chosen[-1] is only_failure
+    partly = [trajectory(step=29, outcome=0.6 + 0.1 * i, question=f"p{i}") for i in range(4)]
+    assert trajectory(step=0, outcome=0.0, question="p0") in choose(
+        [*partly, *rows, trajectory(step=0, outcome=0.0, question="p0")]
+    )
+
+
+def test_choice_prefers_other_questions_and_outcomes():
+    same = [trajectory(question="q", n_turns=5), trajectory(question="q", n_turns=4)]
+    other = trajectory(question="r", n_turns=2)
+    assert other in choose([*same, other], count=2)
+    half = trajectory(question="s", outcome=0.75)
+    assert half in choose([same[0], trajectory(question="t", outcome=0.0), other, half])
+    assert choose([]) == [] and choose([{"step": 1, "turns": []}]) == []
+
+
+def test_colour_scale_is_symmetric_clamped_and_legible():
+    as_hex = ["#" + "".join(f"{part:02x}" for part in end) for end in (NEGATIVE, NEUTRAL, POSITIVE)]
+    assert [colour(v, 2.0) for v in (-2.0, 0.0, 2.0)] == as_hex == [colour(v, 2.0) for v in (-9.0, None, 9.0)]
+    assert limit([None, -0.5, 0.25]) == 0.5 and limit([0.0]) == limit([]) == 1.0
+    for share in range(-10, 11):
+        assert _contrast("#1d2126", colour(share / 10, 1.0)) > 7
+
+
+def test_both_themes_are_legible():
+    css = Path(verl_credit.records.report.__file__).with_name("style.css").read_text()
+    dark = css.index("@media (prefers-color-scheme:dark)")
+    light_colours, dark_colours = (
+        dict(re.findall(r"--([\w-]+):(#[0-9a-f]{6})", part))
+        for part in (css[:dark], css[dark : css.index("}}", dark)])
+    )
+    assert light_colours.keys() == dark_colours.keys()
+    on = [("ink", "ground"), ("soft", "ground"), ("soft", "quiet"), ("read", "quiet"), ("ink", "quiet")]
+    for ink, ground in [*on, ("mark", "ground"), ("ink", "notice"), ("alarm", "alarm-ground")]:
+        assert _contrast(light_colours[ink], light_colours[ground]) > 4.2
+        assert _contrast(dark_colours[ground], dark_colours[ink]) > 4.5
+
+
+def _contrast(dark, light):
+    def luminance(value):
+        parts = [int(value[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    return (luminance(light) + 0.05) / (luminance(dark) + 0.05)
+
+
+def test_numbers_are_rounded_with_their_sign():
+    assert signed(-0.0004) == "0.000" and signed(-0.0006) == f"{MINUS}0.001"
+    assert points(-0.127) == f"{MINUS}12.7 points" and percent(0.5) == "50.0 %"
+    assert seconds_change(0.19) == "+0.2 s" and seconds_change(-0.01) == "0.0 s"
+
+
+def test_settings_are_read_by_place_not_by_name_alone(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "critic:\n  optim:\n    lr: 9\nactor_rollout_ref:\n  actor:\n    optim:\n      betas:\n      - 0.9\n"
+        "      lr: 0.001\n  rollout:\n    'n': 8\n  model:\n    path: '/models/a: b'\nseed: 1\nalgorithm:\n  gamma: 1.0\n"
+    )
+    assert read_settings(tmp_path / "config.yaml")[0] == {
+        "seed": "1",
+        "actor_rollout_ref.model.path": "/models/a: b",
+        "algorithm.gamma": "1.0",
+        "actor_rollout_ref.actor.optim.lr": "0.001",
+        "actor_rollout_ref.rollout.n": "8",
+    }
+    (tmp_path / "config.yaml").write_text("seed: [1\n")
+    assert read_settings(tmp_path / "config.yaml")[0] == {}

@@ -1,0 +1,193 @@
+"""The first line of the report says how the run ended; files with wrong values are said, not raised."""
+
+import copy
+import json
+import re
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.figure import Figure
+
+from kit.report_page import Page, evaluation, report, sibling, training, trajectory, write_lines
+from verl_credit.errors import ExitCode
+from verl_credit.records.report import write_report
+from verl_credit.records.report.curves import _draw
+from verl_credit.records.report.numbers import duration, interval
+from verl_credit.records.report.panels import panels
+from verl_credit.records.report.run_data import read_run
+from verl_credit.records.run import events
+from verl_credit.records.run.files import EVENTS, read_json_lines
+
+
+def first_line(folder):
+    return re.search(r'<p class="ending( error)?"[^>]*>([^<]*)</p>', report(folder)).groups()
+
+
+def ended(folder, code, why="", planned=20, seconds=125.0):
+    """A start, with its end so many seconds later."""
+    events.start(folder, planned)
+    events.end(folder, code, why, planned)
+    rows = read_json_lines(folder / EVENTS)
+    rows[-1]["time"] = rows[-2]["time"] + seconds
+    write_lines(folder / EVENTS, rows)
+
+
+@pytest.mark.parametrize(
+    "code, why, error, said",
+    [
+        (ExitCode.DONE, "", False, "Done: 3 of 20 training steps, 2 min 5 s since the start."),
+        (
+            ExitCode.INTEGRITY,
+            "no gain arrives",
+            True,
+            "Stopped by a fault: 3 of 20 training steps, 2 min 5 s",
+        ),
+        (
+            ExitCode.FAILED,
+            "a worker died",
+            True,
+            "Failed: 3 of 20 training steps, 2 min 5 s since the start: a",
+        ),
+        (ExitCode.PREFLIGHT, "no disk", True, "The last start was refused: 3 of 20"),
+        (ExitCode.INTERRUPTED, "the next run goes on", False, "Interrupted: 3 of 20"),
+    ],
+)
+def test_the_first_line_says_how_the_run_ended(run_dir, code, why, error, said):
+    ended(run_dir, code, why)
+    marked, text = first_line(run_dir)
+    assert text.startswith(said) and text.endswith(why) and bool(marked) is error
+    assert Page(report(run_dir)).text.index(text) < Page(report(run_dir)).text.index("Training steps 1 to 3")
+
+
+def test_a_killed_run_is_marked_and_has_no_duration(run_dir):
+    events.start(run_dir, 20)
+    assert first_line(run_dir) == (None, "This run has no end yet: it goes on, or it was killed.")
+    ended(run_dir, ExitCode.DONE)
+    kinds = [row.get("reason") for row in read_json_lines(run_dir / EVENTS) if row["kind"] == "end"]
+    assert kinds == ["killed", "done"]
+    rows = read_json_lines(run_dir / EVENTS)
+    write_lines(run_dir / EVENTS, [row for row in rows if row.get("reason") != "done"][:-1])
+    assert first_line(run_dir) == (" error", "Killed: 3 of 20 training steps: found at the next start")
+
+
+def test_a_start_with_nothing_left_hides_no_end(run_dir):
+    ended(run_dir, ExitCode.INTEGRITY, "no gain")
+    ended(run_dir, ExitCode.NOTHING_LEFT, "nothing left to learn")
+    assert first_line(run_dir)[1].startswith("Stopped by a fault")
+
+
+def test_a_run_of_an_earlier_version_is_told_apart(run_dir):
+    assert first_line(run_dir) == (None, "events.jsonl does not say how this run ended.")
+
+
+def test_versions_are_shown_or_missed(run_dir):
+    assert "versions.json is missing: the versions are not known." in Page(report(run_dir)).text
+    (run_dir / "versions.json").write_text('{"verl": "0.9.1", "torch": "2.13.0"}')
+    assert "verl 0.9.1 · torch 2.13.0" in Page(report(run_dir)).text
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        ("{", "versions.json is damaged ("),
+        ('["verl"]', "versions.json is damaged ("),
+        ("[" * 5000, "versions.json is damaged ("),
+        ("\udcff", "versions.json is damaged ("),
+        ("{}", "versions.json is empty"),
+        (None, "versions.json is damaged ("),
+    ],
+)
+def test_damaged_versions_are_said_and_the_rest_is_shown(run_dir, damage, said):
+    path = run_dir / "versions.json"
+    path.mkdir() if damage is None else path.write_text(damage, errors="surrogateescape")
+    text = Page(report(run_dir)).text
+    assert said in text and "the versions are not known." in text and "First and last values" in text
+
+
+def test_the_command_is_that_of_the_start_whose_end_is_told(run_dir):
+    events.start(run_dir, 20)  # of an earlier version
+    assert "verl-credit train" not in Page(report(run_dir)).text
+    for seed, code in ((1, ExitCode.FAILED), (2, ExitCode.INTEGRITY), (3, ExitCode.NOTHING_LEFT)):
+        events.start(run_dir, 20, f"verl-credit train --config-name lab seed={seed} 'a=<b>'")
+        assert f"seed={seed} 'a=<b>'" in Page(report(run_dir)).text  # while it goes on
+        events.end(run_dir, code, "", 20)
+    text = Page(report(run_dir)).text
+    assert "verl-credit train --config-name lab seed=2 'a=<b>'" in text and "seed=3" not in text
+
+
+def test_held_out_questions_come_with_an_interval(run_dir):
+    assert "95 % interval" not in Page(report(run_dir)).text
+    rows = [evaluation(0, 0.375, 0.2), evaluation(3, 0.625, 0.4) | {"val-aux/lab-greedy/questions": 64}]
+    write_lines(run_dir / "validation.jsonl", rows)
+    said = (
+        "Held-out exact match at step 3 (greedy, lab): 62.5 % of 64 questions, 95 % interval 50.3 % to 73.3 %"
+    )
+    assert said in Page(report(run_dir)).text
+    assert interval(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)  # Wilson's table values
+    assert interval(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    assert [duration(s) for s in (5.4, 125, 7260)] == ["5 s", "2 min 5 s", "2 h 1 min"]
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (None, "config.yaml is missing."),
+        (lambda text: text[: text.index("trainer")], "config.yaml is incomplete: it has no trainer, run_dir"),
+        (lambda text: text[:-1], "config.yaml is incomplete: its last line has no end"),
+        (lambda text: "", "config.yaml is incomplete: it has no actor_rollout_ref"),
+        (lambda text: text + "x: [1", "config.yaml is damaged (while parsing"),
+        (lambda text: "[" * 5000, "config.yaml is damaged ("),
+    ],
+)
+def test_a_configuration_that_is_not_whole_is_said(run_dir, damage, said):
+    path = run_dir / "config.yaml"
+    assert "config.yaml" not in Page(report(run_dir)).text
+    path.write_text(damage(path.read_text())) if damage else path.unlink()
+    assert said in Page(report(run_dir)).text
+
+
+def test_the_axis_of_exact_match_goes_from_0_to_100_percent(run_dir):
+    drawn = {panel.title: panel for panel in panels(read_run(run_dir))}
+    limits = {}
+    for title in ("Exact match", "Clipped tokens"):
+        axes = Figure().add_subplot()
+        _draw(axes, drawn[title])
+        limits[title] = axes.get_ylim()
+    assert limits["Exact match"] == (0, 1) and limits["Clipped tokens"][1] < 0.1
+
+
+def places(value, path=()):
+    """The path of everything inside a JSON value."""
+    if path:
+        yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", ["x", [], {"a": 1}, None, 1e308, 10**400], ids=lambda odd: repr(odd)[:9])
+def test_a_value_of_another_kind_ends_in_a_page_or_in_one_line(run_dir, odd):
+    ended(run_dir, ExitCode.INTEGRITY, "no gain arrives")
+    files = {
+        "metrics": training(2),
+        "validation": evaluation(3, 0.6, 0.4) | {"val-aux/lab-greedy/questions": 64},
+        "trajectories": trajectory(group=[sibling(1.0, (0.5, 1.0, 0.5))], place=0),
+        "events": read_json_lines(run_dir / EVENTS)[-1],
+    }
+    for name, row in files.items():
+        path = run_dir / f"{name}.jsonl"
+        whole = path.read_text()
+        for place in places(row):
+            changed = copy.deepcopy(row)
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = odd
+            path.write_text(whole + json.dumps(changed) + "\n")
+            try:
+                Page(write_report(run_dir).read_text(encoding="utf-8"))
+            except ValueError as error:
+                assert place == ("step",) and name in ("metrics", "validation") and "step=" in str(error)
+        path.write_text(whole)

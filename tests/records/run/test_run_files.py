@@ -1,0 +1,322 @@
+"""Files of a run survive kills and resumes; progress and evaluation read what was written."""
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ray.exceptions import RayActorError
+
+from kit.recipes import load_config
+from verl_credit.credit.token.sepa_controller import SepaController
+from verl_credit.errors import IntegrityError
+from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
+from verl_credit.host.rollout.watch import RolloutWatch, check_rollouts
+from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
+from verl_credit.records.run.files import (
+    METRICS,
+    STATE,
+    VALIDATION,
+    DamagedFile,
+    GrowingFile,
+    append_json,
+    read_json_lines,
+    rewind,
+)
+from verl_credit.records.run.progress import Progress, evaluation_line, step_line
+from verl_credit.records.run.state import MOVED, describe_resume, save_state
+
+OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
+
+
+def test_lines_round_trip_and_a_cut_last_line_is_left_out(tmp_path):
+    path = tmp_path / METRICS
+    append_json(
+        path, {"step": 1, "a": np.float64(0.5), "b": torch.tensor(2), "c": float("nan"), "d": [np.int64(3)]}
+    )
+    with path.open("a") as file:
+        file.write('{"step": 2, "a"')
+    assert read_json_lines(path) == [{"step": 1, "a": 0.5, "b": 2, "c": None, "d": [3]}]
+
+
+def test_a_row_after_a_cut_line_stands_on_its_own(tmp_path):
+    path = tmp_path / METRICS
+    for cut in ('{"step": 2, "a"', '{"step"'):
+        append_json(path, {"step": 1})
+        with path.open("a") as file:
+            file.write(cut)
+    append_json(path, {"step": 3})
+    assert [row["step"] for row in read_json_lines(path)] == [1, 1, 3]
+
+
+@pytest.mark.parametrize("text", ["\u2028", "\x85", "\ud800", "Zürich", '"\n\\'])
+def test_any_text_survives(tmp_path, text):
+    append_json(tmp_path / METRICS, {"step": 1, "text": text})
+    assert read_json_lines(tmp_path / METRICS) == [{"step": 1, "text": text}]
+
+
+def test_a_kill_inside_a_character_costs_only_that_line(tmp_path):
+    (tmp_path / METRICS).write_bytes('{"step": 1}\n{"text": "ü'.encode()[:-1])
+    assert read_json_lines(tmp_path / METRICS) == [{"step": 1}]
+
+
+def test_damage_before_the_last_line_is_an_error(tmp_path):
+    (tmp_path / METRICS).write_text('{"step": 1\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl line 1 is not JSON"):
+        read_json_lines(tmp_path / METRICS)
+
+
+def test_a_resume_moves_later_steps_aside_and_loses_none(tmp_path):
+    path = tmp_path / METRICS
+    for step in (1, 2, 3, 4):
+        append_json(path, {"step": step})
+    assert rewind(path, 2) == 2
+    assert [row["step"] for row in read_json_lines(path)] == [1, 2]
+    assert [row["step"] for row in read_json_lines(path.with_suffix(".superseded.jsonl"))] == [3, 4]
+    assert rewind(path, 2) == 0 and rewind(tmp_path / "absent.jsonl", 0) == 0
+
+
+def test_of_a_file_that_grows_only_what_was_added_is_read(tmp_path):
+    """The display looks twice a second: reading all of it each time would fill a core after some thousand steps."""
+    path = tmp_path / METRICS
+    file = GrowingFile(path)
+    assert file.new_rows() == []
+    append_json(path, {"step": 1})
+    append_json(path, {"step": 2})
+    assert file.new_rows() == [{"step": 1}, {"step": 2}] and file.new_rows() == []
+    with path.open("r+b") as damaged:
+        damaged.write(b"?")
+    with path.open("a") as cut:
+        cut.write('{"step": 3')
+    assert file.new_rows() == []
+    append_json(path, {"step": 4})  # in place of the line that was cut
+    assert file.new_rows() == [{"step": 4}]
+    with path.open("a") as damaged:
+        damaged.write("[]\n")
+    for _ in range(2):
+        with pytest.raises(DamagedFile, match="line 4 is not a JSON object"):
+            file.new_rows()
+
+
+def test_rows_that_a_resume_leaves_are_no_news_and_those_after_them_are(tmp_path):
+    path = tmp_path / METRICS
+    for step in (1, 2, 3, 4):
+        append_json(path, {"step": step})
+    file = GrowingFile(path)
+    assert len(file.new_rows()) == 4
+    rewind(path, 2)
+    assert file.new_rows() == []
+    append_json(path, {"step": 3})
+    assert file.new_rows() == [{"step": 3}]
+
+
+def test_failed_rollouts_stop_the_run_unless_tolerated():
+    assert check_rollouts(8, 8, [], 0.0) == 0
+    assert check_rollouts(8, 7, ["KeyError: x"], 0.2) == 1
+    with pytest.raises(IntegrityError, match="1 of 8 rollouts raised.*KeyError: x"):
+        check_rollouts(8, 7, ["KeyError: x"], 0.0)
+    with pytest.raises(IntegrityError, match="no exception was recorded"):
+        check_rollouts(8, 6, [], 0.1)
+
+
+def test_too_many_tool_faults_stop_the_run():
+    lost = Counter({"connect": 1})
+    check_tool_faults(lost, 4, 0.25, "http://x")
+    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*1 connect"):
+        check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
+    with pytest.raises(
+        IntegrityError, match=r"1 of 4 rows were lost to faults of tools: 1 connect; a share.*\)\.$"
+    ):
+        check_tool_faults(lost, 4, 0.2, None)
+
+
+def test_an_evaluation_without_its_retriever_is_no_evaluation():
+    metrics = {"val-aux/lab-greedy/tool_fault/mean@1": 0.5, "val-aux/lab-greedy/em/mean@1": 0.1}
+    check_evaluation_faults(metrics, 0.5, "http://x")
+    with pytest.raises(IntegrityError, match="held-out evaluation.*= 0.500"):
+        check_evaluation_faults(metrics, 0.25, "http://x")
+
+
+def test_evaluation_rows_carry_their_mode_and_keep_their_source():
+    batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
+    (batch,) = EvaluationLoader(batches, "greedy")
+    assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
+    assert "sampling" not in batches[0]
+
+
+def test_metrics_of_an_evaluation_are_named_after_its_mode():
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        assert expected_acc_counts == {("lab-greedy", "u"): 1}
+        return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
+
+    named = label_mode(update, "greedy")(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    assert named == {
+        "val-core/lab-greedy/em/mean@1": 1.0,
+        "val-aux/lab-greedy/questions": 2,
+        "val-aux/num_turns-greedy/mean": 2,
+    }
+
+
+def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
+    """verl takes means of whatever a reward function returns, and refuses lists of different length."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        found = process_validation_metrics(sources, uids, infos)
+        return {f"{name}/mean": infos["reward"] for name in found[sources[0]]}
+
+    infos = {
+        "reward": [1.0, 0.0, None],
+        "pred": ["a", "b", "c"],
+        "steps": [[0.5, None], [0.1], []],
+        "shown": [np.zeros(2), None, np.zeros(1)],
+        "said": [{"a": 1}, {}, None],
+    }
+    named = label_mode(update, "greedy")(["lab"] * 3, ["u"] * 3, infos, [], None)
+    assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}
+
+
+class Buffer:
+    """verl's replay buffer as the watch sees it."""
+
+    def _wait_for_next_poll(self, *args):
+        return args
+
+    def sample(self, error=None, keys=("a",)):
+        if error:
+            raise error
+        self.waited = self._wait_for_next_poll("train", 0.0)
+        return SimpleNamespace(keys=list(keys)), {}
+
+
+def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
+    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
+    watch.attach(buffer)
+    watch.begin(8)
+    watch.drain = lambda: []
+    assert buffer.sample()[0].keys == ["a"] and buffer.waited == ("train", 0.0) and watch.settle(8) == 0
+    watch.drain = lambda: ["KeyError: no such column"]
+    with pytest.raises(IntegrityError, match="no such column"):
+        buffer.sample()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"error": RuntimeError("no materializable trajectories")},  # verl's advice is about refilling
+        {"error": ValueError("Received an empty list as keys.")},
+        {"keys": ()},
+    ],
+)
+def test_a_batch_that_failed_as_a_whole_has_the_cause_of_its_rollouts(left):
+    buffer, watch = Buffer(), RolloutWatch(0.0)
+    watch.drain = lambda: []
+    watch.attach(buffer)
+    watch.begin(8)
+    buffer.sample()
+    watch.drain = lambda: ["ActorDiedError: the rollout server"]  # between two looks
+    with pytest.raises(IntegrityError, match="the rollout server"):
+        buffer.sample(**left)
+
+
+def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():
+    watch = RolloutWatch(0.25)
+    watch.begin(8)
+    watch.drain = lambda: ["KeyError: x"]
+    assert watch.settle(7) == 1
+
+    def dead():
+        raise RayActorError
+
+    watch.drain = dead
+    with pytest.raises(IntegrityError, match="an agent-loop worker died"):
+        watch.settle(8)
+
+
+def test_resume_says_what_differs(tmp_path):
+    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    said, saved, sepa = describe_resume(config, 3)
+    assert "not exact" in said and "is missing" in said and saved == {} and sepa is None
+    save_state(folder, config, 3, {"credit/outcome/em": np.float64(0.5)})
+    (folder / "data.pt").write_bytes(b"")
+    assert describe_resume(config, 3) == ("resume: exact, from step 3", {"credit/outcome/em": 0.5}, None)
+    elsewhere = [*OWN, f"run_dir={tmp_path}", "trainer.total_training_steps=99", "search.url=http://y"]
+    elsewhere += ["search.token_env=TOKEN", "search.breaker_failures=9", "search.breaker_pause_s=1"]
+    elsewhere += ["algorithm.turn_judge.retries=9", "algorithm.turn_judge.breaker_failures=9"]
+    assert describe_resume(load_config("search_cpu", elsewhere), 3)[0] == "resume: exact, from step 3"
+    inexact = (
+        "search.topk=4",
+        "search.index_fingerprint=ab12",
+        "actor_rollout_ref.actor.clip_ratio_high=0.3",
+        "seed=2",
+    )
+    for change in inexact:
+        said, *_ = describe_resume(load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", change]), 3)
+        assert "not exact" in said and change.partition("=")[0] in said
+    mode = "trainer.v1.trainer_mode=credit_colocate_async"
+    colocate = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}", mode])
+    assert "trainer_mode was credit, is credit_colocate_async" in describe_resume(colocate, 3)[0]
+    save_state(folder, colocate, 3, {})
+    assert describe_resume(colocate, 3)[0] == (
+        f"resume: from step 3, not exact: {mode}: rollouts that were under way begin again, by newer weights"
+    )
+    back = describe_resume(config, 3)[0]
+    assert "\n" not in back and "trainer_mode was credit_colocate_async, is credit; " in back
+    assert back.endswith(f"{mode}: rollouts ahead of the step are left out")
+    with pytest.raises(ValueError, match="step 3; expected 1, 4"):
+        folder.rename(folder.with_name("global_step_4"))
+        describe_resume(config, 4)
+
+
+def test_the_state_of_sepa_travels_with_the_checkpoint(tmp_path):
+    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
+    before, after = SepaController(correct_rate_gate=0.5), SepaController(correct_rate_gate=0.5)
+    before.observe(3, 0.6, torch.tensor([0.1, 0.4, 0.2]))
+    save_state(tmp_path / "checkpoints" / "global_step_3", config, 3, {}, before.state_dict())
+    for config.trainer.total_training_steps in (None, 99):  # a key that may change
+        _, _, sepa = describe_resume(config, 3)
+        after.load_state_dict(sepa)
+        assert after.gate_open and after.state_dict() == before.state_dict() == sepa
+    config.algorithm.gamma = 0.5  # an inexact resume keeps the state too
+    assert describe_resume(config, 3)[2] == before.state_dict()
+
+
+def test_progress_shows_news_once_and_not_what_stood_there_before(tmp_path):
+    append_json(tmp_path / METRICS, {"step": 1, "credit/outcome/em": 0.1})
+    said = []
+    with Progress(tmp_path, 3, write=said.append, interval_s=60.0) as progress:
+        with (tmp_path / METRICS).open("r+b") as damaged:
+            damaged.write(b"?")  # it is not read a second time
+        append_json(tmp_path / METRICS, {"step": 2, "credit/outcome/em": 0.5, "credit/gain/mean": 0.25})
+        append_json(tmp_path / VALIDATION, {"step": 2, "val-aux/lab-greedy/em/mean@1": 0.4})
+        progress._show()
+        progress.note("network", "a note")
+    assert len(said) == 3 and said.pop().endswith("  a note")
+    assert "held-out EM after step 2: lab-greedy 0.400" in said[0]
+    assert "step   2/3  EM 0.500 (running 0.500)  gain +0.2500" in said[1]
+
+
+def test_lines_show_only_what_is_there():
+    assert step_line({"step": 1}, 10, None) == "step   1/10"
+    row = {"step": 3, "val-core/lab-sampled/em/mean@1": 0.5, "val-aux/lab-sampled/f1/mean@1": 0.9}
+    assert evaluation_line(json.loads(json.dumps(row))) == "held-out EM after step 3: lab-sampled 0.500"
+
+
+def test_a_run_that_began_before_a_module_moved_goes_on_exactly(tmp_path):
+    """Saved configurations name modules; those that moved are known by their old names."""
+    config = load_config("search_cpu", [*OWN, f"run_dir={tmp_path}"])
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    save_state(folder, config, 3, {})
+    (folder / "data.pt").write_bytes(b"")
+    path, saved = folder / STATE, (folder / STATE).read_text()
+    for old, new in MOVED.items():
+        assert f'"{new}"' in saved  # what is mapped to is what a run of today saves
+        path.write_text(path.read_text().replace(f'"{new}"', f'"{old}"'))
+    assert path.read_text() != saved
+    state = json.loads(path.read_text())
+    state["config"]["algorithm.turn_judge.retries"] = "7"  # was kept before it was known to decide nothing
+    path.write_text(json.dumps(state))
+    assert describe_resume(config, 3)[0] == "resume: exact, from step 3"

@@ -1,0 +1,286 @@
+"""One run per folder, a finished run, and bad input of `train`: one line, an exit code, nothing heavy started."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from kit.lab_run import run
+from kit.preflight import GOOD, write
+from kit.recipes import load_config
+from verl_credit.cli import main
+from verl_credit.cli.run import train as train_module
+from verl_credit.errors import ExitCode, PreflightError
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
+from verl_credit.records.run.finished import TRACKER, last_checkpoint, nothing_left
+from verl_credit.records.run.lock import LOCK, run_lock
+from verl_credit.records.run.state import save_state
+
+HOLD = "import sys; from pathlib import Path; from verl_credit.records.run.lock import run_lock\n" \
+       "with run_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # fmt: skip
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock of tmp_path."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_run_in_the_folder_is_refused_with_the_pid_of_the_first(tmp_path, holder):
+    with (
+        pytest.raises(
+            PreflightError, match=rf"run_dir={tmp_path}: process {holder.pid} on .* another run_dir"
+        ),
+        run_lock(tmp_path),
+    ):
+        pytest.fail("both hold the folder")
+    assert (
+        json.loads((tmp_path / LOCK).read_text())["pid"] == holder.pid
+    )  # not overwritten by the one refused
+
+
+def test_a_killed_run_blocks_nobody(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with run_lock(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    with run_lock(tmp_path):  # and it is given back at the end
+        pass
+
+
+def test_a_lock_without_a_legible_holder_is_a_lock(tmp_path):
+    with (tmp_path / LOCK).open("w") as file:
+        file.write("{")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(PreflightError, match="another process is running there"), run_lock(tmp_path):
+            pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(PreflightError, match=r"run_dir=.*file/run: Not a directory"),
+        run_lock(tmp_path / "file/run"),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def unsupported(file, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    said = []
+    with run_lock(tmp_path, said.append):
+        pass
+    assert "has no locks" in said[0]
+
+
+# --- train: each of these ends before the lab is built ------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_heavy(monkeypatch):
+    def heavy(*_, **__):
+        pytest.fail("something heavy was started")
+
+    monkeypatch.setattr(train_module, "_prepare_world", heavy)
+    monkeypatch.setattr(train_module, "_preflight", heavy)
+    monkeypatch.setattr(train_module, "_launch", heavy)
+
+
+def test_train_refuses_a_folder_in_use_in_one_line(tmp_path, capsys, holder, nothing_heavy):
+    code, lines = run(capsys, tmp_path)
+    assert code == ExitCode.PREFLIGHT == 4
+    assert len(lines) == 1 and f"process {holder.pid}" in lines[0]
+
+
+def test_train_refuses_checkpoints_that_another_run_writes(tmp_path, capsys, holder, nothing_heavy):
+    """Another run_dir, the same trainer.default_local_dir."""
+    code, lines = run(capsys, tmp_path / "mine", f"trainer.default_local_dir={tmp_path}")
+    assert code == 4 and len(lines) == 1
+    assert f"trainer.default_local_dir={tmp_path}: process {holder.pid}" in lines[0]
+    assert "another trainer.default_local_dir" in lines[0]
+
+
+def test_a_run_holds_the_default_folder_of_its_checkpoints_too(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    def started(world, config, *_):
+        folder = train_module.Path(config.trainer.default_local_dir)
+        with pytest.raises(PreflightError, match="is running there"), run_lock(folder):
+            pass
+        seen.append(folder.name)
+        raise PreflightError("far enough")
+
+    monkeypatch.setattr(train_module, "_prepare_world", started)
+    assert run(capsys, tmp_path)[0] == 4 and seen == ["checkpoints"]
+    with run_lock(tmp_path / "checkpoints"):
+        pass
+
+
+def test_checkpoints_in_the_run_s_own_folder_are_no_second_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_module, "_prepare_world", lambda *_: None)
+    monkeypatch.setattr(train_module, "_preflight", lambda *_: None)
+    monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
+    assert run(capsys, tmp_path, f"trainer.default_local_dir={tmp_path}")[0] == 0
+
+
+@pytest.mark.skipif(bool(os.environ.get("RAY_ADDRESS")), reason="a cluster may bring the devices")
+@pytest.mark.slow
+def test_train_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch, nothing_heavy):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, lines = run(capsys, tmp_path, "trainer.device=cuda")
+    assert code == 4 and len(lines) == 1
+    assert re.search("CPUs only, and trainer.device=cuda|no CUDA device is visible", lines[0])
+
+
+def test_train_refuses_a_vllm_that_is_not_there(tmp_path, capsys, monkeypatch, nothing_heavy):
+    monkeypatch.setattr(
+        "verl_credit.recipe.machine.gather.installed", lambda: {"ray": "2.60.0", "vllm": "0.11.0"}
+    )
+    rollout = "actor_rollout_ref.rollout"
+    extension = "verl_credit.host.cpu.vllm_extension.CPUWorkerExtension"
+    on_cpu = f"+{rollout}.engine_kwargs.vllm.worker_extension_cls={extension}"
+    code, lines = run(capsys, tmp_path, f"{rollout}.name=vllm", on_cpu)
+    assert code == 4 and len(lines) == 1
+    assert "vllm 0.11.0 is older than 0.18.0" in lines[0]
+
+
+def test_train_refuses_a_port_in_use(tmp_path, capsys, nothing_heavy):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        metrics = "transfer_queue.metrics"
+        code, lines = run(capsys, tmp_path, f"{metrics}.enabled=true", f"{metrics}.port={port}")
+    assert code == 4 and len(lines) == 1
+    assert f"{metrics}.port={port} is in use by" in lines[0]
+
+
+def test_train_refuses_missing_data(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("verl_credit.recipe.doctor.inputs.recipe.ask_servers", lambda search: (None, "ready"))
+    monkeypatch.setattr(train_module, "_launch", lambda *_: pytest.fail("it was started"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    rows = write(tmp_path / "val.parquet", [GOOD])
+    arguments = [
+        f"data.train_files={tmp_path}/absent.parquet",
+        f"data.val_files={rows}",
+        "search.url=http://x",
+    ]
+    arguments += [f"actor_rollout_ref.model.path={tmp_path}/model", f"run_dir={tmp_path}/run"]
+    assert main(["train", "--config-name", "search_cpu", *arguments]) == 4
+    assert f"data.train_files: {tmp_path}/absent.parquet does not exist" in capsys.readouterr().out
+
+
+# --- a finished run ------------------------------------------------------------------------------------------------
+
+
+def finished_run(folder, step=5):
+    checkpoints = folder / "checkpoints"
+    (checkpoints / f"global_step_{step}").mkdir(parents=True)
+    (checkpoints / TRACKER).write_text(str(step))
+    append_json(folder / VALIDATION, {"step": step, "val-aux/lab-greedy/em/mean@1": 0.5})
+    append_json(folder / METRICS, {"step": step, "credit/outcome/em": 0.5})
+
+
+@pytest.mark.parametrize(
+    "overrides, left",
+    [
+        (["trainer.total_training_steps=5"], False),
+        (["trainer.total_training_steps=4"], False),
+        (["trainer.total_training_steps=6"], True),
+        (["trainer.total_training_steps=null"], True),  # and the checkpoint does not say how many
+        (["trainer.total_training_steps=5", "trainer.resume_mode=disable"], True),
+    ],
+)
+def test_when_there_is_something_left_to_do(tmp_path, overrides, left):
+    finished_run(tmp_path)
+    assert (nothing_left(load_config("lab", [f"run_dir={tmp_path}", *overrides])) is None) is left
+
+
+def test_a_run_that_counts_epochs_knows_its_end_from_the_checkpoint(tmp_path):
+    finished_run(tmp_path)
+    epochs = [f"run_dir={tmp_path}", "trainer.total_training_steps=null", "trainer.total_epochs=2"]
+    config = load_config("lab", epochs)
+    for planned, left in ((6, True), (5, False)):  # 6: ended at max_hours
+        save_state(tmp_path / "checkpoints" / "global_step_5", config, 5, {}, None, planned)
+        assert (nothing_left(config) is None) is left
+    assert "trainer.total_epochs=2; raise" in nothing_left(config)
+    for other in ("trainer.total_epochs=3", "data.train_batch_size=8"):
+        assert nothing_left(load_config("lab", [*epochs, other])) is None
+
+
+def test_a_last_step_that_was_never_evaluated_is_left_to_do(tmp_path):
+    finished_run(tmp_path)
+    (tmp_path / VALIDATION).write_text('{"step": 3}\n')
+    five = [f"run_dir={tmp_path}", "trainer.total_training_steps=5"]
+    assert nothing_left(load_config("lab", five)) is None
+    assert nothing_left(load_config("lab", [*five, "trainer.val_before_train=false"])) is not None
+
+
+def test_a_checkpoint_counts_only_when_it_is_there(tmp_path):
+    assert last_checkpoint(tmp_path) is None
+    (tmp_path / TRACKER).write_text("7")
+    assert last_checkpoint(tmp_path) is None
+    (tmp_path / "global_step_7").mkdir()
+    assert last_checkpoint(tmp_path) == 7
+    (tmp_path / TRACKER).write_text("seven")
+    assert last_checkpoint(tmp_path) is None
+
+
+def test_a_finished_run_exits_3_and_starts_nothing(tmp_path, capsys, nothing_heavy):
+    finished_run(tmp_path)
+    code, lines = run(capsys, tmp_path, "trainer.total_training_steps=5")
+    assert code == ExitCode.NOTHING_LEFT == 3
+    assert (
+        "nothing left to learn" in lines[0] and "is at step 5 of trainer.total_training_steps=5" in lines[0]
+    )
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("damage, said", [("{", "is not JSON"), ("5", "is not a JSON object")])
+def test_a_damaged_file_of_the_run_is_told_and_nothing_starts(tmp_path, capsys, nothing_heavy, damage, said):
+    (tmp_path / METRICS).write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
+    code, lines = run(capsys, tmp_path)
+    assert code == ExitCode.PREFLIGHT
+    assert f"{METRICS} line 2 {said}" in lines[-1] and "fix the line or take another run_dir" in lines[-1]
+    assert (tmp_path / METRICS).read_text().count("\n") == 3
+
+
+def test_the_codes_are_documented():
+    documented = (train_module.Path(__file__).parents[3] / "docs" / "host.md").read_text()
+    section = documented.split("## Exit codes", 1)[1].split("\n## ", 1)[0]
+    assert {int(n) for n in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)} == {
+        c.value for c in ExitCode
+    } | {2}
+
+
+def test_what_was_perhaps_not_meant_is_said_before_anything_heavy_and_kept(tmp_path, capsys, monkeypatch):
+    for name in ("_prepare_world", "_preflight"):
+        monkeypatch.setattr(train_module, name, lambda *_: None)
+    monkeypatch.setattr(train_module, "_launch", lambda *_: (ExitCode.DONE, ""))
+    one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"
+    servers = "search.url=[http://me:secret@127.0.0.1:1,http://127.0.0.1:2]"
+    code, lines = run(capsys, tmp_path, one_update, servers)
+    assert code == 0
+    (said,) = [number for number, line in enumerate(lines) if "warning: the clip can never act" in line]
+    assert said < next(number for number, line in enumerate(lines) if "starting Ray" in line)
+    start, kept, end = read_json_lines(tmp_path / EVENTS)
+    assert [row["kind"] for row in (start, kept, end)] == ["start", "idle", "end"]
+    assert "the clip can never act" in kept["text"]
+    stored = OmegaConf.load(tmp_path / "config.yaml").search.url
+    assert list(stored) == ["http://***@127.0.0.1:1", "http://127.0.0.1:2"]

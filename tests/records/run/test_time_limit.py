@@ -1,0 +1,80 @@
+"""max_hours: the step that is made last, by a clock of our own."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kit.recipes import load_config
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.rules import validate
+from verl_credit.records.run.time_limit import TimeLimit
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def steps_made(hours, step_s, *, save_s=None, test_s=None, longest=None):
+    """Steps until one was the last, and the seconds they took; saving and evaluating at the last one only."""
+    clock = Clock()
+    limit, steps, last = TimeLimit(hours, clock), 0, False
+    while True:
+        seconds = longest if longest and steps == 0 else step_s
+        clock.now += seconds
+        steps += 1
+        if last:
+            return steps, clock.now - 100.0 + (save_s or 0) + (test_s or 0)
+        timing = {"step": seconds}
+        if steps == 1:
+            timing |= {
+                name: s for name, s in (("save_checkpoint", save_s), ("testing", test_s)) if s is not None
+            }
+        last = limit.next_is_last(timing)
+
+
+def test_a_run_ends_within_its_limit_and_uses_it():
+    steps, seconds = steps_made(1.0, 100.0, save_s=50.0, test_s=150.0)
+    assert seconds <= 3600 < seconds + 2 * 100.0
+    assert steps == 34  # 34 * 100 + 200 = 3600
+
+
+def test_what_was_not_seen_is_taken_to_last_a_step():
+    steps, _ = steps_made(1.0, 100.0)
+    assert steps == 34  # two steps are kept free for saving and evaluating
+
+
+def test_the_longest_step_counts():
+    assert steps_made(1.0, 100.0, longest=500.0)[0] < steps_made(1.0, 100.0)[0]
+
+
+def test_a_limit_shorter_than_a_step_still_makes_two():
+    assert steps_made(0.001, 100.0)[0] == 2
+
+
+@pytest.mark.parametrize("value", ["0", "-1", ".inf", "soon", "true"])
+def test_a_limit_that_is_no_positive_number_is_refused(value):
+    with pytest.raises(ConfigError, match="max_hours"):
+        validate(load_config("lab", [f"max_hours={value}"]))
+
+
+def test_a_limit_without_checkpoints_is_refused():
+    with pytest.raises(ConfigError, match=r"max_hours=2 with trainer.save_freq=-1"):
+        validate(load_config("lab", ["max_hours=2", "trainer.save_freq=-1"]))
+
+
+def test_an_early_end_does_not_move_the_curriculum(tmp_path):
+    from verl_credit.host.step.trainer import CreditTrainer
+
+    config = load_config("lab", [f"run_dir={tmp_path}", "algorithm.info_gain_curriculum.gain=[1,0]"])
+    trainer = object.__new__(CreditTrainer)
+    trainer.run_dir, trainer.config = tmp_path, SimpleNamespace(max_hours=1.0)
+    trainer._limit, trainer._shortened_from = TimeLimit(1e-9, Clock()), None
+    trainer.global_steps, trainer.total_training_steps = 2, 101
+    trainer._keep_time({"step": 100.0, "gen": 50.0})
+    assert trainer.total_training_steps == 3  # what verl stops at
+    settings = CreditSettings.from_config(config)
+    assert settings.curriculum_at(3, trainer.planned_steps)[0] == pytest.approx(0.98)

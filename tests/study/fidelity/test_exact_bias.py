@@ -1,0 +1,172 @@
+"""What each mode's expected gradient is, to rounding."""
+
+import pytest
+import torch
+
+from verl_credit.study.fidelity.exact.batch import as_world, in_groups
+from verl_credit.study.fidelity.exact.compare import compare, cosine, share_beyond
+from verl_credit.study.fidelity.exact.expectation import advantages
+from verl_credit.study.fidelity.exact.groups import list_groups
+from verl_credit.study.fidelity.exact.modes import PENALTY
+from verl_credit.study.fidelity.exact.objectives import (  # fmt: skip
+    gradient,
+    log_success,
+    reward,
+    with_gain,
+    with_turn_penalty,
+)
+from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS
+from verl_credit.study.fidelity.exact.subjects import (  # fmt: skip
+    constant_credit,
+    outcome_credit_of,
+    turn_credit_of,
+    turn_penalty,
+)
+from verl_credit.study.fidelity.exact.table import expected_gradients
+from verl_credit.study.fidelity.exact.trajectories import list_trajectories
+
+TIGHT = {"rtol": 0, "atol": 1e-9}
+SIZES = [2, 3, 5]
+QUESTIONS = pytest.mark.parametrize("question", [ONE_HOP, TWO_HOPS], ids=lambda q: q.name)
+
+
+def of(credit, question, size, stop=0.3):
+    return expected_gradients(credit, list_trajectories(question), size, [stop])[0]
+
+
+def true(objective, question, size=8, stop=0.3):
+    trajectories = list_trajectories(question)
+    return gradient(objective, trajectories, trajectories.choices.logits_with_stop(stop), size)
+
+
+@QUESTIONS
+@pytest.mark.parametrize("size", [*SIZES, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop", [0.1, 0.6])
+def test_rloo_and_low_baseline_are_unbiased_and_grpo_without_std_is_shrunk(question, size, stop):
+    exact_D = true(reward, question, stop=stop)
+    for operator in ("rloo", "low_baseline"):
+        torch.testing.assert_close(of(outcome_credit_of(operator), question, size, stop), exact_D, **TIGHT)
+    weighed_D = of(outcome_credit_of("half_negative"), question, size, stop)
+    assert compare(weighed_D, exact_D)["cosine"] == pytest.approx(1, abs=1e-9)
+    centred_D = of(outcome_credit_of("grpo", norm_by_std=False), question, size, stop)
+    torch.testing.assert_close(centred_D, (size - 1) / size * exact_D, **TIGHT)
+    found = compare(centred_D, exact_D)
+    assert found["cosine"] == pytest.approx(1, abs=1e-9)
+    assert found["norm_ratio"] == pytest.approx((size - 1) / size, abs=1e-9)
+    assert found["scale"] == pytest.approx((size - 1) / size, abs=1e-9)
+    assert found["difference"] == pytest.approx(0, abs=1e-9)
+
+
+@QUESTIONS
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_turn_group_unbiased_follows_reward_and_gain(question, size, alpha):
+    found_D = of(turn_credit_of("turn-group-unbiased", alpha=alpha), question, size)
+    torch.testing.assert_close(found_D, true(with_gain(alpha), question), **TIGHT)
+    other = turn_credit_of("leave_one_out", alpha=alpha)
+    torch.testing.assert_close(of(other, question, size), true(with_gain(alpha), question), **TIGHT)
+
+
+def test_below_gamma_1_it_is_the_discounted_return_to_go_and_no_objectives_gradient():
+    """E[sum over k of grad log pi_k sum over j >= k of gamma^(j-k) gain_j]: the discount starts anew at every turn."""
+    trajectories = list_trajectories(TWO_HOPS)
+    logits_D = trajectories.choices.logits_with_stop(0.3)
+    gain_N_K, gamma = trajectories.gain_N_K, 0.5
+    togo_N_K1 = torch.zeros(trajectories.choice_N_K1.shape, dtype=torch.float64)
+    for k in range(gain_N_K.shape[1]):
+        for j in range(k, gain_N_K.shape[1]):
+            togo_N_K1[:, k] += gamma ** (j - k) * gain_N_K[:, j]
+    weight_N_K1 = trajectories.probability_N(logits_D)[:, None] * (
+        trajectories.outcome_N[:, None] + togo_N_K1
+    )
+    field_D = torch.einsum("nk,nkd->d", weight_N_K1, trajectories.score_N_K1_D(logits_D))
+    found_D = of(turn_credit_of("turn-group-unbiased", alpha=1.0, gamma=gamma), TWO_HOPS, 3)
+    torch.testing.assert_close(found_D, field_D, **TIGHT)
+    for objective in (with_gain(1.0), with_gain(1.0, gamma)):
+        assert cosine(found_D, true(objective, TWO_HOPS)) < 0.9999
+
+
+@QUESTIONS
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_v1d_follows_no_sum_of_reward_and_gain(question, alpha):
+    found_D = of(turn_credit_of("turn-group-v1d", alpha=alpha), question, 4)
+    basis_D_J = torch.stack([true(reward, question), true(with_gain(1.0), question)], dim=1)
+    assert cosine(found_D, basis_D_J[:, 0]) < 0.99
+    assert share_beyond(found_D, basis_D_J) > 0.05
+    without_std_D = of(turn_credit_of("turn-group-v1d", alpha=alpha, norm_by_std=False), question, 4)
+    assert share_beyond(without_std_D, basis_D_J) > 0.01
+    unbiased_D = of(turn_credit_of("turn-group-unbiased", alpha=alpha), question, 4)
+    assert share_beyond(unbiased_D, basis_D_J) < 1e-9
+
+
+@QUESTIONS
+@pytest.mark.parametrize("size", SIZES)
+def test_the_turn_penalty_follows_reward_minus_turns(question, size):
+    objective = with_turn_penalty(PENALTY)
+    found_D = of(turn_penalty(PENALTY, own=objective), question, size)
+    torch.testing.assert_close(found_D, true(objective, question), **TIGHT)
+
+
+@QUESTIONS
+@pytest.mark.parametrize("size", SIZES)
+def test_maxrl_follows_the_logarithm_of_success_cut_after_n_minus_1_terms(question, size):
+    """But for its eps of 1e-6 in the denominator."""
+    found_D, own_D = of(outcome_credit_of("maxrl"), question, size), true(log_success, question, size)
+    assert float((found_D - own_D).norm() / own_D.norm()) < 1e-5
+
+
+@QUESTIONS
+def test_an_outcome_operator_turns_no_single_question(question):
+    """With 0/1 outcomes E[A | trajectory] depends on the outcome alone: a question's gradient is only made longer."""
+    for operator in ("grpo", "maxrl", "reinforce_pp"):
+        assert cosine(of(outcome_credit_of(operator), question, 3), true(reward, question)) == pytest.approx(
+            1
+        )
+
+
+@QUESTIONS
+def test_turn_gae_with_exact_values_is_unbiased_at_any_lam_without_gains_and_at_lam_1_with_them(question):
+    for lam in (0.0, 0.9, 1.0):
+        found_D = of(turn_credit_of("turn_gae", gains=False, lam=lam), question, 4)
+        torch.testing.assert_close(found_D, true(reward, question), **TIGHT)
+    torch.testing.assert_close(
+        of(turn_credit_of("turn_gae"), question, 4), true(with_gain(1.0), question), **TIGHT
+    )
+    assert (
+        cosine(of(turn_credit_of("turn_gae", lam=0.0), question, 4), true(with_gain(1.0), question)) < 0.999
+    )
+
+
+def test_a_baseline_of_those_that_came_so_far_is_biased():
+    found_D = of(turn_credit_of("leave_one_out", baseline="present_only"), TWO_HOPS, 2)
+    assert cosine(found_D, true(with_gain(1.0), TWO_HOPS)) < 0.9999
+
+
+def test_constant_credit_has_no_direction():
+    found_D = of(constant_credit(), ONE_HOP, 3)
+    found = compare(found_D, true(reward, ONE_HOP))
+    assert (found["cosine"], found["scale"], found["difference"]) == (None, None, None)
+    assert found["norm_ratio"] < 1e-12
+
+
+def test_the_difference_is_the_smallest_over_all_scales():
+    expected_D, true_D = torch.tensor([3.0, 1.0]).double(), torch.tensor([1.0, 1.0]).double()
+    found = compare(expected_D, true_D)
+    scale_S = torch.linspace(0, 1, 100_001).double()
+    smallest = float((expected_D * scale_S[:, None] - true_D).norm(dim=1).min())
+    assert found["difference"] == pytest.approx(smallest, abs=1e-8)
+    assert found["scale"] == pytest.approx(10 / 4)
+    right_angle = compare(torch.tensor([1.0, -1.0]).double(), true_D)
+    assert (right_angle["cosine"], right_angle["scale"]) == (0.0, None)
+
+
+def test_batch_scope_gets_one_group_a_call():
+    trajectories = list_trajectories(ONE_HOP)
+    world = as_world(trajectories, trajectories.choices.logits_with_stop(0.3))
+    group_M_G = list_groups(len(trajectories.outcome_N), 3)[-30:-18]  # of rows with searches
+    for credit in (turn_credit_of("turn-group"), outcome_credit_of("reinforce_pp")):
+        together = advantages(credit, world, group_M_G)
+        alone = [credit.run(in_groups(world, group_m_G)).advantage_B_T for group_m_G in group_M_G.split(1)]
+        assert torch.equal(together, torch.stack(alone))
+        in_one_batch = credit.run(in_groups(world, group_M_G)).advantage_B_T.view_as(together)
+        assert not torch.allclose(together, in_one_batch)

@@ -1,0 +1,108 @@
+"""The table: which operators are in it, what a row says, and operators of one's own."""
+
+import json
+
+import pytest
+
+from verl_credit.credit.laws.subjects import Result
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.study.fidelity.exact.modes import all_credits
+from verl_credit.study.fidelity.exact.objectives import reward
+from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question
+from verl_credit.study.fidelity.exact.subjects import Credit, outcome_credit_of, own_credit, turn_credit_of
+from verl_credit.study.fidelity.exact.table import LARGEST_OF_BATCH_SCOPE, exact_bias
+
+SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0.6, 1.0)}, "a", 2)
+
+
+def test_every_outcome_operator_and_turn_mode_is_in_the_table():
+    named = {credit.name.split(",")[0] for credit in all_credits()}
+    expected = set(OUTCOME_OPERATORS) | (set(MODES) - {"none"})  # none is its outcome operator alone
+    assert expected <= named
+    assert len({credit.name for credit in all_credits()}) == len(all_credits())
+
+
+def test_rows_are_plain_and_complete():
+    rows = exact_bias(questions=[SMALL, ONE_HOP], group_sizes=[2], stops=[0.3, 0.6])
+    assert json.loads(json.dumps(rows)) == rows
+    assert len(rows) == len(all_credits()) * 2 * 3
+    assert {row["questions"] for row in rows} == {"small", "one hop", "small and one hop"}
+    assert len({tuple(row) for row in rows}) == 1
+    named = ("rloo", "leave_one_out", "turn_gae", "turn_gae, lam .9, no gains", "turn penalty 0.1")
+    exact = [row for row in rows if row["mode"] in named]
+    assert len(exact) == len(named) * 6 and all(row["own_error"] < 1e-9 for row in exact)
+    assert all((row["cosine_own"] is None) == (row["own_objective"] == "") for row in rows)
+    constant = [row for row in rows if row["mode"] == "constant"]
+    assert all(
+        row["cosine"] is row["cosine_fewer_turns"] is row["beyond_r_and_gain"] is None for row in constant
+    )
+
+
+def test_a_weight_per_question_turns_the_sum_of_two_questions():
+    """maxrl weighs the harder one up; each alone keeps its direction."""
+    rows = exact_bias([outcome_credit_of("maxrl")], group_sizes=[3], stops=[0.3])
+    alone, together = [r["cosine"] for r in rows[:2]], rows[2]["cosine"]
+    assert alone == pytest.approx([1, 1], abs=1e-12)
+    assert together < 0.9999
+
+
+def test_large_groups_of_batch_scope_are_left_out():
+    credit = outcome_credit_of("reinforce_pp")
+    sizes = [2, LARGEST_OF_BATCH_SCOPE + 1]
+    rows = exact_bias([credit], [SMALL], group_sizes=sizes, stops=[0.3])
+    assert [row["group_size"] for row in rows] == [2]
+
+
+def leave_one_out(rewards):
+    return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+
+
+def search_more(tables):
+    """A user's turn mode: the outcome, centred, and .2 for every search."""
+    outcome_B = tables.outcome_advantage("rloo")
+    return outcome_B[:, None] + 0.2 * tables.ones(), outcome_B, tables.ones()
+
+
+def by_value(tables):
+    answer_B = tables.outcome_B
+    return answer_B[:, None] - tables.value_B_K1[:, :-1], answer_B, tables.ones()
+
+
+by_value.reads = ("rewards", "values")
+by_value.needs = ("value_B_K1",)
+
+
+def test_operators_of_ones_own():
+    mine = [own_credit(leave_one_out, "mine"), own_credit(search_more, "more")]
+    rows = exact_bias(mine, [TWO_HOPS], group_sizes=[3], stops=[0.3])
+    assert rows[0]["cosine"] == pytest.approx(1, abs=1e-6)
+    assert rows[0]["norm_ratio"] == pytest.approx(1, abs=1e-6)
+    assert rows[1]["cosine"] < 0.999
+    assert own_credit(by_value, "value").reads_policy
+
+
+def test_an_operator_that_reads_the_policy_without_saying_so_is_noticed():
+    """turn_gae says so; this one gives its values another way."""
+    assert turn_credit_of("turn_gae").reads_policy
+    assert not turn_credit_of("progress").reads_policy
+    quiet = Credit("quiet", lambda world: Result(world.log_prob_B_T, world.log_prob_B_T))
+    with pytest.raises(ValueError, match="quiet: an advantage is not finite"):
+        exact_bias([quiet], [SMALL], group_sizes=[2], stops=[0.3])
+
+
+def test_a_question_without_a_choice_has_no_direction():
+    only = Question("only", {"a": Place(0.2, 0.5)}, "a", 1)
+    [row] = exact_bias(
+        [outcome_credit_of("maxrl", own=reward, own_name="r")], [only], group_sizes=[2], stops=[0.3]
+    )
+    for column in (
+        "cosine",
+        "norm_ratio",
+        "scale",
+        "difference",
+        "cosine_own",
+        "own_error",
+        "beyond_r_and_gain",
+    ):
+        assert row[column] is None

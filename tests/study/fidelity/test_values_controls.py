@@ -1,0 +1,95 @@
+"""Controls by worked numbers, and Monte Carlo credit against exact values: no noise may be shared with its reference."""
+
+import numpy as np
+import pytest
+
+from kit.choice_world import exact_value, found, world
+from verl_credit.study.fidelity.controls import brought, monte_carlo, per_turn
+from verl_credit.study.fidelity.measures import Agreements
+from verl_credit.study.fidelity.scored import by_second_half, score_turns, true_advantages
+from verl_credit.study.fidelity.values import Value, part_of, states_of
+from verl_credit.worlds.rollouts.protocol import State, Step
+from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
+from verl_credit.worlds.rollouts.sampler import digest
+
+QUESTIONS, ROLLOUTS = 40, 16
+
+
+@pytest.fixture(scope="module")
+def made():
+    sampler, protocol, states = world(QUESTIONS)
+    return roll(sampler, protocol, [Start(state, ROLLOUTS, 0, "rollout") for state in states])
+
+
+def valued(made, continuations, seed=0):
+    """As continuations would come out: each is right with the exact value of its context."""
+    drawn, values = np.random.default_rng(seed), {}
+    for state in states_of(made):
+        right = drawn.random(continuations) < exact_value(*found(state.ids))
+        values[digest(state.ids)] = Value(digest(state.ids), "".join("01"[int(one)] for one in right))
+    return values
+
+
+def scored(made, values):
+    return score_turns(made, values, [[[0.0] * len(t.steps) for t in group] for group in made])
+
+
+def flat(credit):
+    return [one for group in credit.advantages for turns in group for one in turns]
+
+
+def test_advantages_are_those_of_the_scored_turns(made):
+    values = valued(made, 8)
+    assert true_advantages(made, values) == pytest.approx([turn.a_star for turn in scored(made, values)])
+    first, second = part_of(values, slice(4)), part_of(values, slice(4, None))
+    assert true_advantages(made, first) == pytest.approx([t.a_first for t in scored(made, values)])
+    halved, of_half = by_second_half(scored(made, values), values), scored(made, second)
+    assert [(t.a_star, t.se, t.variance_after) for t in halved] == [
+        (t.a_star, t.se, t.variance_after) for t in of_half
+    ]
+
+
+def test_monte_carlo_is_compared_with_continuations_that_it_does_not_have(made):
+    """Corrected for the reference's noise it is the correlation with the exact advantages; with a reference that has its own
+    continuations in it, it is more."""
+    exact = {digest(state.ids): exact_value(*found(state.ids)) for state in states_of(made)}
+    star = []
+    for trajectory in (t for group in made for t in group):
+        v = [exact[digest(step.state.ids)] for step in trajectory.steps] + [trajectory.reward]
+        star += list(np.diff(v))
+    apart, shared, wanted = [], [], []
+    for seed in range(8):
+        values = valued(made, 32, seed)
+        credits = {credit.name: credit for credit in monte_carlo(made, values, np.random.default_rng(seed))}
+        assert list(credits) == [f"Monte Carlo, {n}" for n in ("4", "8", "16", "16, shuffled")]
+        credit, turns = flat(credits["Monte Carlo, 16"]), scored(made, values)
+        agreements = Agreements(by_second_half(turns, values), one_half=True, resamples=2)
+        tool = [turn.kind == "tool" for turn in turns]
+        apart.append(agreements.of(credit).pearson.value)
+        shared.append(Agreements(turns, resamples=2).of(credit).pearson.value)
+        wanted.append(np.corrcoef(np.array(credit)[tool], np.array(star)[tool])[0, 1])
+        dealt = agreements.of(flat(credits["Monte Carlo, 16, shuffled"])).same_turn.value
+        assert abs(dealt) < 0.2
+    assert np.mean(apart) == pytest.approx(np.mean(wanted), abs=0.04)
+    assert np.mean(shared) > np.mean(wanted) + 0.08
+
+
+@pytest.mark.parametrize("continuations, missing", [(8, ["8"]), (12, ["8"]), (6, ["4", "8"])])
+def test_too_few_continuations_for_a_reference_of_their_own_are_said(made, continuations, missing):
+    values = {digest(state.ids): Value("", "01" * (continuations // 2)) for state in states_of(made)}
+    credits = monte_carlo(made, values, np.random.default_rng(0))
+    assert [c.name for c in credits if c.advantages is None] == [f"Monte Carlo, {n}" for n in missing]
+    assert all("--continuations 16" in c.reason for c in credits if c.name == "Monte Carlo, 8")
+
+
+def test_an_article_counts_when_it_is_brought_first():
+    def trajectory(*pages):
+        states = [State(0, 1, (9, *range(n))) for n in range(len(pages) + 1)]
+        steps = [Step(states[n], (1,), states[n + 1], None, (), (found,)) for n, found in enumerate(pages)]
+        return Trajectory([*steps, Step(states[-1], (1,), None, 1.0)])
+
+    group = [trajectory(("a", "x"), ("a", "b")), trajectory(("x",), ("b", "a"), ("b",))]
+    credit = brought([group], [{"extra_info": {"gold_ids": ["a", "b"]}}])
+    assert credit.advantages == [[[4 / 7, 4 / 7, -3 / 7], [-3 / 7, 4 / 7, -3 / 7, -3 / 7]]]
+    assert "extra_info.gold_ids" in brought([group], [{"extra_info": None}]).reason
+    assert per_turn([group], range(7)) == [[[0, 1, 2], [3, 4, 5, 6]]]

@@ -1,0 +1,109 @@
+"""The trie sampler: frequencies of texts are their exact probabilities, and a seed says everything."""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from kit.tiny_models import tiny_model
+from verl_credit.policy.generation.generator import BatchGenerator
+from verl_credit.study.fidelity.integrity import Fit, text_fit
+from verl_credit.worlds.rollouts.decoder import ModelDecoder
+from verl_credit.worlds.rollouts.sampler import Ask, TurnSampler, digest, uniforms
+
+STOP, WORDS, LONGEST = 2, (2, 3, 4, 5), 3
+CONTEXTS = [(1, 3, 4), (1, 5, 5, 4, 3, 1, 4), (1,)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("qwen3", attention="sdpa", vocab_size=6)
+
+
+def sampler(model, **options):
+    return TurnSampler(ModelDecoder(model, pad_token_id=0), [STOP], **options)
+
+
+def asks(n, seed=0, tokens=LONGEST):
+    return [Ask(context, uniforms(seed, digest(context), particles=n, tokens=tokens)) for context in CONTEXTS]
+
+
+def exact(model, context):
+    """Probability of every text, by one forward of each without a cache."""
+    found = {}
+    for length in range(1, LONGEST + 1):
+        for text in product(range(6), repeat=length):
+            whole = text[-1] == STOP or length == LONGEST
+            if whole and STOP not in text[:-1]:
+                log_probs = BatchGenerator(model, pad_token_id=0).prompt_log_probs([*context, *text])
+                found[text] = float(np.exp(sum(log_probs[len(context) - 1 :])))
+    return found
+
+
+def test_texts_are_as_frequent_as_they_are_probable(model):
+    n = 4000
+    for ask, texts in zip(asks(n), sampler(model).sample(asks(n)), strict=True):
+        probabilities = exact(model, ask.context)
+        assert sum(probabilities.values()) == pytest.approx(1, abs=1e-5)
+        fit = text_fit(Counter(texts), probabilities)
+        assert fit.degrees > 10 and abs(fit.z) < 3
+
+
+def test_other_probabilities_do_not_fit(model):
+    (texts, *_), ask = sampler(model).sample(asks(4000)), asks(1)[0]
+    assert text_fit(Counter(texts), exact(model, (*ask.context, 3))).z > 10
+
+
+def test_a_context_alone_gives_the_same_texts_as_among_others(model):
+    together = sampler(model).sample(asks(50))
+    assert [sampler(model).sample([ask])[0] for ask in asks(50)] == together
+    assert sampler(model, contexts_at_once=2).sample(asks(50)[::-1])[::-1] == together
+    assert sampler(model).sample(asks(50, seed=1)) != together
+
+
+def test_a_distinct_text_is_computed_once(model):
+    few = sampler(model)
+    texts = few.sample(asks(500))
+    prefixes = {
+        (place, text[:k])
+        for place, found in enumerate(texts)
+        for text in found
+        for k in range(len(text))  # the whole text needs no distribution behind it
+    }
+    assert few.forwards == len(prefixes) and few.drawn == sum(len(t) for found in texts for t in found)
+
+
+def test_budgets_of_one_batch_differ(model):
+    given = [Ask(context, uniforms(0, i, particles=40, tokens=i + 1)) for i, context in enumerate(CONTEXTS)]
+    for i, found in enumerate(sampler(model).sample(given)):
+        assert max(map(len, found)) == i + 1
+        assert all(STOP not in text[:-1] and (text[-1] == STOP or len(text) == i + 1) for text in found)
+
+
+def test_greedy_takes_the_likeliest_token(model):
+    for ask, (text, *_) in zip(asks(2), sampler(model, greedy=True).sample(asks(2)), strict=True):
+        ids = list(ask.context)
+        for token in text:
+            assert token == int(model(torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(model):
+    assert {t for found in sampler(model, drawable=4).sample(asks(300)) for text in found for t in text} <= {
+        0,
+        1,
+        2,
+        3,
+    }
+
+
+def test_a_fit_by_hand():
+    assert text_fit({"a": 60, "b": 40}, {"a": 0.5, "b": 0.5}) == Fit(4.0, 1)
+    rare = {"a": 0.5, "b": 0.49, "c": 0.006, "d": 0.004}
+    assert text_fit({"a": 250, "b": 245, "d": 5}, rare, least=5).degrees == 2
+    with pytest.raises(ValueError, match="sampled 'x', whose probability is 0"):
+        text_fit({"x": 1}, {"a": 1.0})
+    with pytest.raises(ValueError, match="expected two"):
+        text_fit({"a": 9}, {"a": 1.0})

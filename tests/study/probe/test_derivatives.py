@@ -1,0 +1,113 @@
+"""Forward mode, backward mode and the oracle's Jacobian are one derivative, however the rows are divided."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.exact_policies import ARCHITECTURES, Bench, estimator, flat
+from verl_credit.study.probe.distribution import Sampling
+from verl_credit.study.probe.entropy_gradient import entropy_gradient
+from verl_credit.study.probe.policy import Tokens, along, dot, gradient, moved, norm, observe
+from verl_credit.study.probe.prediction import predict
+from verl_credit.study.probe.settings import ESTIMANDS
+
+ROWS = 10
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def bench(request):
+    return Bench(ARCHITECTURES[request.param](Sampling(0.7, 0.9), seed=3))
+
+
+@pytest.fixture(scope="module")
+def drawn_B(bench):
+    return bench.policy.draw(torch.Generator().manual_seed(0), ROWS, 1)[0]
+
+
+@pytest.fixture(scope="module")
+def direction(bench):
+    generator = torch.Generator().manual_seed(1)
+    return {n: torch.randn(p.shape, generator=generator).double() for n, p in bench.policy.parameters.items()}
+
+
+def same(a, b, atol=1e-15):
+    torch.testing.assert_close(a.log_prob_B_T, b.log_prob_B_T, rtol=1e-14, atol=atol)
+    torch.testing.assert_close(a.entropy_B_T, b.entropy_B_T, rtol=1e-14, atol=atol)
+
+
+def test_values_are_those_of_the_oracle(bench):
+    same(observe(bench.policy, len(bench.policy.sequences), 7), bench.values)
+
+
+def test_forward_mode_is_the_jacobian_in_the_direction(bench, drawn_B, direction):
+    found = along(bench.policy.of(drawn_B), direction, ROWS, 4)
+    same(found, bench.along(drawn_B, flat(direction)), atol=1e-13)
+
+
+def test_parameters_that_the_direction_lacks_do_not_move(bench, drawn_B, direction):
+    policy, first = bench.policy.of(drawn_B), next(iter(direction))
+    still = {name: v if name == first else torch.zeros_like(v) for name, v in direction.items()}
+    same(along(policy, {first: direction[first]}, ROWS, 4), along(policy, still, ROWS, 4))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
+def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch):
+    policy = bench.policy.of(drawn_B)
+    same(along(policy, direction, ROWS, micro_batch), along(policy, direction, ROWS, ROWS))
+    weights = entropy_gradient(
+        observe(policy, ROWS, micro_batch), policy.written_B_T, torch.arange(ROWS), estimator()
+    ).combined()
+    one, other = (gradient(policy, weights.score_B_T, weights.path_B_T, m) for m in (micro_batch, ROWS))
+    torch.testing.assert_close(flat(one), flat(other), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("mode", ["naive", "rb_residual"])
+def test_the_gradient_times_the_direction_is_the_slope(bench, drawn_B, direction, mode):
+    policy, group = bench.policy.of(drawn_B), torch.arange(ROWS) // 3  # the last group has one rollout
+    for estimand in ESTIMANDS:
+        if (mode, estimand) == ("naive", "per_sequence_mean"):
+            continue
+        weights = entropy_gradient(
+            observe(policy, ROWS, 4), policy.written_B_T, group, estimator(mode, estimand)
+        )
+        slope = predict(weights, along(policy, direction, ROWS, 4)).slope
+        combined = weights.combined()
+        whole = gradient(policy, combined.score_B_T, combined.path_B_T, 4)
+        assert dot(whole, direction) == pytest.approx(slope, rel=1e-12)
+        assert norm(whole) == pytest.approx(float(flat(whole).norm()))
+
+
+def test_some_rows_of_the_gradient(bench, drawn_B):
+    policy, rows = bench.policy.of(drawn_B), [7, 2]
+    score = torch.randn(ROWS, policy.longest, generator=torch.Generator().manual_seed(2)).double()
+    only = torch.zeros(ROWS, 1).index_fill(0, torch.tensor(rows), 1)
+    found = gradient(policy, score, score, 1, rows=rows)
+    torch.testing.assert_close(flat(found), flat(gradient(policy, score * only, score * only, 4)))
+
+
+def test_progress_counts_every_row_once(bench, drawn_B, direction):
+    policy, ticks = bench.policy.of(drawn_B), []
+    observe(policy, ROWS, 4, tick=ticks.append)
+    along(policy, direction, ROWS, 4, tick=ticks.append)
+    nothing = torch.zeros(ROWS, policy.longest)
+    gradient(policy, nothing, nothing, 4, tick=ticks.append)
+    assert ticks == [4, 4, 2] * 3
+
+
+def test_a_step_keeps_the_dtype_and_the_parameters_it_lacks():
+    before = {"a": torch.ones(2, dtype=torch.float32), "b": torch.ones(1)}
+    after = moved(before, {"a": torch.tensor([1.0, -1.0], dtype=torch.float64)}, 0.5)
+    assert after["a"].tolist() == [1.5, 0.5] and after["a"].dtype == torch.float32
+    assert after["b"] is before["b"] and before["a"].tolist() == [1, 1]
+
+
+def test_rollouts_without_a_written_token_are_refused():
+    nothing = torch.zeros(2, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="the policy wrote no token in any of the 2 rollouts"):
+        entropy_gradient(
+            Tokens(nothing, nothing),
+            torch.zeros(2, 3, dtype=torch.bool),
+            torch.arange(2),
+            estimator(),
+        )

@@ -1,0 +1,198 @@
+"""A whole probe on a small transformers model in float64: its parts agree with each other."""
+
+import math
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from verl_credit.recipe.declared import declared
+from verl_credit.records.report.probe_picture import picture
+from verl_credit.study.probe.distribution import Sampling
+from verl_credit.study.probe.entropy_gradient import entropy_gradient
+from verl_credit.study.probe.measure import Objective, Probe
+from verl_credit.study.probe.policy import ModelPolicy, dot, gradient, observe
+from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.settings import ProbeSettings
+from verl_credit.study.probe.update import diagonal_step, optimizer_state
+
+VOCABULARY, TOKENS, PROMPTS, ROLLOUTS = 12, 7, 4, 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+            head_dim=4, intermediate_size=8, tie_word_embeddings=True, initializer_range=0.5, attn_implementation="eager",
+        )  # fmt: skip
+        return Qwen3ForCausalLM(config).double().eval()
+
+
+@pytest.fixture(scope="module")
+def optimizer(model):
+    """After one step, so that there are moments; the step is small."""
+    made = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    made.step()
+    made.zero_grad()
+    return optimizer_state(made, model.named_parameters())
+
+
+def rollouts(first: int, seed: int) -> Rollouts:
+    generator = torch.Generator().manual_seed(seed)
+    rows = PROMPTS * ROLLOUTS
+    lengths = torch.randint(3, TOKENS + 1, (rows,), generator=generator).tolist()
+    lengths[0] = TOKENS
+    written_B_T = torch.arange(TOKENS)[None, :] < torch.tensor(lengths)[:, None]
+    written_B_T[:, 1] = False  # an observation
+    prompts = [torch.randint(VOCABULARY, (4,), generator=generator) for _ in range(PROMPTS)]
+    return Rollouts(
+        prompt_ids=[prompts[row // ROLLOUTS] for row in range(rows)],
+        response_ids=[torch.randint(VOCABULARY, (n,), generator=generator) for n in lengths],
+        written_B_T=written_B_T,
+        group_B=first + torch.arange(rows) // ROLLOUTS,
+        outcome_B=torch.randint(2, (rows,), generator=generator).double(),
+        advantage_B_T=torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, TOKENS)
+        * written_B_T,
+    )
+
+
+E, U = rollouts(0, 2), rollouts(100, 3)
+
+
+def probe(model, optimizer, e=E, u=U, sampling=None, **tree) -> Probe:
+    tree = {"runtime": {"micro_batch": 5}, "truth": {"etas": [0.5, 1.0]}, **tree}
+    settings = declared(ProbeSettings, tree, "probe.yaml")
+    objective = Objective("token-mean", None, 1.0, TOKENS)
+    return Probe(model, e, u, sampling or Sampling(), optimizer, objective, settings)
+
+
+@pytest.mark.parametrize(
+    ("mode", "estimand"),
+    [
+        ("naive", "per_token"),
+        ("naive", "per_sequence"),
+        ("rb_residual", "per_token"),
+        ("rb_residual", "per_sequence"),
+        ("rb_residual", "per_sequence_mean"),
+    ],
+)
+def test_the_two_ways_to_the_prediction_agree_and_the_derivatives_are_right(model, optimizer, mode, estimand):
+    found = probe(model, optimizer, estimator={"x_estimator_mode": mode, "estimand": estimand}).measure()
+    d = found["delta_h1"]
+    assert d["by_dot_product"] == pytest.approx(d["value"], rel=1e-9)
+    assert found["derivative_check"] < 1e-5
+    assert d["interval_95"][0] < d["value"] < d["interval_95"][1]
+    row = found["estimators"][0 if mode == "naive" else -3]
+    assert (row["delta_h1"], row["se"]) == pytest.approx((d["value"], d["se"]), rel=1e-12)
+
+
+def test_the_change_is_measured_at_each_rate_and_is_linear_for_small_ones(model, optimizer):
+    found = probe(model, optimizer, truth={"etas": [1e-3, 1e-2]}).measure()
+    assert [row["eta"] for row in found["truth"]] == pytest.approx([1e-6, 1e-5])
+    assert found["log_log_slope"] == pytest.approx(1, abs=1e-3)
+    assert all(row["clipped"] == 0 and row["ess"] > 11.9 for row in found["truth"])
+
+
+@pytest.mark.parametrize("objective", ["credit", "outcome"])
+def test_micro_batches_change_nothing(model, optimizer, objective):
+    update = {"objective": objective}
+    a, b = (probe(model, optimizer, update=update, runtime={"micro_batch": n}).measure() for n in (2, 12))
+    for name in ("value", "se", "conditional_se", "by_dot_product"):
+        assert a["delta_h1"][name] == pytest.approx(b["delta_h1"][name], rel=1e-9)
+    assert a["norms"] == pytest.approx(b["norms"], rel=1e-9)
+    assert [row["change"] for row in a["truth"]] == pytest.approx(
+        [row["change"] for row in b["truth"]], rel=1e-8
+    )
+
+
+def test_the_outcome_objective_is_the_founding_plans(model, optimizer):
+    """-(1/P) Σ_prompts (1/G) Σ_g (r - mean) / L_max ∇S, by a loop."""
+    made = probe(model, optimizer, update={"objective": "outcome"})
+    expected = torch.zeros(len(U), TOKENS, dtype=torch.float64)
+    for row in range(len(U)):
+        siblings = [other for other in range(len(U)) if U.group_B[other] == U.group_B[row]]
+        mean = sum(float(U.outcome_B[other]) for other in siblings) / len(siblings)
+        for t in range(TOKENS):
+            if U.written_B_T[row, t]:
+                expected[row, t] = -(float(U.outcome_B[row]) - mean) / (PROMPTS * len(siblings) * TOKENS)
+    torch.testing.assert_close(made._weights(U), expected)
+
+
+def test_the_diagonal_step_has_a_u_statistic_without_own_products(model, optimizer):
+    made = probe(model, optimizer, update={"step": "diagonal"}, estimator={"estimand": "per_sequence"})
+    found = made.measure()
+    own = Sampling()
+    policy = ModelPolicy(model, U, own)
+    weight_B_T = made._weights(U)
+    xs, ys = [], []
+    x = entropy_gradient(observe(policy, len(U), 5), U.written_B_T, U.group_B, made.settings.estimator)
+    for group in U.prompts:
+        rows = (U.group_B == group).nonzero().flatten().tolist()
+        part = gradient(policy, x.numerator.score_B_T, x.numerator.path_B_T, 5, rows)
+        xs.append({name: value / ROLLOUTS for name, value in part.items()})
+        y = gradient(policy, weight_B_T * PROMPTS, torch.zeros_like(weight_B_T), 5, rows)
+        ys.append(diagonal_step(y, optimizer))
+    pairs = [dot(xs[n], ys[m]) for n in range(PROMPTS) for m in range(PROMPTS) if n != m]
+    assert found["u_statistic"]["value"] == pytest.approx(optimizer.lr * sum(pairs) / len(pairs), rel=1e-9)
+    assert probe(model, optimizer).measure()["u_statistic"] is None
+
+
+def test_the_update_is_the_same_to_the_bit_whatever_estimates_the_entropy(model, optimizer):
+    a, b = (
+        probe(model, optimizer, estimator=estimator)._direction(ModelPolicy(model, U, Sampling()))
+        for estimator in ({"x_estimator_mode": "naive"}, {"baseline": {"mode": "regression"}})
+    )
+    for one, other in zip(a, b, strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_without_the_pathwise_term_its_part_is_missing(model, optimizer):
+    whole = probe(model, optimizer).measure()
+    bare = probe(model, optimizer, generation={"rb_requires_grad": False}).measure()
+    assert bare["norms"]["x_pathwise"] == 0 < whole["norms"]["x_pathwise"]
+    assert bare["norms"]["x_score"] == pytest.approx(whole["norms"]["x_score"], rel=1e-12)
+    assert not bare["unbiased"] and "WITHOUT the pathwise term" in bare["in_use"]
+
+
+def test_the_update_knows_no_nucleus(model, optimizer):
+    """Training divides logits by the temperature and cuts nothing; a nucleus that cuts tokens of U changes no gradient."""
+    full, cut = (
+        probe(model, optimizer, sampling=Sampling(1.3, top_p)).measure()["norms"]
+        for top_p in (1.0, 1 - 1e-12)
+    )
+    assert cut["y_gradient"] == full["y_gradient"]
+    policy = ModelPolicy(model, U, Sampling(1.3, 0.2))
+    with pytest.raises(ValueError, match="top_p=0.2 excludes"):
+        observe(policy, len(U), 5)
+    assert probe(model, optimizer, sampling=Sampling(1.3, 0.2))._direction(
+        ModelPolicy(model, U, Sampling(1.3))
+    )
+
+
+def test_shared_prompts_are_refused(model, optimizer):
+    with pytest.raises(ValueError, match="E and U share 4 prompts, for example prompt 0"):
+        probe(model, optimizer, u=E)
+
+
+def test_an_update_without_advantages_is_refused(model, optimizer):
+    tied = Rollouts(U.prompt_ids, U.response_ids, U.written_B_T, U.group_B, torch.ones(len(U)))
+    with pytest.raises(ValueError, match="objective=outcome: every advantage in U is 0"):
+        probe(model, optimizer, u=tied, update={"objective": "outcome"}).measure()
+    with pytest.raises(ValueError, match="objective=credit: these rollouts were stored without advantages"):
+        probe(model, optimizer, u=tied).measure()
+
+
+def test_one_prompt_has_a_prediction_and_no_error(model, optimizer):
+    found = probe(model, optimizer, e=E.of_prompts([0])).measure()
+    assert math.isfinite(found["delta_h1"]["value"]) and math.isnan(found["delta_h1"]["se"])
+
+
+def test_the_picture_is_drawn_also_without_errors_and_slope(model, optimizer):
+    found = probe(model, optimizer, e=E.of_prompts([0])).measure()
+    for result in (found, found | {"log_log_slope": None}):
+        assert picture(result).startswith(b"\x89PNG")

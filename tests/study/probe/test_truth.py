@@ -1,0 +1,116 @@
+"""The change of entropy by importance sampling against the change that the list of all sequences has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
+from verl_credit.study.probe.distribution import Sampling
+from verl_credit.study.probe.entropy_gradient import entropy_gradient
+from verl_credit.study.probe.policy import Tokens, moved, observe
+from verl_credit.study.probe.prediction import predict
+from verl_credit.study.probe.settings import ESTIMANDS
+from verl_credit.study.probe.truth import entropy_change, log_log_slope
+
+POLICIES = {
+    "tabular": tabular(seed=3),
+    "two_layers": two_layers(seed=1),
+    "nucleus": tabular(Sampling(0.7, 0.9), seed=3),
+}
+
+
+def direction_of(policy):
+    """At random, and up the entropy."""
+    generator = torch.Generator().manual_seed(1)
+    up = policy.gradient(lambda p: policy.entropy("per_token", p))
+    return {name: 10 * g + torch.randn(g.shape, generator=generator).double() for name, g in up.items()}
+
+
+def rows_of(tokens, drawn_B):
+    return Tokens(tokens.log_prob_B_T[drawn_B], tokens.entropy_B_T[drawn_B])
+
+
+def change(policy, after, drawn_B, estimand):
+    before, later = rows_of(policy.values(), drawn_B), rows_of(policy.values(after), drawn_B)
+    return entropy_change(before, later, policy.written_S_T[drawn_B], torch.arange(len(drawn_B)), estimand)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_after_a_step_the_policy_is_read_under_the_nucleus_of_its_rollouts(name):
+    policy = POLICIES[name]
+    after = moved(policy.parameters, direction_of(policy), 1.0)
+    found, expected = observe(policy, len(policy.sequences), 9, after), policy.values(after)
+    torch.testing.assert_close(found.log_prob_B_T, expected.log_prob_B_T, rtol=0, atol=1e-14)
+    torch.testing.assert_close(found.entropy_B_T, expected.entropy_B_T, rtol=0, atol=1e-14)
+    assert float(policy.probability_S(after).sum()) == pytest.approx(policy.prompts)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("estimand", ESTIMANDS)
+def test_many_rollouts_find_the_exact_change(name, estimand):
+    policy = POLICIES[name]
+    after = moved(policy.parameters, direction_of(policy), 0.2)
+    exact = float(policy.entropy(estimand, after) - policy.entropy(estimand))
+    drawn_B = policy.draw(torch.Generator().manual_seed(0), 20_000, 1)[0]
+    found = change(policy, after, drawn_B, estimand)
+    assert abs(found.change - exact) < 4 * found.se
+    assert found.se < 0.2 * abs(exact)
+    assert 0.5 * 20_000 < found.ess < 20_000
+    assert found.clipped == 0
+
+
+def test_no_step_is_no_change():
+    policy = POLICIES["tabular"]
+    found = change(policy, policy.parameters, torch.arange(20), "per_token")
+    assert (found.change, found.se, found.ess, found.clipped) == (0, 0, 20, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimand", ESTIMANDS)
+def test_the_jackknife_is_the_spread_of_repeated_batches(estimand):
+    policy = POLICIES["tabular"]
+    after = moved(policy.parameters, direction_of(policy), 0.1)
+    exact = float(policy.entropy(estimand, after) - policy.entropy(estimand))
+    drawn_R_B = policy.draw(torch.Generator().manual_seed(3), 128, 1, 2000)
+    found = [change(policy, after, drawn_B, estimand) for drawn_B in drawn_R_B]
+    value, se = torch.tensor([(f.change, f.se) for f in found], dtype=torch.float64).T
+    assert float(se.square().mean().sqrt()) == pytest.approx(float(value.std()), rel=0.05)
+    covered = float(((value - exact).abs() < 1.98 * se).double().mean())  # t with 127 degrees of freedom
+    assert covered == pytest.approx(0.95, abs=0.02)
+
+
+ETAS = [10**x for x in (-4.5, -4.25, -4.0, -3.75, -3.5)]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_small_steps_have_slope_one_and_the_size_that_first_order_says(name):
+    """The change on all sequences, and on one batch of rollouts, against eta times the slope."""
+    policy = POLICIES[name]
+    direction = direction_of(policy)
+    slope = float(flat(policy.gradient(lambda p: policy.entropy("per_token", p))) @ flat(direction))
+    drawn_B = policy.draw(torch.Generator().manual_seed(1), 64, 1)[0]
+    exact, sampled = [], []
+    for eta in ETAS:
+        after = moved(policy.parameters, direction, eta)
+        exact.append(float(policy.entropy("per_token", after) - policy.entropy("per_token")))
+        sampled.append(change(policy, after, drawn_B, "per_token").change)
+    assert exact == pytest.approx([eta * slope for eta in ETAS], rel=0.01)
+    for changes in (exact, sampled):
+        assert log_log_slope(ETAS, changes) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_interval_of_the_prediction_covers_the_change_in_at_least_90_of_100_seeds(name):
+    policy, groups, eta = POLICIES[name], torch.arange(64), 1e-4
+    bench, direction = Bench(policy), direction_of(policy)
+    after = moved(policy.parameters, direction, eta)
+    exact = float(policy.entropy("per_token", after) - policy.entropy("per_token"))
+    covered = 0
+    for seed in range(100):
+        drawn_B = policy.draw(torch.Generator().manual_seed(seed), 64, 1)[0]
+        weights = bench.weights(drawn_B, groups, estimator(), entropy_gradient)
+        value, se = predict(weights, bench.along(drawn_B, flat(direction))).at(eta)
+        covered += abs(value - exact) < 1.96 * se
+    assert covered >= 90

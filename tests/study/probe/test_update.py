@@ -1,0 +1,234 @@
+"""The step of AdamW per unit of learning rate: against torch's optimiser, and by hand."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from verl_credit.study.probe.update import (
+    OptimizerState,
+    ParameterState,
+    adamw_step,
+    decompose,
+    diagonal_step,
+    optimizer_state,
+)
+
+SHAPES = {"embed": (7, 3), "bias": (5,), "scale": (), "head": (2, 3, 4), "frozen": (4,)}
+
+
+def parameters_of(seed):
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=random, dtype=torch.float64))
+        for name, shape in SHAPES.items()
+    }
+
+
+def gradient_of(seed, size=1.0, without=("frozen",)):
+    random = torch.Generator().manual_seed(1000 + seed)
+    drawn = {
+        name: size * torch.randn(shape, generator=random, dtype=torch.float64)
+        for name, shape in SHAPES.items()
+    }
+    return {name: None if name in without else g for name, g in drawn.items()}
+
+
+def take(optimizer, parameters, gradient, max_grad_norm):
+    for name, parameter in parameters.items():
+        parameter.grad = None if gradient[name] is None else gradient[name].clone()
+    if max_grad_norm:
+        torch.nn.utils.clip_grad_norm_(parameters.values(), max_grad_norm)
+    optimizer.step()
+
+
+def one_group(parameters, lr=3e-3):
+    return torch.optim.AdamW(parameters.values(), lr=lr, betas=(0.8, 0.97), eps=1e-3, weight_decay=0.3)
+
+
+def three_groups(parameters, amsgrad=False):
+    embed, bias, scale, head, frozen = parameters.values()
+    return torch.optim.AdamW(
+        [
+            {"params": [embed, frozen], "lr": 2e-3, "weight_decay": 0.2},
+            {"params": [head], "lr": 7e-3, "betas": (0.5, 0.6), "eps": 0.3, "weight_decay": 0.0},
+            {"params": [bias, scale], "lr": 1e-4, "eps": 1e-2},
+        ],
+        lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=9.0, amsgrad=amsgrad,
+    )  # fmt: skip
+
+
+def alone(m, s, step, betas, eps, decay, lr=1.0):
+    """The state of one parameter `w` of one number."""
+    number = lambda x: torch.tensor([x], dtype=torch.float64)  # noqa: E731
+    own = ParameterState(number(m), number(s), step, lr, betas, eps, decay)
+    return OptimizerState(lr=lr, parameters={"w": own})
+
+
+def w(number):
+    return {"w": torch.tensor([number], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0, 0.5, 50.0])
+@pytest.mark.parametrize("build", [one_group, three_groups, lambda p: three_groups(p, amsgrad=True)])
+def test_the_step_is_the_one_that_torch_makes(build, max_grad_norm):
+    parameters = parameters_of(1)
+    optimizer = build(parameters)
+    for turn in range(4):
+        gradient = gradient_of(turn, size=3.0 / (1 + turn))
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        state = optimizer_state(optimizer, parameters.items())
+        step = adamw_step(before, gradient, state, max_grad_norm=max_grad_norm)
+        take(optimizer, parameters, gradient, max_grad_norm)
+        assert list(step) == list(SHAPES)
+        assert step["frozen"].abs().max() == 0 and step["embed"].abs().min() > 0
+        for name, parameter in parameters.items():
+            moved = (parameter.detach() - before[name]) / optimizer.param_groups[0]["lr"]
+            torch.testing.assert_close(step[name], moved, rtol=1e-9, atol=1e-10)
+
+
+def test_the_settings_are_those_of_the_group():
+    """Reading them from the optimiser's defaults gives another step."""
+    parameters = parameters_of(2)
+    optimizer = three_groups(parameters)
+    state = optimizer_state(optimizer, parameters.items()).parameters
+    assert (state["head"].betas, state["head"].eps, state["head"].weight_decay) == ((0.5, 0.6), 0.3, 0.0)
+    assert (
+        state["bias"].lr == 1e-4 and state["bias"].weight_decay == optimizer.defaults["weight_decay"] == 9.0
+    )
+
+
+def test_worked_by_hand():
+    """m̂ = (.5 × .2 + .5 × .4) / .75 = .4; v̂ = (.75 × .04 + .25 × .16) / .4375 = .16; −.4 / (.4 + .1) − .1 × 2 = −1."""
+    state = alone(m=0.2, s=0.04, step=1, betas=(0.5, 0.75), eps=0.1, decay=0.1)
+    step = adamw_step(w(2.0), w(0.4), state, max_grad_norm=None)
+    assert step["w"].item() == pytest.approx(-1.0, abs=1e-15)
+    old, new = decompose(w(2.0), w(0.4), state, max_grad_norm=None)
+    assert old["w"].item() == pytest.approx(-0.1 / 0.375 - 0.2, abs=1e-15)
+    assert new["w"].item() == pytest.approx(-0.2 / 0.375, abs=1e-15)
+
+
+def test_clipping_by_hand():
+    """‖(3, 4)‖ = 5; without moments a first step with β₂ = 0 and ε = 1 is −c g / (c |g| + 1)."""
+    gradient = {"a": torch.tensor([3.0], dtype=torch.float64), "b": torch.tensor(4.0, dtype=torch.float64)}
+    zeros = {name: torch.zeros_like(g) for name, g in gradient.items()}
+    fresh = {name: ParameterState(z, z, 0, 1.0, (0.0, 0.0), 1.0, 0.0) for name, z in zeros.items()}
+    step = adamw_step(zeros, gradient, OptimizerState(1.0, fresh), max_grad_norm=2.5)
+    scale = 2.5 / (5 + 1e-6)
+    assert step["a"].item() == pytest.approx(-3 * scale / (3 * scale + 1), abs=1e-15)
+    assert step["b"].item() == pytest.approx(-4 * scale / (4 * scale + 1), abs=1e-15)
+
+
+def test_the_parts_add_up_to_the_step():
+    parameters = parameters_of(3)
+    optimizer = three_groups(parameters)
+    take(optimizer, parameters, gradient_of(0), None)
+    state = optimizer_state(optimizer, parameters.items())
+    old, new = decompose(parameters, gradient_of(1), state, max_grad_norm=0.7)
+    step = adamw_step(parameters, gradient_of(1), state, max_grad_norm=0.7)
+    assert set(old) == set(new) == set(SHAPES) - {"frozen"}
+    for name in old:
+        assert torch.equal(old[name] + new[name], step[name])
+        assert not step[name].requires_grad
+
+
+@pytest.mark.parametrize("g", [0.4, 1.0, -3.0])
+def test_the_diagonal_form_by_hand(g):
+    """v̂ = .04 / (1 − .75) = .16, so −g / (.4 + .1): no momentum, no decay, nothing of g in v̂."""
+    state = alone(m=0.2, s=0.04, step=1, betas=(0.5, 0.75), eps=0.1, decay=0.1)
+    assert diagonal_step(w(g), state)["w"].item() == pytest.approx(-g / 0.5, abs=1e-15)
+
+
+def test_the_diagonal_form_is_the_step_where_nothing_is_left_out():
+    """β₁ = 0, no decay, and g² = v̂, so that g does not move the second moment."""
+    state = alone(m=5.0, s=0.25 * (1 - 0.9**6), step=6, betas=(0.0, 0.9), eps=0.1, decay=0.0)
+    exact = adamw_step(w(2.0), w(0.5), state, max_grad_norm=None)
+    torch.testing.assert_close(diagonal_step(w(0.5), state), exact, rtol=1e-14, atol=0)
+    other = adamw_step(w(2.0), w(1.5), state, max_grad_norm=None)
+    assert diagonal_step(w(1.5), state)["w"].item() == pytest.approx(-2.5)
+    assert other["w"].item() > -2.0  # AdamW divides by a second moment that has grown with g
+
+
+def test_a_state_that_was_read_is_not_changed_by_the_next_step():
+    """Defect E10: a copy of one level shares the moments with the optimiser, which writes into them."""
+    parameters = parameters_of(4)
+    optimizer = one_group(parameters)
+    take(optimizer, parameters, gradient_of(0), None)
+    read = optimizer_state(optimizer, parameters.items())
+    shallow = {name: dict(optimizer.state[parameters[name]]) for name in ("embed", "bias")}
+    kept = copy.deepcopy(read)
+    take(optimizer, parameters, gradient_of(1), None)
+    for name, own in kept.parameters.items():
+        assert torch.equal(read.parameters[name].exp_avg, own.exp_avg)
+        assert torch.equal(read.parameters[name].exp_avg_sq, own.exp_avg_sq)
+        assert read.parameters[name].step == own.step
+    for name, own in shallow.items():
+        assert not torch.equal(own["exp_avg"], kept.parameters[name].exp_avg)
+
+
+def test_the_rate_is_the_one_that_the_scheduler_wrote_for_the_next_step():
+    parameters = parameters_of(5)
+    optimizer = one_group(parameters, lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda made: 0.5**made)
+    take(optimizer, parameters, gradient_of(0), None)
+    scheduler.step()
+    assert optimizer_state(optimizer, parameters.items()).lr == 0.5
+
+
+def test_the_arithmetic_is_done_in_the_gradients_dtype():
+    state = alone(m=0.1, s=0.3, step=2, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
+    exact = adamw_step(w(1 / 3), w(0.7), state, max_grad_norm=1.0)["w"]
+    theta = {"w": torch.tensor([1 / 3], dtype=torch.bfloat16)}
+    assert adamw_step(theta, w(0.7), state, max_grad_norm=1.0)["w"].dtype == torch.float64
+    single = adamw_step(w(1 / 3), {"w": torch.tensor([0.7])}, state, max_grad_norm=1.0)["w"]
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_norm_that_is_not_finite_is_refused(bad, max_grad_norm):
+    state = alone(m=0.1, s=0.3, step=2, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
+    with pytest.raises(ValueError, match=f"the gradient's norm is {bad}: verl skips such a step"):
+        adamw_step(w(1.0), w(bad), state, max_grad_norm=max_grad_norm)
+
+
+def test_what_does_not_fit_is_refused():
+    state = alone(m=0.1, s=0.3, step=2, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
+    refused = [
+        ({"w": None}, "no parameter has a gradient"),
+        ({"u": torch.ones(1)}, "there is a gradient but no parameter of u"),
+        ({"w": torch.ones(2)}, r"w: the gradient has shape \(2,\), expected \(1,\)"),
+    ]
+    for gradient, message in refused:
+        with pytest.raises(ValueError, match=message):
+            adamw_step(w(1.0), gradient, state, max_grad_norm=None)
+    with pytest.raises(ValueError, match="there is a gradient but no state of the optimiser of w"):
+        adamw_step(w(1.0), w(1.0), OptimizerState(1.0, {}), max_grad_norm=None)
+    with pytest.raises(ValueError, match="w: the optimiser has made no step"):
+        diagonal_step(w(1.0), alone(m=0.0, s=0.0, step=0, betas=(0.9, 0.99), eps=1e-8, decay=0.0))
+    own = state.parameters
+    with pytest.raises(ValueError, match="w: its group's lr is 1.0, the first group's is 0"):
+        adamw_step(w(1.0), w(1.0), OptimizerState(0.0, own), max_grad_norm=None)
+
+
+def test_other_optimisers_are_refused():
+    parameters = parameters_of(6)
+    with pytest.raises(
+        ValueError, match=r"moves a parameter of shape \(7, 3\) that is not among the named ones"
+    ):
+        optimizer_state(one_group(parameters), [])
+    refused = [
+        (torch.optim.SGD(parameters.values(), lr=1.0), "not torch's AdamW: it has no betas, eps"),
+        (torch.optim.Adam(parameters.values(), weight_decay=0.1), "Adam with weight decay in the gradient"),
+        (
+            torch.optim.AdamW(parameters.values(), maximize=True),
+            "maximize=True, expected AdamW that descends",
+        ),
+        (torch.optim.Adamax(parameters.values()), "not torch's AdamW: it has no exp_avg_sq"),
+    ]
+    for optimizer, message in refused:
+        take(optimizer, parameters, gradient_of(0), None)
+        with pytest.raises(ValueError, match=message):
+            optimizer_state(optimizer, parameters.items())

@@ -1,0 +1,348 @@
+"""Numbers worked out by hand, or by sums written out here in plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kit.exact_policies import estimator
+from verl_credit.study.probe.baselines import Targets, baseline
+from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
+from verl_credit.study.probe.entropy_gradient import (
+    EntropyGradient,
+    Surrogate,
+    entropy_gradient,
+    leave_one_out_mean,
+)
+from verl_credit.study.probe.policy import Tokens
+from verl_credit.study.probe.prediction import predict, u_statistic
+from verl_credit.study.probe.returns import mean_by_prompt, places, prompt_numbers, returns_to_go
+from verl_credit.study.probe.settings import BaselineSettings
+from verl_credit.study.probe.truth import entropy_change, log_log_slope
+
+P = (0.5, 0.3, 0.15, 0.05)
+LOGITS = torch.tensor(P, dtype=torch.float64).log()
+
+
+def table(*rows):
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+
+
+def mask(*lengths):
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def test_returns_to_go_and_residuals():
+    entropy, written = table((1, 0.5, 0.25), (0.4, 0.2)), mask(3, 2)
+    returns = returns_to_go(entropy, written)
+    torch.testing.assert_close(returns, table((1.75, 0.75, 0.25), (0.6, 0.2)))
+    torch.testing.assert_close(returns - entropy, table((0.75, 0.25, 0), (0.2, 0)))
+
+
+def test_an_observation_between_two_turns_is_no_place_and_adds_no_entropy():
+    written = torch.tensor([[True, False, False, True]])
+    returns = returns_to_go(table((1, 7, 7, 0.5)), written)
+    assert returns.tolist() == [[1.5, 0, 0, 0.5]]
+    assert places(written)[written].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "entropy"),
+    [
+        (1, 1, 1.142120),
+        (1, 0.9, 0.993268),
+        (1, 0.7, 0.661563),
+        (1, 0.4, 0.0),
+        (0.7, 1, 0.990334),
+        (0.7, 0.9, 0.904663),
+    ],
+)
+def test_entropy_under_temperature_and_nucleus(temperature, top_p, entropy):
+    log_q, found = log_prob_and_entropy(LOGITS[None], torch.tensor([0]), Sampling(temperature, top_p))
+    assert float(found) == pytest.approx(entropy, abs=5e-7)
+    powered, kept, mass = [p ** (1 / temperature) for p in P], [], 0.0
+    powered = [p / sum(powered) for p in powered]
+    for p in powered:  # already in descending order
+        kept += [p] if mass < top_p else []
+        mass += p
+    assert float(log_q) == pytest.approx(math.log(kept[0] / sum(kept)), abs=1e-14)
+    assert float(found) == pytest.approx(
+        -sum(p / sum(kept) * math.log(p / sum(kept)) for p in kept), abs=1e-14
+    )
+
+
+def test_the_token_that_crosses_top_p_is_kept_and_the_order_of_the_vocabulary_does_not_matter():
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = LOGITS[order].expand(3, -1)
+    log_q, entropy = log_prob_and_entropy(shuffled, torch.tensor([1, 3, 0]), Sampling(top_p=0.9))
+    torch.testing.assert_close(log_q.exp(), torch.tensor([0.5, 0.3, 0.15], dtype=torch.float64) / 0.95)
+    assert entropy.tolist() == pytest.approx([0.993268] * 3, abs=5e-7)
+
+
+def test_a_sampled_token_outside_the_nucleus_is_refused_with_its_probability():
+    wanted = "top_p=0.9 excludes 1 sampled tokens, for example token 3 with probability 0.05: the rollouts were sampled"
+    with pytest.raises(ValueError, match=wanted):
+        log_prob_and_entropy(LOGITS.expand(2, -1), torch.tensor([0, 3]), Sampling(top_p=0.9))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature=0.0: expected a number above 0"),
+        ({"temperature": math.nan}, "temperature=nan: expected a number above 0"),
+        ({"top_p": 0.0}, r"top_p=0.0: expected a number in \(0, 1\]"),
+        ({"top_p": 1.5}, r"top_p=1.5: expected a number in \(0, 1\]"),
+    ],
+)
+def test_impossible_sampling_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(**options)
+
+
+def test_state_features():
+    six = (0.3, 0.25, 0.2, 0.12, 0.08, 0.05)
+    found = state_features(torch.tensor(six, dtype=torch.float64).log()[None], Sampling())[0].tolist()
+    logs = [math.log(p) for p in six]
+    mean = sum(p * log for p, log in zip(six, logs, strict=True))
+    variance = sum(p * (log - mean) ** 2 for p, log in zip(six, logs, strict=True))
+    two = -0.3 * math.log(0.3) - 0.7 * math.log(0.7)
+    assert found == pytest.approx([-mean, 0.3, 0.05, 0.95, two, variance], abs=1e-14)
+
+
+def test_state_features_are_of_the_nucleus():
+    found = state_features(LOGITS[None], Sampling(top_p=0.7))[0]
+    q = (0.625, 0.375)
+    mean = sum(p * math.log(p) for p in q)
+    variance = sum(p * (math.log(p) - mean) ** 2 for p in q)
+    assert found.tolist() == pytest.approx([-mean, 0.625, 0.25, 1, -mean, variance], abs=1e-14)
+    assert state_features(LOGITS[None], Sampling(top_p=0.4))[0].tolist() == pytest.approx([0, 1, 1, 1, 0, 0])
+
+
+RESIDUAL, WRITTEN = table((0.75, 0.25, 0), (0.2, 0), (1.2,)), mask(3, 2, 1)
+
+
+def predicted(mode="residual_mu", fit="leave_one_out", prompt=(0, 1, 2), decay=0.9):
+    targets = Targets(RESIDUAL, WRITTEN, torch.tensor(prompt))
+    return baseline(targets, BaselineSettings(mode=mode, fit=fit, ema_decay=decay))
+
+
+def test_the_mean_of_the_other_prompts_at_each_place():
+    # place 0: 1.4 / 2, 1.95 / 2, .95 / 2; place 1: each of the two rows sees the other; place 2: nobody else is there
+    torch.testing.assert_close(predicted(), table((0.7, 0, 0), (0.975, 0.25), (0.475,)))
+    one_prompt = predicted(prompt=(0, 0, 1))
+    torch.testing.assert_close(one_prompt, table((1.2, 0, 0), (1.2, 0), (0.475,)))
+
+
+def test_the_mean_of_the_other_prompts_at_all_places():
+    # 6 tokens, their sum 2.4; without row 0: (.2 + 0 + 1.2) / 3
+    torch.testing.assert_close(
+        predicted("constant"), table((1.4 / 3, 1.4 / 3, 1.4 / 3), (2.2 / 4, 2.2 / 4), (1.2 / 5,))
+    )
+
+
+def test_the_running_mean_keeps_nine_tenths_of_the_old_one():
+    # place 0: nothing, .75, .9 * .75 + .1 * .2; place 1: nothing, .25; row 2 does not reach it
+    torch.testing.assert_close(predicted(fit="previous"), table((0, 0, 0), (0.75, 0.25), (0.695,)))
+    torch.testing.assert_close(predicted(fit="previous", decay=0.5), table((0, 0, 0), (0.75, 0.25), (0.475,)))
+
+
+def test_no_baseline_predicts_nothing():
+    assert not predicted("none").any()
+
+
+def test_leave_one_out_mean():
+    value, prompt = torch.tensor([1.0, 2.0, 6.0, 10.0], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
+    # three siblings; the lone rollout of prompt 1 sees those of prompt 0
+    assert leave_one_out_mean(value, prompt, 2).tolist() == [4.0, 3.5, 1.5, 3.0]
+    assert leave_one_out_mean(value[:1], prompt[:1], 1).tolist() == [0.0]
+
+
+def test_means_over_prompts_weigh_prompts_and_not_rollouts():
+    prompt, n = prompt_numbers(torch.tensor([7, 3, 7, 7]))
+    assert (prompt.tolist(), n) == ([0, 1, 0, 0], 2)
+    assert mean_by_prompt(torch.tensor([1.0, 5.0, 2.0, 3.0]), prompt, n).tolist() == [2.0, 5.0]
+
+
+def test_an_empty_group_is_refused():
+    with pytest.raises(ValueError, match="prompt 1 has no rollout: every group needs one"):
+        mean_by_prompt(torch.ones(2), torch.tensor([0, 2]), 3)
+
+
+def seen(log_prob, entropy):
+    return Tokens(table(*log_prob), table(*entropy))
+
+
+def test_the_weights_of_both_estimators_without_a_baseline():
+    """Rows: log q (-1, -2), (-3); H (1, .5), (.4). One prompt each."""
+    tokens, group = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)]), torch.tensor([0, 1])
+    settings = estimator("rb_residual", "per_sequence", "none")
+    rb = entropy_gradient(tokens, mask(2, 1), group, settings)
+    assert rb.entropy_B.tolist() == [1.5, 0.4]
+    assert rb.numerator.score_B_T.tolist() == [[0.5, 0], [0, 0]]
+    assert rb.numerator.path_B_T.tolist() == [[1, 1], [1, 0]]
+    naive = entropy_gradient(tokens, mask(2, 1), group, estimator("naive", "per_sequence"))
+    assert naive.entropy_B.tolist() == [3, 3]  # S = -3 and -3, so each minus the other is 0
+    assert naive.numerator.score_B_T.tolist() == [[0, 0], [0, 0]]
+    per_token = entropy_gradient(tokens, mask(2, 1), group, estimator("naive", "per_token"))
+    assert per_token.length.score_B_T.tolist() == [[1, 1], [-1, 0]]
+    assert per_token.per_token == 2.0  # (3 + 3) / (2 + 1)
+    torch.testing.assert_close(per_token.combined().score_B_T, table((-2 / 3, -2 / 3), (2 / 3, 0)))
+
+
+def test_the_mean_over_a_rollout_divides_by_its_length():
+    tokens = seen([(-1, -2), (-3,)], [(1, 0.5), (0.4,)])
+    settings = estimator("rb_residual", "per_sequence_mean", "none")
+    found = entropy_gradient(tokens, mask(2, 1), torch.tensor([0, 1]), settings)
+    assert found.entropy_B.tolist() == [0.75, 0.4]
+    assert found.numerator.score_B_T.tolist() == [[0.75, 0.75], [0.4, 0]]
+    assert found.numerator.path_B_T.tolist() == [[0.5, 0.5], [1, 0]]
+
+
+def test_the_slope_and_its_standard_errors_per_token():
+    """Prompts with (N, D, F, T): slope = (N - F / T D) / T, its jackknife by leaving each prompt out in turn."""
+    n, d, f, t = (1.0, 2.0, 4.0), (0.5, -0.5, 1.5), (3.0, 2.0, 4.0), (2.0, 3.0, 1.0)
+    one, zero = torch.ones(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
+    n_3, d_3, f_3, t_3 = (torch.tensor(c, dtype=torch.float64) for c in (n, d, f, t))
+    gradient = EntropyGradient(
+        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3), 3, 0.0
+    )
+    found = predict(gradient, Tokens(one, zero))
+
+    def slope(rows):
+        mean_n, mean_d, mean_f, mean_t = (sum(c[r] for r in rows) / len(rows) for c in (n, d, f, t))
+        return (mean_n - mean_f / mean_t * mean_d) / mean_t
+
+    assert found.slope == pytest.approx(slope([0, 1, 2]), abs=1e-14)
+    left_out = [slope([1, 2]), slope([0, 2]), slope([0, 1])]
+    mean = sum(left_out) / 3
+    assert found.jackknife_se == pytest.approx(
+        math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in left_out)), abs=1e-14
+    )
+    influence, step = [], 1e-6
+    for r in range(3):  # the slope's derivative by the weight of prompt r
+        weighted = [[c[i] * (1 + (step if i == r else 0)) for i in range(3)] for c in (n, d, f, t)]
+        sums = [sum(c) for c in weighted]
+        influence.append(3 * ((sums[0] - sums[2] / sums[3] * sums[1]) / sums[3] - slope([0, 1, 2])) / step)
+    mean = sum(influence) / 3
+    conditional = math.sqrt(sum((x - mean) ** 2 for x in influence) / 2 / 3)
+    assert found.conditional_se == pytest.approx(conditional, rel=1e-5)
+    assert found.entropy == 9 / 6
+    assert found.at(-2.0) == pytest.approx((-2 * found.slope, 2 * found.jackknife_se))
+
+
+def test_one_prompt_has_no_standard_error():
+    gradient = entropy_gradient(seen([(-1, -2)], [(1, 0.5)]), mask(2), torch.tensor([0]), estimator("naive"))
+    found = predict(gradient, seen([(1, 1)], [(0, 0)]))
+    assert math.isnan(found.conditional_se) and math.isnan(found.jackknife_se)
+
+
+X, Y = (1.0, 2.0, 3.0, 4.0), (2.0, 1.0, 4.0, 3.0)
+
+
+def u_of(x, y):
+    pairs = [(n, m) for n in range(len(x)) for m in range(len(x)) if n != m]
+    return sum(x[n] * y[m] for n, m in pairs) / len(pairs)
+
+
+def test_the_u_statistic():
+    x, y = torch.tensor(X, dtype=torch.float64), torch.tensor(Y, dtype=torch.float64)
+    found = u_statistic(x * y.mean(), x.mean() * y, x * y)
+    assert found.value == pytest.approx(6) == u_of(X, Y)
+    assert found.plug_in_se == pytest.approx(1.9245, abs=5e-5)
+    assert found.jackknife_se == pytest.approx(2.8868, abs=5e-5)
+
+
+def test_the_jackknife_of_the_u_statistic_is_that_of_the_statistic_itself():
+    """With six prompts and gradients of three numbers: U without prompt n, summed over all pairs that are left."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, 6, 3, generator=generator, dtype=torch.float64)
+    found = u_statistic(x @ y.mean(0), y @ x.mean(0), (x * y).sum(1))
+
+    def brute(rows):
+        pairs = [(n, m) for n in rows for m in rows if n != m]
+        return sum(float(x[n] @ y[m]) for n, m in pairs) / len(pairs)
+
+    assert found.value == pytest.approx(brute(range(6)), rel=1e-13)
+    left_out = [brute([m for m in range(6) if m != n]) for n in range(6)]
+    mean = sum(left_out) / 6
+    assert found.jackknife_se == pytest.approx(
+        math.sqrt(5 / 6 * sum((u - mean) ** 2 for u in left_out)), rel=1e-12
+    )
+
+
+def test_two_prompts_are_too_few_for_the_u_statistic():
+    with pytest.raises(ValueError, match="needs at least 3 prompts, got 2"):
+        u_statistic(*torch.ones(3, 2, dtype=torch.float64))
+
+
+SPLIT = [(0.1, 0, 0, 0), (-0.05, -0.05, 0, 0, 0, 0), (0.5, -0.5)]
+OLD, NEW = [(2.1, 0, 0, 0), (3, 0.1), (1.05, 0)], [(0, 0, 0, 2), (1, 2), (0.5, 0.5)]
+
+
+def changed(estimand, group=(0, 1, 2), shift=0.0):
+    before = Tokens(
+        torch.zeros(3, 6, dtype=torch.float64), table(*(row + (0,) * (6 - len(row)) for row in OLD))
+    )
+    ratio = table(*SPLIT)
+    ratio[0, 0] += shift
+    after = Tokens(ratio, table(*(row + (0,) * (6 - len(row)) for row in NEW)))
+    return entropy_change(before, after, mask(4, 6, 2), torch.tensor(group), estimand)
+
+
+def test_the_change_by_importance_sampling_per_token():
+    """lw = (.1, -.1, 0), H' = (2, 3, 1), T = (4, 6, 2), H = (2.1, 3.1, 1.05)."""
+    found = changed("per_token")
+    assert found.change == pytest.approx(-0.020833, abs=5e-7)
+    assert found.ess == pytest.approx(2.980, abs=5e-4)
+    assert found.clipped == 0
+    w, h, t, old = (math.exp(0.1), math.exp(-0.1), 1.0), (2, 3, 1), (4, 6, 2), (2.1, 3.1, 1.05)
+
+    def change(rows):
+        new = sum(w[i] * h[i] for i in rows) / sum(w[i] * t[i] for i in rows)
+        return new - sum(old[i] for i in rows) / sum(t[i] for i in rows)
+
+    left_out = [change([1, 2]), change([0, 2]), change([0, 1])]
+    mean = sum(left_out) / 3
+    assert found.se == pytest.approx(math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in left_out)), rel=1e-12)
+
+
+def test_the_change_per_sequence_and_of_the_mean_over_a_rollout():
+    w = (math.exp(0.1), math.exp(-0.1), 1.0)
+    weighted = [x / sum(w) for x in w]
+    per_sequence = weighted[0] * 2 + weighted[1] * 3 + weighted[2] - 6.25 / 3
+    assert changed("per_sequence").change == pytest.approx(per_sequence, abs=1e-14)
+    means = weighted[0] * 2 / 4 + weighted[1] * 3 / 6 + weighted[2] / 2 - (2.1 / 4 + 3.1 / 6 + 1.05 / 2) / 3
+    assert changed("per_sequence_mean").change == pytest.approx(means, abs=1e-14)
+
+
+def test_two_rollouts_of_a_prompt_weigh_half_each():
+    """Rows 0 and 1 are one prompt: (w0 H0 + w1 H1) / 2 + w2 H2 over the same of w T."""
+    w0, w1 = math.exp(0.1), math.exp(-0.1)
+    new = ((w0 * 2 + w1 * 3) / 2 + 1) / ((w0 * 4 + w1 * 6) / 2 + 2)
+    assert changed("per_token", group=(5, 5, 2)).change == pytest.approx(
+        new - (5.2 / 2 + 1.05) / 7, abs=1e-14
+    )
+
+
+def test_a_weight_beyond_the_limit_is_cut_and_counted():
+    far, at_limit = changed("per_token", shift=14.9), changed("per_token", shift=9.9)
+    assert far.change == pytest.approx(at_limit.change, abs=1e-12)
+    assert (far.clipped, at_limit.clipped) == (pytest.approx(1 / 3), 0)
+    assert far.ess == pytest.approx(1, abs=1e-3)
+
+
+def test_one_prompt_has_no_standard_error_of_the_change():
+    assert math.isnan(changed("per_token", group=(4, 4, 4)).se)
+
+
+def test_the_slope_in_logarithms():
+    etas = [1e-6, 2e-6, 4e-6, 8e-6]
+    assert log_log_slope(etas, [-3 * eta for eta in etas]) == pytest.approx(1)
+    assert log_log_slope(etas, [eta**2 for eta in etas]) == pytest.approx(2)
+    with pytest.raises(ValueError, match=r"needs two changes that are not 0, got \[0.0, 1.0\]"):
+        log_log_slope([1, 2], [0.0, 1.0])
+    with pytest.raises(ValueError, match="needs two changes"):
+        log_log_slope([1], [1.0])

@@ -1,0 +1,126 @@
+"""The twin's rows and updates against plain transformers and one row at a time."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from verl_credit.policy.attention import AUTO, install
+from verl_credit.policy.families import families
+from verl_credit.policy.packed import PackedPolicy
+from verl_credit.study.twin.update import Objective, UpdateBatch, update
+
+# Three rows of one prompt: a trunk, one that leaves it, one that is its beginning; and a row of another prompt.
+PROMPTS = [torch.tensor(ids) for ids in ([1, 2, 3], [1, 2, 3], [1, 2, 3], [7])]
+RESPONSES = [torch.tensor(ids) for ids in ([3, 4, 5, 6], [3, 9, 4, 8], [3, 4], [2])]
+TURNS = torch.tensor([[0, 0, -1, 1], [0, -1, 1, 1], [0, -1, -1, -1], [0, -1, -1, -1]])
+TOKENS = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
+OBJECTIVE = Objective(0.2, 0.28, 3.0, "token", False, "token-mean", mini_batch_rows=2)
+
+
+@pytest.fixture
+def model():
+    install()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, tie_word_embeddings=True, attn_implementation=AUTO,
+        initializer_range=0.3,  # else attention hardly matters
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def by_hand(model, row, temperature):
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    ids = torch.cat([PROMPTS[row], RESPONSES[row]])
+    log_p = (plain(ids[None]).logits[0] / temperature).log_softmax(-1)
+    before = log_p[len(PROMPTS[row]) - 1 : -1]
+    return before.gather(1, RESPONSES[row][:, None])[:, 0], -(before.exp() * before).sum(-1)
+
+
+@pytest.mark.parametrize("budget", [1, 9, 2048])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_packed_rows_are_read_as_alone(model, budget, temperature):
+    log_prob_B_T, entropy_B_T = PackedPolicy(model, temperature=temperature, budget=budget).responses(
+        PROMPTS, RESPONSES, TOKENS, entropy=True
+    )
+    for row, response in enumerate(RESPONSES):
+        log_prob, entropy = by_hand(model, row, temperature)
+        torch.testing.assert_close(log_prob_B_T[row, : len(response)], log_prob, atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy_B_T[row, : len(response)], entropy, atol=1e-5, rtol=0)
+        assert not log_prob_B_T[row, len(response) :].any()
+
+
+def test_rows_of_a_prompt_are_one_trunk_with_branches():
+    prompts = [torch.tensor([1, 2])] * 5 + [torch.tensor([3])]
+    endings = ([5, 6, 7], [5, 8], [9], [5, 8], [5, 6], [5])
+    first, second = families(prompts, [torch.tensor(ids) for ids in endings])
+    assert (first.rows, second.rows) == (range(5), range(5, 6))
+    assert first.stream.tolist() == [1, 2, 5, 6, 7, 8, 9] and first.shape == [(3, 1), (2, 1)]
+    for row in first.rows:
+        assert first.stream[first.places[row]].tolist() == [1, 2, *endings[row]]
+
+
+def test_another_attention_would_mix_the_rows(model):
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attn_implementation=sdpa"):
+        PackedPolicy(model).responses(PROMPTS, RESPONSES, TOKENS)
+
+
+def batch(policy, advantage=1.0):
+    with torch.no_grad():
+        log_prob_B_T, _ = policy.responses(PROMPTS, RESPONSES, TOKENS)
+    advantage_B_T = advantage * torch.tensor([[1.0], [-1.0], [0.5], [2.0]]).expand(4, 4)
+    mask_B_T = TURNS >= 0
+    return UpdateBatch(PROMPTS, RESPONSES, TURNS, mask_B_T, log_prob_B_T, advantage_B_T, torch.ones(4, 4))
+
+
+def test_the_first_gradient_is_that_of_the_policys_tokens(model):
+    """At the parameters that wrote the rows: - sum of A ∇log p over the mini-batch's tokens, divided by their number."""
+    policy = PackedPolicy(model)
+    rows, found = batch(policy), {}
+    # the gradient, as the optimiser sees it in its first step
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    made = update(
+        policy, optimizer, rows, Objective(**{**vars(OBJECTIVE), "mini_batch_rows": 4, "grad_clip": 1e9})
+    )
+    found = {name: start[name] - p.detach() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(start[name])
+    wanted = copy.deepcopy(model)
+    wanted.set_attn_implementation("eager")
+    total = 0.0
+    for row in range(4):
+        ids = torch.cat([PROMPTS[row], RESPONSES[row]])
+        log_p = wanted(ids[None]).logits[0].log_softmax(-1)[len(PROMPTS[row]) - 1 : -1]
+        mine = log_p.gather(1, RESPONSES[row][:, None])[:, 0]
+        n = len(RESPONSES[row])
+        total = total - (rows.advantage_B_T[row, :n] * mine)[rows.mask_B_T[row, :n]].sum()
+    (total / rows.mask_B_T.sum()).backward()
+    for name, p in wanted.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-4)
+    norm = sum(p.grad.square().sum() for p in wanted.parameters()).sqrt().item()
+    assert made[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_micro_batches_do_not_change_the_update(model):
+    ends = []
+    for budget in (1, 2048):
+        own = copy.deepcopy(model)
+        policy = PackedPolicy(own, budget=budget)
+        update(policy, torch.optim.AdamW(own.parameters(), lr=1e-3), batch(policy), OBJECTIVE)
+        ends.append(torch.cat([p.detach().flatten() for p in own.parameters()]))
+    torch.testing.assert_close(*ends, atol=1e-6, rtol=1e-5)
+
+
+def test_every_mini_batch_is_an_update_of_its_own(model):
+    policy = PackedPolicy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    assert len(update(policy, optimizer, batch(policy), OBJECTIVE)) == 2
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+    with pytest.raises(ValueError, match="4 rows do not divide into mini-batches of 3"):
+        update(policy, optimizer, batch(policy), Objective(**{**vars(OBJECTIVE), "mini_batch_rows": 3}))

@@ -1,0 +1,81 @@
+"""Exact match as the field computes it, and its edges."""
+
+import math
+from datetime import date
+from decimal import Decimal
+
+import pytest
+
+from verl_credit.turns.reward.qa import compute_score, exact_match, extract_answer, gold_answers, token_f1
+
+
+@pytest.mark.parametrize(
+    "prediction, golds, em",
+    [
+        ("The Eiffel Tower!", ["eiffel tower"], 1.0),
+        ("a  dog", ["Dog"], 1.0),
+        ("cat", ["dog", "cat"], 1.0),
+        ("cats", ["cat"], 0.0),
+        (None, ["cat"], 0.0),
+        ("", ["cat"], 0.0),
+        ("", ["The"], 0.0),
+        ("the", ["The"], 1.0),
+        ("!", ["The"], 0.0),
+    ],
+)
+def test_exact_match(prediction, golds, em):
+    assert exact_match(prediction, golds) == em
+
+
+def test_f1_counts_repeated_words_once_each():
+    assert token_f1("new york york", ["new york"]) == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
+    assert token_f1("x", ["new york"]) == 0.0
+
+
+def test_last_complete_tag_counts():
+    assert extract_answer("<answer>a</answer> <answer> b </answer><answer>c") == "b"
+    assert extract_answer("<answer>a") is None
+
+
+def test_an_answer_inside_an_observation_does_not_count():
+    page = "<tool_response><answer>gold</answer></tool_response> I give up"
+    extra = {"credit": {"final_text": "I give up", "tool_fault": ""}}
+    assert compute_score("x", page, {"target": ["gold"]}, extra)["em"] == 0.0
+    assert compute_score("x", page, {"target": ["gold"]})["em"] == 1.0  # without a record: the whole text
+
+
+def test_format_penalty_is_a_component_of_its_own():
+    score = compute_score("x", "no tag", {"target": ["gold"]}, format_penalty=0.5)
+    assert (score["score"], score["em"], score["format_penalty"]) == (-0.5, 0.0, 0.5)
+
+
+def test_a_mistyped_reward_keyword_is_refused():
+    with pytest.raises(TypeError, match="format_penalti"):
+        compute_score("x", "no tag", {"target": ["gold"]}, format_penalti=0.5)
+
+
+@pytest.mark.parametrize(
+    "truth, golds",
+    [
+        (42, ["42"]),
+        ({"target": 7}, ["7"]),
+        ({"target": [7, 8.0]}, ["7", "8"]),
+        ({"target": [1.5, math.nan, None]}, ["1.5"]),
+        (Decimal("72.00"), ["72"]),
+        (0, ["0"]),
+    ],
+)
+def test_a_number_is_read_as_text(truth, golds):
+    assert gold_answers(truth) == golds
+    assert compute_score("x", f"<answer>{golds[0]}</answer>", truth)["em"] == 1.0
+
+
+NO_ANSWER = [True, math.nan, {"target": {"a": "b"}}, {"target": [["a"]]}, b"ab", date(2026, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    "bad", [None, {}, {"target": []}, {"target": None}, {"target": [" "]}, "", [], *NO_ANSWER]
+)
+def test_a_question_without_gold_is_refused(bad):
+    with pytest.raises(ValueError, match="at least one"):
+        gold_answers(bad)

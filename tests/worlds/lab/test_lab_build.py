@@ -1,0 +1,179 @@
+"""A tiny lab, built once: its files, its cache, its policy's turns and the control index."""
+
+import json
+import shutil
+
+import pyarrow.parquet
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from verl_credit.built_folder import why_invalid
+from verl_credit.cli import main
+from verl_credit.worlds.lab import protocol
+from verl_credit.worlds.lab.build import build_lab
+from verl_credit.worlds.lab.cache import NAME, settings_of
+from verl_credit.worlds.lab.config import SIZES
+from verl_credit.worlds.lab.evaluate import Roller, summarize
+from verl_credit.worlds.lab.questions import make_splits
+from verl_credit.worlds.lab.retrieval import LocalRetriever, recall, swap_contents
+from verl_credit.worlds.lab.world import make_world
+from verl_credit_retriever.index.search import SearchIndex
+
+pytestmark = pytest.mark.slow  # a lab is trained
+
+
+@pytest.fixture(scope="session")
+def lab(tiny_lab):
+    return tiny_lab
+
+
+def test_the_command_says_in_one_line_where_it_cannot_write(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["lab", "--dir", str(tmp_path / "file"), "--size", "tiny"]) == 4
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith(f"verl-credit lab --dir {tmp_path}/file: ") and "is a file" in said[-1]
+
+
+def why(folder, world_seed: int, size: str) -> str | None:
+    return why_invalid(folder, settings_of(world_seed, size), NAME)
+
+
+@pytest.fixture
+def copy(lab, tmp_path):
+    """A lab that a test may damage."""
+    return shutil.copytree(lab.root, tmp_path / "copy")
+
+
+def test_a_valid_lab_is_reused(lab):
+    before = lab.manifest.stat().st_mtime_ns
+    seen = []
+    build_lab(lab.root, world_seed=5, size="tiny", progress=lambda share, text: seen.append(text))
+    assert seen == [f"using the lab in {lab.root}"]
+    assert lab.manifest.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "file", ["policy/model.safetensors", "corpus.jsonl", "index/index.faiss", "dev.parquet"]
+)
+def test_a_changed_or_missing_file_is_noticed(copy, file):
+    path = copy / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert file in why(copy, 5, "tiny")
+    path.unlink()
+    assert "is missing" in why(copy, 5, "tiny")
+
+
+def test_another_seed_size_or_version_is_another_lab(copy):
+    assert why(copy, 5, "tiny") is None
+    assert "world_seed is 5" in why(copy, 6, "tiny")
+    assert "size is 'tiny'" in why(copy, 5, "full")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"generator_version": 0}))
+    assert "generator_version is 0" in why(copy, 5, "tiny")
+
+
+def test_a_broken_or_absent_manifest_is_noticed(copy):
+    (copy / "manifest.json").write_text('{"files": ')
+    assert "cannot be read" in why(copy, 5, "tiny")
+    (copy / "manifest.json").unlink()
+    assert "cannot be read" in why(copy, 5, "tiny")
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"thesis\.txt"):
+        build_lab(tmp_path, size="tiny")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_unknown_size_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"size='huge': expected one of \['full', 'tiny'\]"):
+        build_lab(tmp_path / "x", size="huge")
+
+
+def test_parquet_and_corpus_agree(lab):
+    corpus = {row["id"]: row["contents"] for row in map(json.loads, lab.corpus.read_text().splitlines())}
+    for split in ("train", "dev", "test"):
+        rows = pyarrow.parquet.read_table(lab.questions(split)).to_pylist()
+        assert len(rows) == getattr(SIZES["tiny"].world, split)
+        for row in rows:
+            (gold,) = row["reward_model"]["ground_truth"]["target"]
+            assert gold in corpus[row["extra_info"]["gold_ids"][-1]]
+            assert len(row["extra_info"]["gold_ids"]) == row["extra_info"]["hops"]
+
+
+@pytest.fixture(scope="module")
+def rolled(lab):
+    world = make_world(5, SIZES["tiny"].world)
+    questions = make_splits(world, SIZES["tiny"].world, 5)["dev"]
+    tokenizer = AutoTokenizer.from_pretrained(lab.policy)
+    model = AutoModelForCausalLM.from_pretrained(lab.policy)
+    roller = Roller(model, tokenizer, LocalRetriever(lab.encoder, lab.index))
+    return roller.roll(questions, temperature=1.0, seed=0), tokenizer
+
+
+def test_the_policy_mostly_calls_the_tool_in_format(rolled):
+    rollouts, _ = rolled
+    assert sum(bool(r.found_ids) for r in rollouts) > len(rollouts) / 2
+
+
+def test_rollouts_are_the_template_rendered_token_by_token(rolled, lab):
+    rollouts, tokenizer = rolled
+    corpus = {row["id"]: row["contents"] for row in map(json.loads, lab.corpus.read_text().splitlines())}
+    for rollout in rollouts:
+        text = protocol.prompt_text(rollout.question.text)
+        for turn, found in zip(rollout.turns, [*rollout.found_ids, None], strict=False):
+            text += turn
+            if found is not None:
+                text += protocol.observation_text(protocol.pages(corpus[i] for i in found))
+        assert tokenizer.decode(rollout.prompt_ids + rollout.response_ids) == text
+        assert len(rollout.response_ids) == len(rollout.response_mask)
+        recipe = json.loads(lab.manifest.read_text())["recipe"]
+        assert len(rollout.prompt_ids) <= recipe["max_prompt_length"]
+        assert len(rollout.response_ids) <= recipe["max_response_length"]
+
+
+def test_the_recipe_leaves_room_for_the_longest_response(lab):
+    tokenizer = AutoTokenizer.from_pretrained(lab.policy)
+    recipe = json.loads(lab.manifest.read_text())["recipe"]
+    contents = [json.loads(line)["contents"] for line in lab.corpus.read_text().splitlines()]
+    longest = sorted(contents, key=lambda text: -len(tokenizer.encode(text)))[: recipe["top_k"]]
+    observation = protocol.observation_text(protocol.pages(longest))
+    turn = recipe["max_new_tokens_per_turn"]
+    searches = recipe["max_searches"] * (turn + len(tokenizer.encode(observation)))
+    assert searches + turn <= recipe["max_response_length"]
+
+
+def test_a_summary_counts_exact_matches(rolled):
+    rollouts, _ = rolled
+    summary = summarize(rollouts)
+    assert summary["em"] == sum(r.em for r in rollouts) / len(rollouts)
+    assert 0 <= summary["gram_token_share"] <= 1
+
+
+def test_swapped_contents_keep_titles_and_vectors_alone(lab, tmp_path):
+    swapped = SearchIndex.load(swap_contents(lab.index, tmp_path / "swapped", seed=1))
+    original = SearchIndex.load(lab.index)
+    vector = torch.nn.functional.normalize(torch.randn(5, original._faiss.d), dim=-1).numpy()
+    for before, after in zip(original.search(vector, 3), swapped.search(vector, 3), strict=True):
+        for (old, old_score), (new, new_score) in zip(before, after, strict=True):
+            assert (old["id"], old_score) == (new["id"], new_score)
+            assert old["contents"].split("\n")[0] == new["contents"].split("\n")[0]
+
+    def texts(index):
+        documents = (index.documents[row] for row in range(len(index)))
+        return [document["contents"].split("\n")[1] for document in documents]
+
+    assert sorted(texts(original)) == sorted(texts(swapped))
+    same = sum(a == b for a, b in zip(texts(original), texts(swapped), strict=True))
+    assert same < 0.05 * len(original)
+
+
+def test_recall_counts_ranks(lab):
+    retriever = LocalRetriever(lab.encoder, lab.index)
+    query = next(iter(map(json.loads, lab.corpus.read_text().splitlines())))["id"].replace("-", " ")
+    ranked = [doc["id"] for doc in retriever.search([query])[0]]
+    assert recall(retriever, [query] * 2, [ranked[1], "nothing"]) == {1: 0.0, 2: 0.5, 3: 0.5}

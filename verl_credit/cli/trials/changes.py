@@ -1,0 +1,185 @@
+"""`verl-credit lineage show|best|chain|diff|render|export`: what a folder of trials remembers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+
+from verl_credit.errors import ExitCode, did_you_mean, one_line, printable
+from verl_credit.records.lineage import LineageStore, RecipeEdit, Trial
+from verl_credit.records.lineage.trial import NUMBERS
+from verl_credit.records.run.files import write_text
+
+KNOWLEDGE = "KNOWLEDGE.md"
+
+
+class NotKnown(ValueError):
+    """What was asked for is not in the store."""
+
+
+def _command(work: Callable[..., int]) -> Callable[..., int]:
+    """Exit code 4 with one line for a store that cannot be read or does not know what is asked."""
+
+    @wraps(work)
+    def run(folder: Path, *given, **named) -> int:
+        try:
+            return work(folder, *given, **named)
+        except (NotKnown, OSError) as error:
+            print(f"verl-credit lineage --dir {folder}: {printable(str(error))}", file=sys.stderr)
+            return ExitCode.PREFLIGHT
+
+    return run
+
+
+@_command
+def show(folder: Path, as_json: bool) -> int:
+    """Every trial in the order of the file, those that have not ended, and the lines that are damaged."""
+    store = _open(folder)
+    if as_json:
+        facts = store.all_facts()
+        trials = [asdict(trial) | {"facts": facts.get(trial.exp_id, {})} for trial in store.all_trials()]
+        damaged = [asdict(one) for one in store.damaged()]
+        return _json({"trials": trials, "unfinished": store.unfinished(), "damaged": damaged})
+    for trial in store.all_trials():
+        print(_line(trial))
+    for exp_id, start in store.unfinished().items():
+        began = one_line(f"{start.get('timestamp', 'at an unknown time')} in {start.get('job_name', '?')}")
+        print(f"exp_{one_line(exp_id)}  began {began}, and has no end: it goes on, or it was killed")
+    return ExitCode.DONE
+
+
+@_command
+def best(folder: Path, lower_is_better: bool | None, as_json: bool) -> int:
+    """The best trial among those that were kept."""
+    store = _open(folder, lower_is_better, ordered=True)
+    found = store.best()
+    if as_json:
+        return _json(asdict(found) | {"facts": store.facts(found.exp_id)} if found else None)
+    print(_line(found) if found else "no kept trial has a metric")
+    return ExitCode.DONE
+
+
+@_command
+def chain(folder: Path, exp_id: str | None, lower_is_better: bool | None, as_json: bool) -> int:
+    """From the root to a trial, or to the best."""
+    store = _open(folder, lower_is_better, ordered=exp_id is None)
+    found = _one(store, exp_id) if exp_id is not None else store.best()
+    if found is None:
+        raise NotKnown("no kept trial has a metric; name a trial")
+    trials = store.chain_to(found.exp_id)
+    if as_json:
+        return _json([asdict(trial) for trial in trials])
+    if gone := trials[0].parent_exp:
+        print(f"exp_{one_line(gone)}  is not in the store, or is a descendant of its own")
+    for trial in trials:
+        print(_line(trial))
+    return ExitCode.DONE
+
+
+@_command
+def diff(folder: Path, exp_id: str, other: str | None) -> int:
+    """What a trial's snapshot changes, against its parent's or another's. Exit code 1 where they differ."""
+    store = _open(folder)
+    trial = _one(store, exp_id)
+    if other is None and not trial.parent_exp:
+        raise NotKnown(f"{exp_id} has no parent; name the trial to compare it with")
+    parent = _one(store, other or trial.parent_exp)
+    for one in (trial, parent):
+        if not one.snapshot_path:
+            raise NotKnown(f"{one.exp_id} has no snapshot_path")
+    text = RecipeEdit(trial, trial.snapshot_path, parent.snapshot_path).diff()
+    print(text, end="")
+    return ExitCode.DIFFERENT if text else ExitCode.DONE
+
+
+@_command
+def render(
+    folder: Path,
+    lower_is_better: bool | None,
+    out: Path | None,
+    specialist: str,
+    top_k: int,
+    recent_n: int,
+    last_m_full: int,
+) -> int:
+    """Write KNOWLEDGE.md, into the store's folder where ``out`` is not given."""
+    store = _open(folder, lower_is_better, ordered=True)
+    page = store.render_prompt(
+        specialist,
+        top_k=top_k,
+        recent_n=recent_n,
+        last_m_full=last_m_full,
+        session_timestamp=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+    )
+    path = out or folder / KNOWLEDGE
+    try:
+        write_text(path, page.rendered_prompt)
+    except OSError as error:
+        raise NotKnown(f"{path} cannot be written: {error.strerror}") from error
+    print(path)
+    return ExitCode.DONE
+
+
+@_command
+def export(folder: Path, exp_ids: Sequence[str], loggers: Sequence[str], project: str) -> int:
+    """To trackers, by verl's own loggers."""
+    store = _open(folder)
+    trials = [_one(store, exp_id) for exp_id in exp_ids] or store.all_trials()
+    from verl_credit.host.process.track import export_trials
+
+    facts = store.all_facts()
+
+    def parts(trial: Trial) -> tuple[str, dict, dict]:
+        columns = asdict(trial)
+        numbers = {name: columns.pop(name) for name in NUMBERS}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        return trial.label, known, columns | {"facts": facts.get(trial.exp_id, {})}
+
+    try:
+        number = export_trials(map(parts, trials), loggers, project)
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise NotKnown(str(error)) from error
+    print(f"{number} trials sent to {', '.join(loggers)}, project {project}")
+    return ExitCode.DONE
+
+
+def _open(folder: Path, lower_is_better: bool | None = None, *, ordered: bool = False) -> LineageStore:
+    """``ordered``: the direction matters; where it is not given, the companion says it. Names damaged lines."""
+    store = LineageStore(folder, lower_is_better=bool(lower_is_better))
+    if not store.path.exists():
+        raise NotKnown(f"{store.path} is not there; --dir names the folder of a table of trials")
+    for one in store.damaged():
+        print(f"not read: {printable(str(one))}", file=sys.stderr)
+    if ordered and lower_is_better is None:
+        facts = store.all_facts()
+        known = [facts.get(trial.exp_id, {}).get("lower_is_better") for trial in store.all_trials()]
+        if known and not any(isinstance(one, bool) for one in known):
+            raise NotKnown(
+                f"{store.companion} does not say which core_metric is better: add --lower-is-better or "
+                "--higher-is-better"
+            )
+        store.lower_is_better = next((one for one in reversed(known) if isinstance(one, bool)), False)
+    return store
+
+
+def _one(store: LineageStore, exp_id: str) -> Trial:
+    names = {trial.exp_id: trial for trial in store.all_trials()}
+    if exp_id not in names:
+        raise NotKnown(f"no trial {exp_id!r}{did_you_mean(exp_id, names)}")
+    return names[exp_id]
+
+
+def _line(trial: Trial) -> str:
+    metric = "-" if trial.core_metric is None else f"{trial.core_metric:.6f}"
+    delta = "" if trial.delta_vs_best is None else f" ({trial.delta_vs_best:+.6f})"
+    return one_line(f"{trial.label}  {trial.status}  {metric}{delta}  {trial.hypothesis}").rstrip()
+
+
+def _json(found: object) -> int:
+    print(json.dumps(found))
+    return ExitCode.DONE

@@ -1,0 +1,72 @@
+"""What is known of a trial before its run makes a step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+import verl_credit
+from verl_credit.errors import one_line
+from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.recipe.machine.facts import GIB, Facts
+from verl_credit.records.run.code import code_version
+from verl_credit.records.run.state import deciding_keys
+from verl_credit.records.run.versions import installed_versions
+from verl_credit.redact import redact
+
+
+def store_folder(config: DictConfig) -> Path:
+    """``lineage.dir``, or `lineage` beside the run's folder."""
+    if config.lineage.dir:
+        return Path(config.lineage.dir).expanduser().resolve()
+    return Path(config.run_dir).expanduser().resolve().parent / "lineage"
+
+
+def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
+    """The rule of this run in words."""
+    metric = config.lineage.metric or "held-out exact match"
+    way = "falls" if config.lineage.lower_is_better else "gains"
+    return f"kept when {metric} {way} by more than {config.lineage.threshold:g} over {best}"
+
+
+def at_start(config: DictConfig, command: str) -> dict[str, Any]:
+    """What is known before anything heavy starts. ``config_sha256`` is over every key that can change what a step computes,
+    the seed among them: equal hashes mean equal computations."""
+    deciding = json.dumps(deciding_keys(config), sort_keys=True)
+    return {
+        "command": command,
+        "overrides": [word for word in shlex.split(command) if "=" in word],
+        "config_sha256": hashlib.sha256(deciding.encode()).hexdigest(),
+        "seeds": {"seed": config.seed, "world_seed": OmegaConf.select(config, "lab.world_seed")},
+        "code": code_version(Path(verl_credit.__file__).parent),
+        "versions": installed_versions(),
+    }
+
+
+def hardware(facts: Facts) -> dict[str, Any]:
+    devices = [{"name": one.name, "memory_gib": round(one.total / GIB, 1)} for one in facts.devices]
+    return {"devices": devices, "cpus": facts.cpus, "memory_gib": round(facts.memory.total / GIB, 1)}
+
+
+def specialist(config: DictConfig) -> str:
+    """The preset, or what assigns credit to turns, or verl's estimator."""
+    algorithm = config.algorithm
+    turns = (
+        algorithm.info_gain_norm_mode if algorithm.adv_estimator == ADV_ESTIMATOR else algorithm.adv_estimator
+    )
+    return str(config.credit_preset or turns)
+
+
+def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: str) -> str:
+    """For the last column: alpha, gamma, clip scale, steps, and what decided."""
+    algorithm = config.algorithm
+    scale = [steps[f"clip_scale_{one}"] for one in ("mean", "std")]
+    shown = " ".join("—" if one is None else f"{one:.4g}" for one in scale)
+    done = f"{steps['steps']}" + (f" of {planned}" if planned else "")
+    said = f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g} clip scale mean and std {shown}, {done} steps"
+    return redact(f"{said}; {one_line(why)[:1000]}" if why else said)

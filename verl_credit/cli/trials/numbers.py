@@ -1,0 +1,111 @@
+"""What a run's files say of its trial: the metric that decides, and means over its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.records.report.numbers import interval
+from verl_credit.records.report.run_data import Run, Series, read_run, series
+
+
+class Metric(NamedTuple):
+    """The held-out metric after the last step that was evaluated. ``interval``: 95 %, where the number of questions is
+    known. ``why``: what is missing where there is no value."""
+
+    name: str = ""
+    value: float | None = None
+    step: int | None = None
+    n: int | None = None
+    interval: tuple[float, float] | None = None
+    domain: str = ""
+    why: str = ""
+
+
+def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
+    """``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources.
+
+    An evaluation before the first step is none of the trial's. There is no metric where data.val_files holds a file of
+    data.train_files: that would be the training pool's.
+    """
+    if shared := sorted(_files(config.data.train_files) & _files(config.data.val_files)):
+        return Metric(why=f"no held-out metric: {shared[0]} is in data.val_files and in data.train_files")
+    if run is None:
+        return Metric(why="no held-out metric: no step was made")
+    if name := config.lineage.metric:
+        found = _trained(series(run.validation, name))
+        if not found:
+            return Metric(
+                name, why=f"no held-out metric: validation.jsonl has no {name} after a training step"
+            )
+        return Metric(name, found.values[-1], found.steps[-1])
+    return _exact_match(run)
+
+
+def _files(value: object) -> set[str]:
+    names = list(value) if OmegaConf.is_list(value) else [] if value is None else [value]
+    return {str(Path(str(name)).expanduser().resolve()) for name in names}
+
+
+def _trained(found: Series) -> Series:
+    pairs = [pair for pair in zip(found.steps, found.values, strict=True) if pair[0] > 0]
+    return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
+
+
+def _exact_match(run: Run) -> Metric:
+    entries = [(one, _trained(one.em)) for one in run.held_out()]
+    entries = [(one, em) for one, em in entries if em]
+    if not entries:
+        return Metric(
+            why="no held-out metric: no exact match was evaluated after a training step; lineage.metric names another"
+        )
+    mode = min(one.mode for one, _ in entries)  # greedy stands before sampled
+    entries = [(one, em) for one, em in entries if one.mode == mode]
+    step = max(em.steps[-1] for _, em in entries)
+    entries = [(one, em) for one, em in entries if em.steps[-1] == step]
+    counts = [
+        dict(zip(one.questions.steps, one.questions.values, strict=True)).get(step, 0) for one, _ in entries
+    ]
+    domain = ", ".join(one.source for one, _ in entries)
+    name = f"exact match, {mode}"
+    if not all(counts):  # a run of an earlier version
+        if len(entries) > 1:
+            return Metric(name, why="no held-out metric: the number of questions of each source is not known")
+        return Metric(name, entries[0][1].values[-1], step, domain=domain)
+    n = int(sum(counts))
+    share = sum(em.values[-1] * count for (_, em), count in zip(entries, counts, strict=True)) / n
+    return Metric(name, share, step, n, interval(share, n) if 0 <= share <= 1 else None, domain)
+
+
+def read_steps(run_dir: Path) -> Run | None:
+    """None for a run without a step."""
+    try:
+        return read_run(run_dir)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def of_steps(run: Run | None, after: int) -> dict[str, Any]:
+    """Means over the steps after ``after``; None, and a name in ``absent``, for what metrics.jsonl does not have."""
+    rows = [row for row in run.metrics if row["step"] > after] if run else []
+    turns = (
+        {int(name.rpartition("_")[2]): name for name in run.names(rf"{run.reward_metric}/turn_(\d+)")}
+        if run
+        else {}
+    )
+    found: dict[str, Any] = {
+        "steps": len(rows),
+        "clip_scale_mean": _mean(rows, "credit/clip_scale/mean"),
+        "clip_scale_std": _mean(rows, "credit/clip_scale/std"),
+        "gain_by_turn": {turn: _mean(rows, name) for turn, name in turns.items()} or None,
+        "token_entropy": _mean(rows, "actor/entropy"),
+        "train_s": sum(series(rows, "timing_s/step").values) if rows else None,
+    }
+    return found | {"absent": [name for name, value in found.items() if value is None]}
+
+
+def _mean(rows: list[dict], name: str) -> float | None:
+    values = series(rows, name).values
+    return sum(values) / len(values) if values else None

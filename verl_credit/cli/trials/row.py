@@ -1,0 +1,182 @@
+"""The row of a run: written into the table of trials by `train`, whose end it never changes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_credit.cli.trials.facts import at_start, hardware, kept_when, notes, specialist, store_folder
+from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
+from verl_credit.recipe.machine.facts import Facts
+from verl_credit.records.lineage import FailureLabel, LineageStore, Trial, verdict
+from verl_credit.records.run import events
+from verl_credit.records.run.events import Reason
+from verl_credit.records.run.files import DamagedFile
+from verl_credit.records.run.finished import planned_in_all
+
+if TYPE_CHECKING:
+    from verl_credit.cli.trials.numbers import Metric
+
+CONFIG = "config.yaml"
+LABELS = {
+    Reason.TIME_LIMIT: FailureLabel.TRAIN_BUDGET_OVERRUN,
+    Reason.EVALUATION_OVERRUN: FailureLabel.EVAL_BUDGET_OVERRUN,
+    Reason.FAILED: FailureLabel.CRASH,
+    Reason.REFUSED: FailureLabel.PREFLIGHT_CRASH,
+    Reason.FAULT: FailureLabel.DISQUALIFIED,
+    Reason.INTERRUPTED: FailureLabel.HARNESS_ABORT,
+}
+
+
+class TrialRow:
+    """Of one start of `train`: ``begin`` before the checks, ``end`` however it ends.
+
+    A run that was killed has begun and has no row; its next start goes on as the same trial. One that has a row and is
+    started again is a new trial, NAME.2, whose parent is the one before: a row is final. Whatever fails here is returned as
+    a text, for neither the run nor how it ended may depend on it.
+    """
+
+    def __init__(self, config: DictConfig, command: str) -> None:
+        self.config, self.command = config, command
+        self.run_dir, self.started = Path(config.run_dir), time.time()
+        self.timestamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        self.store = LineageStore(store_folder(config), lower_is_better=config.lineage.lower_is_better)
+        self.exp_id, self.parent, self.steps_before = "", "", 0
+        self.facts: dict[str, Any] = {}
+        self.failed = False
+
+    def begin(self) -> str:
+        """Write down that the trial has begun; returns what to tell of it."""
+        return self._try(self._begin)
+
+    def machine(self, facts: Facts) -> None:
+        self.facts["hardware"] = hardware(facts)
+
+    def end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
+        """Add the row; returns what to tell of it. Nothing for a start that found nothing left to do, unless an earlier
+        one was killed before it had a row."""
+        return self._try(partial(self._end, code, why, error))
+
+    def _try(self, work) -> str:
+        try:
+            return work()
+        except Exception as error:
+            self.failed = True
+            return one_line(f"trial: nothing is written down: {error}")
+
+    def _begin(self) -> str:
+        config, trials = self.config.lineage, self.store.all_trials()
+        mine = [trial for trial in trials if trial.job_name == str(self.run_dir)]
+        best = self.store.best()
+        self.parent = config.parent or (mine[-1].exp_id if mine else best.exp_id if best else "")
+        facts = {
+            "timestamp": self.timestamp,
+            "job_name": str(self.run_dir),
+            "parent_exp": self.parent,
+            "hypothesis": config.hypothesis,
+            "expected_delta": config.expected_delta,
+            "threshold": config.threshold,
+            "lower_is_better": config.lower_is_better,
+            **at_start(self.config, self.command),
+        }
+        self.exp_id = self.store.start(self._free_id, lambda: facts | {"steps_before": self.steps_before})
+        with open_dict(self.config):  # so that the run's files and verl's loggers know the trial
+            config.exp_id, config.parent = self.exp_id, self.parent or None
+        rule = "the first with a metric is the baseline"
+        if best:
+            rule = kept_when(self.config, f"{best.label} ({best.core_metric:.6g})")
+        told = f"trial exp_{self.exp_id} in {self.store.path}: {rule}"
+        if config.parent and self.parent not in {trial.exp_id for trial in trials}:
+            told += f"; lineage.parent={self.parent} is not there"
+        return told if config.hypothesis else f"{told}; no lineage.hypothesis was given"
+
+    def _free_id(self, trials: tuple[Trial, ...], unfinished: Mapping[str, dict]) -> str:
+        """The name, or the first NAME.2, NAME.3 that has no row and is not another folder's."""
+        name = self.config.lineage.exp_id or self.run_dir.name.removeprefix("exp_").strip() or "run"
+        ended = {trial.exp_id for trial in trials}
+        for number in itertools.count(1):
+            exp_id = name if number == 1 else f"{name}.{number}"
+            open_one = unfinished.get(exp_id)
+            if exp_id not in ended and (open_one is None or open_one.get("job_name") == str(self.run_dir)):
+                before = open_one.get("steps_before") if open_one else None
+                self.steps_before = before if isinstance(before, int) else events.steps_done(self.run_dir)
+                return exp_id
+
+    def _end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
+        planned = planned_in_all(self.config)
+        try:
+            reason, why = events.how(self.run_dir, code, why, planned)
+        except DamagedFile:  # that is why it was refused
+            reason = events.REASONS[code]
+        if reason is Reason.NOTHING_LEFT and not self._was_killed():
+            return ""
+        if not self.exp_id:
+            self._begin()
+        from verl_credit.cli.trials.numbers import held_out_metric, of_steps, read_steps
+
+        run = read_steps(self.run_dir)
+        metric, steps = held_out_metric(self.config, run), of_steps(run, self.steps_before)
+        label = LABELS.get(reason)
+        if isinstance(error, Terminated):
+            label = FailureLabel.TRAIN_BUDGET_OVERRUN
+        elif isinstance(error, TooLargeError):
+            label = FailureLabel.SIZE_BLOCKED
+        trial = self.store.append(
+            partial(self._row, label, metric, steps, planned, why),
+            {
+                **self.facts,
+                "exit_code": int(code),
+                "reason": str(reason),
+                "metric": metric._asdict(),
+                "index_fingerprint": OmegaConf.select(self.config, "search.index_fingerprint"),
+                **{name: value for name, value in steps.items() if name != "train_s"},
+            },
+        )
+        shown = metric.why if metric.value is None else f"{metric.name} {metric.value:.6g}"
+        return one_line(f"trial {trial.label}: {trial.status}, {shown}; {self.store.path}")
+
+    def _was_killed(self) -> bool:
+        return any(one.get("job_name") == str(self.run_dir) for one in self.store.unfinished().values())
+
+    def _row(
+        self,
+        label: FailureLabel | None,
+        metric: Metric,
+        steps: dict[str, Any],
+        planned: int | None,
+        why: str,
+        trials: tuple[Trial, ...],
+    ) -> Trial:
+        """Under the store's lock: no other trial ends meanwhile."""
+        config = self.config.lineage
+        found = verdict(
+            metric.value, trials, threshold=config.threshold, lower_is_better=config.lower_is_better
+        )
+        expected = config.expected_delta
+        snapshot = self.run_dir / CONFIG
+        return Trial(
+            exp_id=self.exp_id,
+            timestamp=self.timestamp,
+            specialist=specialist(self.config),
+            parent_exp=self.parent,
+            baseline_exp=next((t.exp_id for t in trials if t.status is FailureLabel.BASELINE), ""),
+            domain=metric.domain,
+            hypothesis=config.hypothesis or "",
+            expected_delta=f"{expected:+g}" if isinstance(expected, int | float) else expected or "",
+            status=label or found.status,
+            core_metric=metric.value,
+            val_bpb=None,
+            delta_vs_best=found.delta_vs_best,
+            train_s=steps["train_s"],
+            total_s=time.time() - self.started,
+            job_name=str(self.run_dir),
+            snapshot_path=str(snapshot) if snapshot.exists() else "",
+            notes=notes(self.config, steps, planned, why or (metric.why or found.why)),
+        )

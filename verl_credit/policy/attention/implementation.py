@@ -1,0 +1,171 @@
+"""Registers our kernels as values of transformers' ``attn_implementation``, and chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from verl_credit.policy.attention.kernels import KERNELS
+from verl_credit.policy.attention.pack import Pack
+from verl_credit.policy.attention.trial import TOLERANCE, Heads, trial
+from verl_credit.policy.attention.windows import note
+
+AUTO = "auto"
+PREFIX = "credit_"
+NAMES = (AUTO, *(PREFIX + kernel for kernel in KERNELS))
+PREFERENCE = {"cuda": ("varlen", "sdpa", "flex")}  # others: sdpa
+PACK = "credit_pack"
+
+# Keywords that models pass on and that do not change which tokens a token sees.
+HARMLESS = ("position_ids", "position_embeddings", "cache_position", "use_cache", "output_attentions",
+    "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "is_causal")  # fmt: skip
+
+_forced: list[str] = []
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that passed the trial on this device, and why the preferred ones did not."""
+
+    kernel: str
+    error: float
+    passed_over: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        over = f"; {'; '.join(self.passed_over)}" if self.passed_over else ""
+        return f"{self.kernel} (within {self.error:.1g} of the definition{over})"
+
+
+def install() -> None:
+    """Register the names in transformers; a second call changes nothing.
+
+    The names have no mask function, so transformers builds no mask: only the pack decides which tokens a token sees.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for name in NAMES:
+        if name not in ALL_ATTENTION_FUNCTIONS:
+            ALL_ATTENTION_FUNCTIONS.register(name, partial(attention, name))
+
+
+def attention(
+    implementation: str,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    credit_pack: Pack | None = None,
+    **others,
+) -> tuple[torch.Tensor, None]:
+    """The function that transformers calls in every layer. Raises for calls that it would compute wrongly."""
+    if credit_pack is None:
+        raise RuntimeError(
+            f"attn_implementation={implementation} got no {PACK}: it works only in verl_credit's engine with "
+            "use_remove_padding=True; use sdpa or flash_attention_2 elsewhere"
+        )
+    if attention_mask is not None:
+        raise RuntimeError(f"attn_implementation={implementation} got a mask, but takes only a {PACK}")
+    if query.shape[0] != 1 or query.shape[2] != credit_pack.length:
+        raise RuntimeError(
+            f"attn_implementation={implementation} got {query.shape[0]} x {query.shape[2]} tokens for a pack of "
+            f"{credit_pack.length}: is a sequence-parallel size above 1 set?"
+        )
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise NotImplementedError(
+            f"attn_implementation={implementation}: {type(module).__name__} is not causal"
+        )
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
+    if unknown:
+        raise NotImplementedError(
+            f"attn_implementation={implementation}: {type(module).__name__} passes {', '.join(unknown)}, which "
+            "would be ignored"
+        )
+    note(module, sliding_window)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kernel = KERNELS[choice(implementation, query, key).kernel]
+    options = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "dropout": dropout}
+    return kernel(query, key, value, credit_pack, **options), None
+
+
+def named(kernel: str) -> str:
+    """The ``attn_implementation`` of this kernel. Raises ValueError for one that is not in `KERNELS`."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r}; expected one of {', '.join(KERNELS)}")
+    return PREFIX + kernel
+
+
+def choice(implementation: str, query: torch.Tensor, key: torch.Tensor) -> Choice:
+    """The kernel for this kind of tensors. The trial runs once per device, dtype, heads, head size and need of gradients."""
+    wanted = _forced[-1] if _forced else implementation
+    heads = Heads(query.shape[1], key.shape[1], query.shape[3])
+    return _chosen(wanted, query.device, query.dtype, heads, torch.is_grad_enabled())
+
+
+_choices: dict[tuple, Choice] = {}
+
+
+def _chosen(wanted: str, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> Choice:
+    key = (wanted, device, dtype, heads, gradients)
+    if key not in _choices:
+        _choices[key] = choose(wanted, device, dtype, heads, gradients=gradients)
+    return _choices[key]
+
+
+def choose(
+    wanted: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: Heads,
+    kernels: dict[str, Callable] | None = None,
+    gradients: bool = True,
+) -> Choice:
+    """The first kernel that imports, runs here, and agrees with the definition (`trial`).
+
+    Errors: RuntimeError with every kernel's reason when none does; ValueError for a name that is not in `NAMES`.
+    """
+    if wanted not in NAMES:
+        raise ValueError(f"attn_implementation={wanted!r}; expected one of {', '.join(NAMES)}")
+    kernels = KERNELS if kernels is None else kernels
+    names = PREFERENCE.get(device.type, ("sdpa",)) if wanted == AUTO else (wanted.removeprefix(PREFIX),)
+    passed_over: list[str] = []
+    for name in names:
+        try:
+            error = trial(kernels[name], device, dtype, heads, gradients)
+        except Exception as failure:
+            text = str(failure).splitlines()[0] if str(failure) else ""
+            passed_over.append(f"{name}: {type(failure).__name__}: {text[:160]}")
+            continue
+        if error <= TOLERANCE[dtype]:
+            return Choice(name, error, tuple(passed_over))
+        passed_over.append(f"{name}: off by {error:.2g} on {device} in {dtype}")
+    raise RuntimeError(f"no attention kernel works for {wanted!r}: {'; '.join(passed_over)}")
+
+
+def chosen(implementation: str) -> list[Choice]:
+    """The kernels, for forward and training, that this process uses under a name for each kind of tensor so far.
+
+    Errors: RuntimeError when no kernel can train.
+    """
+    met = {key[:4] for key in _choices if key[0] == implementation}
+    return [_chosen(*key, gradients) for key in sorted(met, key=str) for gradients in (False, True)]
+
+
+@contextmanager
+def forced(kernel: str):
+    """For tests and benchmarks: each of our names selects this kernel inside the block."""
+    _forced.append(named(kernel))
+    try:
+        yield
+    finally:
+        _forced.pop()

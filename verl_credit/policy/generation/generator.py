@@ -1,0 +1,215 @@
+"""Batched generation with a transformers causal language model: token ids and their log-probabilities."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from verl_credit.policy.generation.decode_attention import grouped_decode_attention
+from verl_credit.policy.generation.kv_cache import GrowingCache
+from verl_credit.policy.generation.sampling import RowSampler, SamplingParams
+
+__all__ = ["BatchGenerator", "Generation", "SamplingParams"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The result of one request; `token_ids` ends with the stop token when `finish_reason` is "stop"."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: Literal["stop", "length"]
+
+
+class BatchGenerator:
+    """Generates for a whole batch at once: one padded prefill, then one token per row and step.
+
+    What all prompts begin with (instructions, worked examples) is prefilled once, and so are equal prompts (the samples of
+    one group). Behind the common start prompts are padded on the left, so that every row's next token is in the last
+    column. When half of the rows have ended, the batch is compacted. The model's weights may change between two calls of
+    `generate`, not during one.
+
+    `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p, as a trainer recomputes old
+    log-probabilities. Greedy rows report the argmax's log-probability at T=1.
+
+    Ids from `sampled_vocab_size` on are never drawn (a model's vocabulary is often padded beyond its tokenizer's); like
+    top-k this does not change the log-probabilities.
+
+    Only full-attention decoders on sdpa are accepted; other attention implementations need masks in another form.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, pad_token_id: int, sampled_vocab_size: int | None = None):
+        layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+        if layer_types != {"full_attention"}:
+            raise ValueError(
+                f"config.layer_types holds {sorted(layer_types)}: only 'full_attention' layers are supported"
+            )
+        if model.config._attn_implementation != "sdpa":
+            raise ValueError(
+                f"the model's attn_implementation is {model.config._attn_implementation!r}: only 'sdpa' is supported"
+            )
+        self.model = model
+        self.pad_token_id = pad_token_id
+        self.sampled_vocab_size = sampled_vocab_size
+
+    @torch.inference_mode()
+    def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
+        """log p(token j + 1 | tokens up to j) for every token of the prompt except the first."""
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        return logits.log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+    @torch.inference_mode()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[Generation]:
+        """One Generation per prompt, in the order of the prompts.
+
+        An empty batch gives an empty list. Raises ValueError when the counts differ, and for a prompt that is empty, has
+        an id outside the vocabulary, or exceeds the model's positions together with its `max_new_tokens`.
+        """
+        self._check(prompts, params)
+        if not prompts:
+            return []
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with grouped_decode_attention(self.model):
+                return _Batch(self.model, self.pad_token_id, self.sampled_vocab_size, prompts, params).run()
+        finally:
+            self.model.train(was_training)
+
+    def _check(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
+        if len(prompts) != len(params):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters: one per prompt")
+        for row, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            self.check(prompt, p, name=f"prompts[{row}]")
+
+    def check(self, prompt: Sequence[int], params: SamplingParams, *, name: str = "the prompt") -> None:
+        """Raises the ValueError that `generate` would raise for this request."""
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        max_positions = getattr(self.model.config, "max_position_embeddings", None)
+        if len(prompt) == 0:
+            raise ValueError(f"{name} is empty: a prompt needs at least one token")
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise ValueError(f"{name} holds a token id outside [0, {vocab_size})")
+        if max_positions is not None and len(prompt) + params.max_new_tokens > max_positions:
+            raise ValueError(
+                f"{name}: {len(prompt)} prompt tokens + max_new_tokens={params.max_new_tokens} exceed "
+                f"the model's max_position_embeddings={max_positions}"
+            )
+
+
+class _Batch:
+    """The rows that still generate; `row_B` maps them to the rows of the results."""
+
+    def __init__(self, model, pad_token_id, sampled_vocab_size, prompts, params):
+        self.model, self.params, self.device = model, params, model.device
+        self.row_B = torch.arange(len(prompts), device=self.device)
+        self.sampler = RowSampler(params, self.device, sampled_vocab_size)
+        steps = self.sampler.uniform_B_N.shape[1]
+        self.budget_B = torch.tensor([p.max_new_tokens for p in params], device=self.device)
+        self.stop_B_S = _pad_right([p.stop_token_ids for p in params], fill=-1, device=self.device)
+        self.done_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        self.token_R_N = torch.zeros(len(prompts), steps, dtype=torch.long, device=self.device)
+        self.log_prob_R_N = torch.zeros(len(prompts), steps, device=self.device)
+        self.length_R = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
+        self.stopped_R = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        self._prefill(prompts, pad_token_id, steps)
+
+    def _prefill(self, prompts, pad_token_id, steps) -> None:
+        unique: dict[tuple[int, ...], int] = {}
+        source_B = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts])
+        width = max(len(prompt) for prompt in unique)
+        # Every prompt keeps a token of its own, whose logits are the first.
+        common = min(_common(unique), min(map(len, unique)) - 1) if len(unique) > 1 else 0
+        ids_U_P = torch.full((len(unique), width), pad_token_id, dtype=torch.long)
+        # Columns for new tokens are visible from the start; each step uses only the first columns.
+        visible_U_L = torch.zeros(len(unique), width + steps, dtype=torch.bool)
+        visible_U_L[:, :common] = True
+        for prompt, row in unique.items():
+            first = width - (len(prompt) - common)
+            ids_U_P[row, first:] = torch.tensor(prompt[common:])
+            visible_U_L[row, first:] = True
+        ids_U_P, visible_U_L = ids_U_P.to(self.device), visible_U_L.to(self.device)
+        source_B = source_B.to(self.device)
+        positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
+        self.width, self.cache = width, GrowingCache(self.model.config.num_hidden_layers)
+        self.padded = False
+        if common:
+            start_1_P = torch.tensor([next(iter(unique))[:common]], device=self.device)
+            self._forward(start_1_P, torch.arange(common, device=self.device)[None], None)
+            self.cache.select_rows(torch.zeros(len(unique), dtype=torch.long, device=self.device))
+        self.padded = not bool(visible_U_L.all())
+        logits_U_V = self._forward(ids_U_P[:, common:], positions_U_P[:, common:], visible_U_L[:, :width])
+        if len(unique) < len(prompts):
+            self.cache.select_rows(source_B)
+        self.logits_B_V = logits_U_V[source_B]
+        self.visible_B_L = visible_U_L[source_B]
+        self.prompt_length_B = self.visible_B_L[:, :width].sum(dim=1)
+
+    def _forward(self, ids_B_P, positions_B_P, mask) -> torch.Tensor:
+        output = self.model(
+            input_ids=ids_B_P,
+            position_ids=positions_B_P,
+            attention_mask=mask if self.padded else None,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def run(self) -> list[Generation]:
+        step = 0
+        while True:
+            token_B, log_prob_B = self.sampler.sample(self.logits_B_V, step)
+            self._record(step, token_B, log_prob_B)
+            left = self.done_B.numel() - int(self.done_B.sum())
+            if left == 0:
+                return self._results()
+            if 2 * left <= self.done_B.numel():
+                token_B = self._compact(token_B)
+            mask = self.visible_B_L[:, None, None, : self.width + step + 1]
+            self.logits_B_V = self._forward(token_B[:, None], (self.prompt_length_B + step)[:, None], mask)
+            step += 1
+
+    def _record(self, step: int, token_B: torch.Tensor, log_prob_B: torch.Tensor) -> None:
+        alive_B = ~self.done_B
+        row_A, token_A = self.row_B[alive_B], token_B[alive_B]
+        self.token_R_N[row_A, step] = token_A
+        self.log_prob_R_N[row_A, step] = log_prob_B[alive_B]
+        self.length_R[row_A] = step + 1
+        stopped_A = (self.stop_B_S[alive_B] == token_A.unsqueeze(1)).any(dim=1)
+        self.stopped_R[row_A] = stopped_A
+        self.done_B[alive_B] = stopped_A | (self.budget_B[alive_B] == step + 1)
+
+    def _compact(self, token_B: torch.Tensor) -> torch.Tensor:
+        keep = (~self.done_B).nonzero()[:, 0]
+        self.cache.select_rows(keep)
+        self.sampler.select(keep)
+        for name in ("row_B", "budget_B", "stop_B_S", "done_B", "visible_B_L", "prompt_length_B"):
+            setattr(self, name, getattr(self, name)[keep])
+        return token_B[keep]
+
+    def _results(self) -> list[Generation]:
+        columns = (self.token_R_N, self.log_prob_R_N, self.length_R, self.stopped_R)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [
+            Generation(tokens[:length], log_probs[:length], "stop" if stopped else "length")
+            for tokens, log_probs, length, stopped in rows
+        ]
+
+
+def _common(prompts: Iterable[tuple[int, ...]]) -> int:
+    """Tokens that all prompts begin with: as many as the first and the last in order share."""
+    first, last = min(prompts), max(prompts)
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+
+
+def _pad_right(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) -> torch.Tensor:
+    width = max(1, max(len(row) for row in rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)

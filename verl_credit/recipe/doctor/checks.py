@@ -1,0 +1,179 @@
+"""The checks before the start, in one list: `doctor` makes all, `train` those that must hold, `explain` names these.
+
+A check is a function of the `Context`. It returns what it found, or a result for each of several things, or raises
+PreflightError or ConfigError with a whole sentence. To add one, write the function and its entry in ``CHECKS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+from omegaconf import DictConfig
+
+from verl_credit.errors import ConfigError, PreflightError, TooLargeError
+from verl_credit.recipe.doctor import node_checks, ray_checks
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.hardware import (
+    device,
+    disk,
+    first_start,
+    kernels,
+    machine,
+    orphans,
+    room,
+    software,
+    vllm_version,
+)
+from verl_credit.recipe.doctor.inputs import recipe
+from verl_credit.recipe.doctor.inputs.data import TRAIN, VAL
+from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere
+from verl_credit.recipe.doctor.result import Result, Status, failed, skipped
+
+
+class Stage(StrEnum):
+    MACHINE = "machine"
+    """This machine: quick, and without the recipe's inputs."""
+    CLUSTER = "cluster"
+    """The Ray cluster that the run would join or start."""
+    INPUTS = "inputs"
+    """What the recipe reads: made when the lab is built."""
+    TRIALS = "trials"
+    """Small runs in processes of their own."""
+
+
+class Train(StrEnum):
+    """When `train` makes a check; what fails there ends it before Ray, with exit code 4."""
+
+    ALWAYS = "always"
+    ON_CUDA = "on CUDA"
+    NEVER = "no"
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    stage: Stage
+    train: Train
+    function: Callable[[Context], Result | list[Result]]
+    right: str
+    """What has to hold."""
+    needs: tuple[str, ...] = ()
+    """Earlier checks without which this one has nothing to look at. ``recipe``: that one was given."""
+    event: str = "idle"
+    """Under which kind `train` keeps its warnings."""
+    shown: bool = False
+    """`train` prints what it found."""
+
+
+RECIPE = ("recipe",)
+LACKING = (Status.FAIL, Status.SKIP)
+MACHINE, CLUSTER, INPUTS, TRIALS = Stage
+ALWAYS, ON_CUDA, NEVER = Train
+
+
+def with_verl(name: str) -> Callable[[Context], Result]:
+    return lambda context: context.with_verl(name, context)
+
+
+# Quick ones first; those that start processes last.
+CHECKS: tuple[Check, ...] = (
+    Check("python", MACHINE, NEVER, software.check_python, "a Python that verl and we support"),
+    Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
+    Check("requirements", MACHINE, NEVER, software.check_requirements, "what verl and we need, in range"),
+    Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
+    Check("vllm", MACHINE, ALWAYS, vllm_version.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
+    Check("flashinfer", MACHINE, ON_CUDA, first_start.check_flashinfer, "its packages are of one version"),
+    Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
+    Check("ptxas", MACHINE, NEVER, device.check_ptxas, "the assembler that triton calls knows the device (Blackwell)"),
+    Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
+    Check("room", MACHINE, ON_CUDA, room.check_room, "weights, gradients and optimiser fit a device", RECIPE),
+    Check("compilation", MACHINE, ON_CUDA, first_start.check_compilation, "compilers of a first start fit in memory (GB10)"),
+    Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
+    Check("disk", MACHINE, ALWAYS, disk.check_disk, "room for a checkpoint and those that are kept", RECIPE),
+    Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
+    Check("processes", MACHINE, NEVER, orphans.check_processes, "no engine process whose run has ended"),
+    Check("ray", CLUSTER, ALWAYS, ray_checks.check_cluster, "a cluster that answers, or what a local one needs"),
+    Check("nodes", CLUSTER, ALWAYS, node_checks.check_nodes, "every node sees the run's folders and search servers",
+          ("recipe", "ray")),
+    Check("retriever", INPUTS, ALWAYS, recipe.check_retriever, "every search server answers a query, all from one index",
+          RECIPE, shown=True),
+    Check("model", INPUTS, ALWAYS, recipe.check_model, "a folder in Hugging Face format, or a name on the hub", RECIPE),
+    Check("weights", INPUTS, NEVER, recipe.check_weights, "its files can be read; a download may have been cut short",
+          ("model",)),
+    Check("positions", INPUTS, ALWAYS, recipe.check_positions, "the model has a position for every token of the longest row",
+          ("model",)),
+    *(
+        Check(key, INPUTS, ALWAYS, partial(recipe.check_data, key=key),
+              "parquet files with a prompt and a gold answer in every row, and rows enough", RECIPE)
+        for key in (TRAIN, VAL)
+    ),
+    Check("tokenizer", INPUTS, ALWAYS, recipe.check_tokenizer, "the model's tokenizer loads", ("model",), event="data"),
+    Check("template", INPUTS, ALWAYS, with_verl("template"),
+          "the chat template writes the tools and what a call returns", ("tokenizer",)),
+    *(
+        Check(f"prompts of {key}", INPUTS, ALWAYS, partial(recipe.check_prompts, key=key),
+              "every prompt fits data.max_prompt_length", ("tokenizer", key), event="data")
+        for key in (TRAIN, VAL)
+    ),
+    Check("verl", INPUTS, ALWAYS, with_verl("verl"), "verl starts here and accepts the configuration", RECIPE),
+    Check("tools", INPUTS, ALWAYS, with_verl("tools"), "verl loads the tools beside the search", RECIPE, event="tools"),
+    Check("answers", INPUTS, ALWAYS, recipe.check_answers, "the longest row and its scored answers fit a micro-batch",
+          ("tokenizer", TRAIN), shown=True),
+    Check("plugin", TRIALS, NEVER, ray_checks.check_plugin, "a fresh process, or a worker of every node, has the plugin",
+          ("ray",)),
+    Check("flash-attn", TRIALS, NEVER, kernels.check_flash, "it runs and agrees with the definition"),
+    Check("sdpa", TRIALS, NEVER, kernels.check_sdpa, "it runs and agrees with the definition"),
+    Check("flex-attention", TRIALS, NEVER, kernels.check_flex, "it compiles in time and agrees, where it is asked for"),
+)  # fmt: skip
+
+
+def before_training(config: DictConfig) -> list[Check]:
+    """Those that must hold before `train` starts anything heavy."""
+    wanted = (ALWAYS, ON_CUDA) if software.wants_cuda(config) else (ALWAYS,)
+    return [check for check in CHECKS if check.train in wanted]
+
+
+def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
+    """What the checks of these stages found. Raises PreflightError or ConfigError for the first that fails."""
+    found = []
+    for check in before_training(context.config):
+        for result in _made(check, context) if check.stage in stages else []:
+            if result.status is Status.FAIL:
+                kind = TooLargeError if check.function is room.check_room else PreflightError
+                raise kind(f"{result.name}: {result.line()}")
+            found.append((check, result))
+    return found
+
+
+def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[Result] = ()) -> list[Result]:
+    """All results, behind those that are known. What needs a check that failed or was skipped is skipped."""
+    results = list(first)
+    lacking = {r.name: r.name for r in results if r.status in LACKING}
+    for check in checks:
+        if roots := [lacking[name] for name in check.needs if name in lacking]:
+            found, lacking[check.name] = [skipped(f"see {roots[0]}", check.name)], roots[0]
+        else:
+            try:
+                found = _made(check, context)
+            except (ConfigError, PreflightError) as error:
+                found = [failed(str(error), check.right, name=check.name)]
+            if any(r.status in LACKING for r in found):
+                lacking[check.name] = check.name
+        results += found
+    return results
+
+
+def _made(check: Check, context: Context) -> list[Result]:
+    """Raises PreflightError and ConfigError; a check that breaks otherwise is a failure of its own and ends no other."""
+    try:
+        found = check.function(context)
+    except (ConfigError, PreflightError):
+        raise
+    except NotHere as error:
+        found = skipped(str(error))
+    except Exception as error:
+        found = failed(f"the check itself broke: {type(error).__name__}: {error}", "a check that answers")
+    return [replace(r, name=r.name or check.name) for r in (found if isinstance(found, list) else [found])]

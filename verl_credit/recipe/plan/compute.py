@@ -1,0 +1,150 @@
+"""Predicts tokens, FLOPs, seconds and disk of a step and of a run, under stated assumptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_credit.recipe.plan.hardware import Hardware
+from verl_credit.recipe.plan.job import Assumptions, Job
+from verl_credit.recipe.plan.memory import Engine, trained
+from verl_credit.recipe.plan.model_shape import ModelShape
+from verl_credit.records.run.checkpoints import kept
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, over all devices."""
+
+    tokens: dict[str, float]
+    flops: dict[str, float]
+    seconds: dict[str, float]
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+
+def forward_flops(shape: ModelShape, length: float, *, head: bool = True) -> float:
+    """FLOPs of one row: 2 per weight and token, plus 2 L² per layer and query number (scores and values, causal)."""
+    weights = shape.matmul_per_token if head else shape.layer_matmul_per_token
+    return 2.0 * weights * length + 2.0 * shape.layers * shape.q_width * length**2
+
+
+def update_flops(shape: ModelShape, job: Job, length: float) -> float:
+    """FLOPs of one row: forward, backward (twice the forward; once with an adapter), and recomputed layers."""
+    forward = forward_flops(shape, length)
+    backward = forward * (1 if job.lora_rank else 2)
+    again = forward_flops(shape, length, head=False) if job.checkpointing else 0.0
+    return forward + backward + again
+
+
+def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> Step:
+    """One step: rollouts, log-probs with their branches, the reference's log-probs, the update.
+
+    Prefill reads every token once (a turn's prefix is cached); decoding is bound by memory bandwidth.
+    """
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
+    answers = (assumed.mean_turns + 1) * assumed.branch_tokens if job.branches else 0.0
+    forward = forward_flops(shape, row)
+    flops = {
+        "prefill": job.rows * forward_flops(shape, row - generated, head=False),
+        "decode": job.rows * generated * 2.0 * shape.matmul_per_token,
+        "log-prob": job.rows * forward,
+    }
+    if answers:
+        # A branch is a few tokens, each against its row's keys.
+        attended = 4.0 * shape.layers * shape.q_width * row
+        flops["branches"] = job.rows * answers * (2.0 * shape.matmul_per_token + attended)
+    if job.reference:
+        flops["reference"] = job.rows * forward
+    flops["update"] = job.rows * job.epochs * update_flops(shape, job, row)
+
+    rolled_out = rollout_seconds(shape, job, hw, assumed, runner)
+    seconds = {
+        name: value / _speed(job, hw, assumed) for name, value in flops.items() if name not in rolled_out
+    }
+    seconds = {"prefill": rolled_out.pop("prefill"), **seconds, **rolled_out}
+    seconds["overhead"] = assumed.step_overhead_seconds
+    tokens = {
+        "rows": float(job.rows),
+        "per row": row,
+        "generated": job.rows * generated,
+        "trained": job.rows * row * job.epochs,
+        "branches": job.rows * answers,
+    }
+    return Step(tokens, flops, {name: value for name, value in seconds.items() if value})
+
+
+def rollout_seconds(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine
+) -> dict[str, float]:
+    """Seconds of prefill, decode and search of ``job.rows`` rows.
+
+    Search: queries x core-seconds of index and encoder / cores of the index's node, plus each turn's latency.
+    """
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
+    prefill = job.rows * forward_flops(shape, row - generated, head=False)
+    found = {
+        "prefill": prefill / _speed(job, hw, assumed),
+        "decode": decode_seconds(shape, job, hw, assumed, runner),
+    }
+    if job.max_turns > 1:
+        turns = assumed.mean_turns - 1
+        computing = assumed.search_core_seconds + (
+            assumed.encoder_core_seconds if assumed.search_core_seconds else 0
+        )
+        found["search"] = turns * (assumed.search_seconds + job.rows * computing / assumed.host_cores)
+    return found
+
+
+def _speed(job: Job, hw: Hardware, assumed: Assumptions) -> float:
+    """FLOP per second of all devices in training."""
+    peak = hw.peak_fp32 if job.compute_bytes == 4 else hw.peak_bf16
+    devices = 1 if hw.device == "cpu" else job.devices  # the ranks of a CPU share its cores
+    return peak * assumed.mfu * devices
+
+
+def at_once(job: Job, assumed: Assumptions, runner: Engine) -> float:
+    """Rows that one engine generates at a time: as many as its cache can hold, at most ``max_num_seqs``."""
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
+    return max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
+
+
+def decode_seconds(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> float:
+    """Decoding steps x (the slower of reading weights and caches and of computing, plus a fixed cost).
+
+    `at_once` rows form a wave, which lasts as long as its longest row.
+    """
+    row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
+    together = at_once(job, assumed, runner)
+    waves = rows / together
+    reading = runner.weights + together * row / 2 * runner.kv_per_token
+    peak = hw.peak_fp32 if job.engine_bytes == 4 else hw.peak_bf16
+    computing = together * 2.0 * shape.matmul_per_token / (job.tensor_parallel * peak * assumed.mfu)
+    one = max(reading / (hw.bandwidth * assumed.decode_efficiency), computing)
+    steps = assumed.mean_generated_tokens * max(1.0, waves - 1 + assumed.longest_over_mean)
+    return steps * (one + assumed.decode_overhead_ms / 1000)
+
+
+def run_steps(job: Job, assumed: Assumptions) -> int | None:
+    """``trainer.total_training_steps``, or passes over ``plan.train_rows``; None when neither is known."""
+    if job.steps:
+        return int(job.steps)
+    return int(assumed.train_rows // job.prompts) * job.passes if assumed.train_rows else None
+
+
+def checkpoint_bytes(shape: ModelShape, job: Job) -> float:
+    """One checkpoint: all weights in their stored dtype, and both moments of the trained ones."""
+    adapters = trained(shape, job) if job.lora_rank else 0
+    return (shape.parameters + adapters + 2 * trained(shape, job)) * job.weight_bytes
+
+
+def disk_bytes(shape: ModelShape, job: Job, steps: int | None) -> float | None:
+    """Bytes of all checkpoints on disk at a time: the kept ones and the one being written. None when unknown."""
+    most = None if job.keep is None else job.keep + 1
+    count = kept(steps, job.save_every, most, job.named)
+    return None if count is None else count * checkpoint_bytes(shape, job)

@@ -1,0 +1,194 @@
+"""Known devices. A recipe may choose one in an optional top-level block:
+
+    hardware:
+      name: h100            # a row of the table below (aliases: spark, laptop)
+      devices: 8            # checked against trainer.nnodes x trainer.n_gpus_per_node
+      memory_gib: 79.2      # replaces a figure of the row: memory_gib, host_memory_gib,
+      peak_tflops: 989      # peak_tflops, bandwidth_gb_s, mfu, flash_attn
+      index_bytes: 64.6e9   # memory of the search index, or
+      index: {rows: 21015324, dim: 768, kind: flat, place: host}   # place: host | device | elsewhere
+
+``verl-credit plan --hardware NAME`` replaces the name. Without a name, trainer.device=cpu means this machine, any other
+device the H100; the plan then has a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from verl_credit.errors import ConfigError, unknown_key
+from verl_credit.recipe.machine.gather import cores, memory
+
+GB, GIB, TERA = 10**9, 2**30, 10**12
+CPU_FLOPS_PER_CORE = 50 * GB
+"""fp32: two 256-bit FMA units at about 1.6 GHz under load. Stated, not measured."""
+CPU_BANDWIDTH = 20 * GB
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device, and the memory of the node around it. Bytes, bytes per second, FLOP per second."""
+
+    name: str
+    device: str
+    memory: float
+    bandwidth: float
+    peak_bf16: float
+    peak_fp32: float
+    mfu: float
+    """Assumed share of the peak that training reaches."""
+    flash_attn: bool
+    unified: bool = False
+    """Host and device share the memory: offloading saves nothing, and the index counts."""
+    host_memory: float = 0.0
+    """Per node; assumed for the rows below. A unified device has only its own memory."""
+    cores: int = 64
+    """CPU cores per node; assumed for the GPU rows."""
+    source: str = ""
+
+
+def _gpu(name, gib, bandwidth_tb, bf16, fp32, mfu, source, **more):
+    return Hardware(
+        name, "cuda", gib * GIB, bandwidth_tb * TERA, bf16 * TERA, fp32 * TERA, mfu,
+        **{"flash_attn": True, "host_memory": 1000 * GB, "source": source, **more},
+    )  # fmt: skip
+
+
+# Memory is as torch reports it. Peaks are dense (data sheets without sparsity); fp32 is without tensor cores.
+TABLE = {
+    row.name: row
+    for row in (
+        _gpu("h20", 95.1, 4.0, 148, 44, 0.50, "NVIDIA H20 96 GB: 4.0 TB/s, 148 TFLOPS bf16 dense"),
+        _gpu("h100", 79.1, 3.35, 989, 67, 0.35, "NVIDIA H100 SXM 80 GB data sheet: 3.35 TB/s, 989 TFLOPS bf16 dense"),
+        _gpu("h200", 139.8, 4.8, 989, 67, 0.35, "NVIDIA H200 SXM data sheet: 141 GB, 4.8 TB/s, 989 TFLOPS bf16 dense"),
+        _gpu("a100", 79.1, 2.039, 312, 19.5, 0.40, "NVIDIA A100 SXM 80 GB data sheet: 2.04 TB/s, 312 TFLOPS bf16 dense"),
+        _gpu(
+            "gb10", 121 * GB / GIB, 0.273, 125, 31, 0.30,
+            "NVIDIA DGX Spark: 121 GB visible, 273 GB/s; 1 PFLOPS fp4 with sparsity is 500 dense, hence 125 in bf16",
+            flash_attn=False, unified=True, host_memory=0.0, cores=20,
+        ),
+    )
+}  # fmt: skip
+ALIASES = {"spark": "gb10", "laptop": "cpu"}
+BYTES_PER_NUMBER = {
+    "flat": 4.0,
+    "exact": 4.0,
+    "flat_fp16": 2.0,
+    "sq8": 1.0,
+    "sq4": 0.5,
+    "ivf": 4.0,
+    "hnsw": 4.0,
+}
+PLACES = ("host", "device", "elsewhere")
+BYTES_PER_VECTOR = {
+    "ivf": 8,
+    "hnsw": 280,
+}  # beside it: its number in a list; the links of a graph with m = 32
+_FACTORS = {
+    "memory_gib": ("memory", GIB),
+    "host_memory_gib": ("host_memory", GIB),
+    "bandwidth_gb_s": ("bandwidth", GB),
+}
+KEYS = (
+    "name", "devices", "peak_tflops", "mfu", "flash_attn", "index_bytes", "index", *_FACTORS,
+)  # fmt: skip
+
+
+def names() -> list[str]:
+    return [*TABLE, "cpu", *ALIASES]
+
+
+def find_hardware(name: str, block: Mapping | None = None) -> Hardware:
+    """The row called ``name``, with its figures replaced by those of a recipe's ``hardware`` block."""
+    block = dict(block or {})
+    unknown = [key for key in block if key not in KEYS]
+    if unknown:
+        raise unknown_key("hardware", str(unknown[0]), KEYS)
+    name = ALIASES.get(str(name).lower(), str(name).lower())
+    if name not in TABLE and name != "cpu":
+        raise ConfigError(key="hardware.name", value=name, accepted=names())
+    row = this_cpu() if name == "cpu" else TABLE[name]
+    changes = {
+        field: _positive(key, block[key]) * unit for key, (field, unit) in _FACTORS.items() if key in block
+    }
+    if "peak_tflops" in block:
+        peak = _positive("peak_tflops", block["peak_tflops"]) * TERA
+        changes |= {"peak_bf16": peak} if row.device == "cuda" else {"peak_bf16": peak, "peak_fp32": peak}
+    if "mfu" in block:
+        changes["mfu"] = _positive("mfu", block["mfu"])
+    if "flash_attn" in block:
+        changes["flash_attn"] = bool(block["flash_attn"])
+    return replace(row, **changes)
+
+
+def this_cpu() -> Hardware:
+    """This machine's memory and the cores that this process may use, with bf16 as fast as fp32."""
+    count = cores()
+    peak = count * CPU_FLOPS_PER_CORE
+    here = memory()
+    usable = float(here.total if here.limit is None else min(here.total, here.limit))
+    return Hardware(
+        "cpu", "cpu", usable, CPU_BANDWIDTH, peak, peak, 0.2, False, unified=True, cores=count,
+        source=f"this machine: {count} cores, {CPU_FLOPS_PER_CORE / GB:.0f} GFLOPS each and "
+        f"{CPU_BANDWIDTH / GB:.0f} GB/s assumed",
+    )  # fmt: skip
+
+
+def index_bytes(block: Mapping | None) -> float:
+    """Memory of the search index. flat: rows x dim x 4, so 21,015,324 x 768 (wiki-18, e5-base) takes 64.6 GB."""
+    block = block or {}
+    if "index_bytes" in block:
+        return _positive("index_bytes", block["index_bytes"])
+    index = _index(block)
+    if not index:
+        return 0.0
+    kind = index_kind(block)
+    rows, dim = (_positive(f"index.{key}", index.get(key)) for key in ("rows", "dim"))
+    return rows * (dim * BYTES_PER_NUMBER[kind] + BYTES_PER_VECTOR.get(kind, 0))
+
+
+def index_numbers(block: Mapping | None) -> float:
+    """rows x dim; an index given only by its size counts as flat."""
+    index = _index(block or {})
+    if index_kind(block) is None:
+        return index_bytes(block) / BYTES_PER_NUMBER["flat"]
+    return _positive("index.rows", index.get("rows")) * _positive("index.dim", index.get("dim"))
+
+
+def index_kind(block: Mapping | None) -> str | None:
+    """None when the block gives no index, or only its size."""
+    index = _index(block or {})
+    if not index or "index_bytes" in (block or {}):
+        return None
+    kind = index.get("kind", "flat")
+    if str(kind) not in BYTES_PER_NUMBER:
+        raise ConfigError(key="hardware.index.kind", value=kind, accepted=BYTES_PER_NUMBER)
+    return kind
+
+
+def index_place(block: Mapping | None) -> str:
+    place = _index(block or {}).get("place", "host")
+    if place not in PLACES:
+        raise ConfigError(key="hardware.index.place", value=place, accepted=PLACES)
+    return place
+
+
+def _index(block: Mapping) -> Mapping:
+    index = block.get("index") or {}
+    if not isinstance(index, Mapping):
+        form = "expected {rows: N, dim: N, kind: flat, place: host}"
+        raise ConfigError(key="hardware.index", value=index, accepted=form)
+    return index
+
+
+def _positive(key: str, value) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(
+            key=f"hardware.{key}", value=value, accepted="expected a number above 0", shown=repr(value)
+        )
+    return number

@@ -1,0 +1,287 @@
+"""Memory of a device in each phase of a colocated step, and of the host. Every part is a number of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from verl_credit.recipe.plan import activations
+from verl_credit.recipe.plan.hardware import GIB, Hardware
+from verl_credit.recipe.plan.job import Assumptions, Job
+from verl_credit.recipe.plan.model_shape import ModelShape
+
+RESERVING = ("vllm", "sglang", "trtllm")
+"""Engines that reserve their share of the device at the start."""
+ENGINE_AWAKE = ("rollout", "weight sync")
+ASLEEP = "engine weights asleep"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One moment at which memory peaks: where ("device" or "host"), its parts, and the capacity."""
+
+    name: str
+    where: str
+    parts: dict[str, float]
+    capacity: float
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.capacity and not self.problems
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The rollout engine on one device."""
+
+    share: float
+    weights: float
+    kv: float
+    """Bytes for keys and values: left of the share or, for an engine without a share, used."""
+    kv_per_token: float
+    problems: tuple[str, ...]
+
+    @property
+    def kv_tokens(self) -> float:
+        return max(0.0, self.kv) / self.kv_per_token
+
+
+def trained(shape: ModelShape, job: Job) -> int:
+    return shape.lora_parameters(job.lora_rank) if job.lora_rank else shape.parameters
+
+
+def state(shape: ModelShape, job: Job) -> dict[str, float]:
+    """Sharded state of one device.
+
+    verl's FSDP updates the stored weights (model_dtype, fp32 by default) without a master copy; both moments and the
+    gradients have the same dtype. An adapter has its base's dtype.
+    """
+    weights = shape.parameters + (trained(shape, job) if job.lora_rank else 0)
+    own = trained(shape, job) * job.weight_bytes / job.shards
+    return {"weights": weights * job.weight_bytes / job.shards, "gradients": own, "optimizer": 2 * own}
+
+
+def gathered(shape: ModelShape, job: Job) -> float:
+    """Copies in the forward's dtype: embeddings and head for the whole pass, two layers at a time.
+
+    0 for a single device that computes in the dtype of its weights.
+    """
+    if job.shards == 1 and job.compute_bytes == job.weight_bytes:
+        return 0.0
+    layers = 2 * shape.largest_layer if job.reshard else shape.parameters - shape.embeddings
+    return (min(layers, shape.parameters - shape.embeddings) + shape.embeddings) * job.compute_bytes
+
+
+def micro_batches(job: Job) -> int:
+    """Micro-batches in a mini-batch on one device, with rows at full length."""
+    rows = max(1, -(-job.mini_batch * job.rollouts // job.data_parallel))
+    return max(1, -(-rows * job.longest_row // max(1, job.update_tokens * job.sequence_parallel)))
+
+
+def update_parts(shape: ModelShape, job: Job) -> dict[str, dict[str, float]]:
+    """The three moments at which an update can peak: the loss, the backward, the optimiser's step."""
+    held, copies = state(shape, job), gathered(shape, job)
+    resident = {"weights": held["weights"], "optimizer": held["optimizer"]}
+    gradients = held["gradients"]
+    extra = {}
+    if job.unsharded_gradients and job.shards > 1:
+        extra["unsharded gradients"] = trained(shape, job) * job.reduce_bytes
+    elif copies and not job.lora_rank:
+        extra["gradients of a layer"] = shape.largest_layer * job.reduce_bytes
+    # The first micro-batch has no gradients at its loss: they are set to None between updates.
+    accumulates = micro_batches(job) > 1
+    kept = activations.kept(shape, job)
+    # With one micro-batch, a layer's gradients replace its activations; the head's gradients come first.
+    of_head = shape.vocabulary * shape.hidden * job.weight_bytes / job.shards
+    head = 0 if job.lora_rank else min(gradients, of_head)
+    matrix = 0 if job.lora_rank else max(shape.vocabulary * shape.hidden, shape.largest_layer // 3)
+    return {
+        "loss": {
+            **resident,
+            "gradients": gradients if accumulates else 0.0,
+            "gathered weights": copies,
+            "activations": kept,
+            "logits": activations.loss(shape, job),
+        },
+        "backward": {
+            **resident,
+            "gradients": gradients if accumulates else max(head, gradients - kept),
+            "gathered weights": copies,
+            **extra,
+            "activations": kept + activations.one_layer(shape, job),
+        },
+        "optimizer step": {
+            **resident,
+            "gradients": gradients,
+            "temporaries": gradients if job.fused_step else min(gradients, matrix * job.weight_bytes),
+        },
+    }
+
+
+def actor_peak(shape: ModelShape, job: Job) -> float:
+    """Peak bytes of live tensors in the actor's process during an update, as a measurement would find."""
+    return max(sum(parts.values()) for parts in update_parts(shape, job).values())
+
+
+def engine(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions) -> Engine:
+    """vLLM and similar engines reserve ``gpu_memory_utilization`` of the device for weights, activations and cache.
+
+    ``hf`` takes weights, and a cache for the rows that are generated at a time.
+    """
+    split = job.tensor_parallel
+    per_token = shape.kv_bytes_per_token(job.engine_bytes) / min(split, shape.kv_heads)
+    weights = shape.parameters * job.engine_bytes / split
+    if job.engine not in RESERVING:
+        rows = min(job.max_seqs, job.rows)
+        per_token = shape.kv_bytes_per_token(job.engine_bytes)
+        kv = rows * job.longest_row * per_token
+        last_logits = 2 * rows * shape.vocabulary * 4
+        weights = shape.parameters * job.engine_bytes
+        return Engine(weights + kv + last_logits, weights, kv, per_token, ())
+    share = job.utilization * hw.memory
+    kv = share - weights - assumed.engine_activation_gib * GIB
+    length = job.model_len or shape.positions or job.longest_row
+    need = length * per_token
+    problems = _too_long(shape, job, length)
+    if kv < need:
+        least = (weights + assumed.engine_activation_gib * GIB + need) / hw.memory
+        enough = f"at least {least + 0.005:.2f}" if least < 1 else "more than the device has"
+        source = "" if job.model_len else " (rollout.max_model_len=null: all positions of the model)"
+        problems = (
+            *problems,
+            f"gpu_memory_utilization={job.utilization:g} leaves {max(kv, 0) / GIB:.1f} GiB of cache; one row of "
+            f"{length} tokens{source} needs {need / GIB:.1f} GiB, hence {enough}",
+        )
+    return Engine(share, weights, kv, per_token, problems)
+
+
+def _too_long(shape: ModelShape, job: Job, length: int) -> tuple[str, ...]:
+    """Problems when rows exceed the engine's length, or this length exceeds the model's positions."""
+    if job.longest_row > length:
+        return (f"rollout.max_model_len={length} cannot hold the longest row, {job.longest_row} tokens",)
+    if length > (shape.positions or length):
+        return (f"rollout.max_model_len={length}: {shape.name} has {shape.positions} positions",)
+    return ()
+
+
+def branch_tokens(job: Job, assumed: Assumptions) -> int:
+    """Tokens of the answers scored in one log-prob micro-batch: one answer per turn and row, and one for the prompt."""
+    if not job.branches:
+        return 0
+    mean_row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
+    rows = max(1.0, job.log_prob_tokens / max(1.0, mean_row))
+    return int(rows * (assumed.mean_turns + 1) * assumed.branch_tokens)
+
+
+def phases(
+    shape: ModelShape,
+    job: Job,
+    hw: Hardware,
+    assumed: Assumptions,
+    *,
+    index: float = 0.0,
+    place: str = "host",
+) -> list[Phase]:
+    """Every phase of a step in order, then the host. On unified memory the host's parts count on the device."""
+    if hw.unified:  # offloading has no other memory to use
+        job = replace(job, offload_weights=False, offload_optimizer=False, stays_on_host=False)
+    runner, held = engine(shape, job, hw, assumed), state(shape, job)
+    weights, optimizer = held["weights"], held["optimizer"]
+    on_host = job.stays_on_host
+    resident = {
+        "weights": 0.0 if job.offload_weights or on_host else weights,
+        "optimizer": 0.0 if job.offload_optimizer or on_host else optimizer,
+    }
+    asleep = {"engine asleep": _asleep(job, runner, assumed)}
+    host = host_parts(shape, job, hw, assumed, index=index if place == "host" else 0.0)
+    fixed = {"contexts": (2 if hw.device == "cuda" else 0) * assumed.context_gib * GIB}
+    fixed["index"] = index if place == "device" else 0.0
+    if hw.unified:
+        fixed |= {f"host: {part}": value for part, value in host.items()}
+
+    def device(name: str, parts: dict[str, float], problems: tuple[str, ...] = ()) -> Phase:
+        if hw.unified:
+            parts = {k: v if k.startswith("engine") else v * job.per_node for k, v in parts.items()}
+        ours = sum(value for key, value in parts.items() if not key.startswith("engine"))
+        every = {**parts, "fragmentation": assumed.fragmentation * ours, **fixed}
+        if name in ENGINE_AWAKE:
+            every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
+        return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
+
+    found = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
+    found.append(device("weight sync", {**resident, **_sync(shape, job, runner, weights)}))
+    forward = {
+        "weights": 0.0 if on_host else weights,
+        "optimizer": resident["optimizer"],
+        "gathered weights": gathered(shape, job),
+    }
+    answers = branch_tokens(job, assumed)
+    passing = _no_grad(shape, job, job.log_prob_tokens + answers, answers=answers, entropy=True)
+    found.append(device("log-prob", {**forward, **passing, **asleep}))
+    if job.reference and not job.lora_rank:
+        # verl keeps the reference on the host and moves its layers to the device one by one.
+        layers = (2 * shape.largest_layer + shape.embeddings) * job.compute_bytes
+        passing = _no_grad(shape, job, job.log_prob_tokens, entropy=False)
+        found.append(device("reference", {**resident, "gathered weights": layers, **passing, **asleep}))
+    for moment, parts in update_parts(shape, job).items():
+        off_device = ("weights", "optimizer", "gradients", "temporaries") if on_host else ()
+        parts = {k: v for k, v in parts.items() if k not in off_device}
+        found.append(device(f"update: {moment}", {**parts, **asleep}))
+    if not hw.unified:
+        found.append(Phase("host", "host", host, hw.host_memory))
+    return found
+
+
+def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[str, float]:
+    """Weights are sent in buckets of whole tensors; an adapter is collected from the module on the device."""
+    parts = {"engine weights": runner.weights if job.sleeps else runner.share}
+    if job.lora_rank and not job.stays_on_host:
+        parts["weights"] = weights
+    largest = shape.vocabulary * shape.hidden * job.weight_bytes
+    parts["bucket"] = min(job.bucket_bytes, shape.parameters * job.weight_bytes) + largest
+    return parts
+
+
+def _no_grad(
+    shape: ModelShape, job: Job, tokens: int, *, answers: int = 0, entropy: bool
+) -> dict[str, float]:
+    """The larger of a layer's activations and the logits, which do not exist at the same time."""
+    parts = {
+        "activations": activations.forward_only(shape, job, tokens=tokens, answers=answers),
+        "logits": activations.log_prob_loss(shape, job, tokens=tokens, entropy=entropy),
+    }
+    largest = max(parts, key=parts.get)
+    return {largest: parts[largest], "answers' masks": activations.answers_masks(job, answers=answers)}
+
+
+def _asleep(job: Job, runner: Engine, assumed: Assumptions) -> float:
+    if job.engine not in RESERVING:
+        return 0.0 if job.sleeps else runner.weights
+    return assumed.engine_asleep_gib * GIB if job.sleeps else runner.share
+
+
+def host_parts(
+    shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, *, index: float
+) -> dict[str, float]:
+    """Host memory of the node that has the index. On unified memory all ranks share it with the device."""
+    per_node, held = job.per_node, state(shape, job)
+    parts = {"processes": assumed.host_gib * GIB, "index": index}
+    if job.offload_weights or job.stays_on_host:
+        parts["offloaded weights"] = held["weights"] * per_node
+    if job.offload_optimizer or job.stays_on_host:
+        parts["offloaded optimizer"] = held["optimizer"] * per_node
+    if job.stays_on_host:
+        parts["offloaded gradients"] = held["gradients"] * per_node
+    if job.reference and not job.lora_rank:
+        parts["reference model"] = shape.parameters * job.reference_bytes / job.shards * per_node
+    if job.lora_rank and job.sleeps and job.engine in RESERVING:
+        # With an adapter the engine sleeps at level 1, which keeps its weights in the host's memory.
+        parts[ASLEEP] = shape.parameters * job.engine_bytes * per_node / job.tensor_parallel
+    if not hw.unified:
+        # While loading, every rank of the node holds tied weights; untied weights only the first rank.
+        parts["loading"] = shape.parameters * job.weight_bytes * (per_node if shape.tied else 1)
+    return {name: value for name, value in parts.items() if value}

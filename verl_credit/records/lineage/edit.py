@@ -1,0 +1,75 @@
+"""What a trial changed: its snapshot against that of its parent."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_credit.records.lineage.trial import Trial
+
+NOWHERE = "/dev/null"
+
+
+@dataclass(frozen=True)
+class RecipeEdit:
+    """``snapshot_path`` and ``parent_snapshot_path``: two files or two folders; no parent for a baseline."""
+
+    trial: Trial
+    snapshot_path: str | Path
+    parent_snapshot_path: str | Path | None
+
+    def diff(self) -> str:
+        """A unified diff of every file that differs, by name: changed, new, and deleted ones; "" for a baseline.
+
+            --- a/x          --- /dev/null: x is new
+            +++ b/x          +++ /dev/null: x was deleted
+
+        Of files that are no UTF-8 text it says only that they differ. Links are not followed. The released diff leaves
+        deleted files out. Raises FileNotFoundError for a snapshot that is not there.
+        """
+        if not self.parent_snapshot_path:
+            return ""
+        before, after = _files(Path(self.parent_snapshot_path)), _files(Path(self.snapshot_path))
+        if before.keys() == {""} and after.keys() == {""}:
+            name = Path(self.snapshot_path).name
+            before, after = {name: before[""]}, {name: after[""]}
+        found = (_diff(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
+        return "".join(found)
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """By their names below ``root``; "" for a root that is a file."""
+    if root.is_file():
+        return {"": root}
+    if not root.is_dir():
+        raise FileNotFoundError(f"snapshot {root} is not there")
+    paths = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(root).as_posix(): path for path in paths}
+
+
+def _diff(name: str, before: Path | None, after: Path | None) -> str:
+    old, new = (path.read_bytes() if path else b"" for path in (before, after))
+    if old == new and before and after:
+        return ""
+    a, b = f"a/{name}" if before else NOWHERE, f"b/{name}" if after else NOWHERE
+    try:
+        if b"\0" in old + new:
+            raise ValueError
+        left, right = (content.decode() for content in (old, new))
+    except ValueError:  # UnicodeDecodeError is one
+        return f"Binary files {a} and {b} differ\n"
+    lines = list(difflib.unified_diff(_lines(left), _lines(right), a, b))
+    return "".join(_ended(lines or [f"--- {a}\n", f"+++ {b}\n"]))  # an empty file that is new or gone
+
+
+def _lines(text: str) -> list[str]:
+    """Split at line ends alone: ``splitlines`` knows eleven more."""
+    *lines, rest = text.split("\n")
+    return [line + "\n" for line in lines] + ([rest] if rest else [])
+
+
+def _ended(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"

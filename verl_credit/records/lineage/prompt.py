@@ -1,0 +1,162 @@
+"""What was tried and what came of it, as a page of Markdown in the public format.
+
+Departures from the released page, where a hypothesis could break it: line breaks become blanks, pipes and backticks are
+escaped, control characters are written as escapes. A limit of 0 shows nothing. An id that holds the prefix ``exp_``
+already is not given a second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verl_credit.errors import one_line
+from verl_credit.records.lineage.order import best_of, chain, keeps_of, last
+from verl_credit.records.lineage.trial import Trial
+
+NONE = "\N{EM DASH}"
+
+
+@dataclass(frozen=True)
+class LineageSnapshot:
+    """The page and what stands on it; activity is newest first."""
+
+    rendered_prompt: str
+    current_best: Trial | None
+    chain_to_best: tuple[Trial, ...]
+    top_k_leaderboard: tuple[Trial, ...]
+    recent_n_activity: tuple[Trial, ...]
+    last_m_with_full_hypothesis: tuple[Trial, ...]
+
+
+def render(
+    trials: Sequence[Trial],
+    for_specialist: str,
+    *,
+    lower_is_better: bool,
+    top_k: int,
+    recent_n: int,
+    last_m_full: int,
+    session_timestamp: str,
+) -> LineageSnapshot:
+    best = best_of(trials, lower_is_better=lower_is_better)
+    to_best = chain(trials, best.exp_id) if best else ()
+    top = keeps_of(trials, lower_is_better=lower_is_better)[: max(top_k, 0)]
+    recent, full = last(trials, recent_n)[::-1], last(trials, last_m_full)[::-1]
+    lines = ["# Session start — empty lineage"]
+    if trials:
+        lines = [
+            f"# Session start — {_flat(session_timestamp) or NONE}",
+            f"You are specialist **{_flat(for_specialist)}**. Current best: **{best.label if best else NONE}** "
+            f"(core_metric={_metric(best.core_metric if best else None)}).",
+            "",
+            *_leaderboard(best, top),
+            *_knowledge(to_best),
+            *_activity(recent),
+            *_in_full(full),
+        ]
+    return LineageSnapshot("\n".join(lines) + "\n", best, to_best, top, recent, full)
+
+
+def _leaderboard(best: Trial | None, top: Sequence[Trial]) -> list[str]:
+    lines = ["## LEADERBOARD.md", "", "## Current Best", *(_best(best) if best else [f"*({NONE})*"]), ""]
+    lines += [f"## Top {len(top)} Kept Trials", ""]
+    if not top:
+        return [*lines, "*(no keeps yet)*", ""]
+    lines += [
+        "| exp | core_metric | Δ | specialist | hypothesis |",
+        "|-----|-------------|---|------------|------------|",
+    ]
+    lines += [
+        _row(t.exp_id, _metric(t.core_metric), _delta(t.delta_vs_best), t.specialist, _cut(t.hypothesis, 100))
+        for t in top
+    ]
+    return [*lines, ""]
+
+
+def _best(best: Trial) -> list[str]:
+    lines = [
+        f"- **exp_id**: {_flat(best.exp_id)}",
+        f"- **core_metric**: {_metric(best.core_metric)}",
+        f"- **specialist**: {_flat(best.specialist)}",
+        f"- **hypothesis**: {_flat(_cut(best.hypothesis, 110))}",
+    ]
+    if best.snapshot_path:
+        lines.append(f"- **snapshot**: {_code(best.snapshot_path)}")
+    return lines
+
+
+def _knowledge(to_best: Sequence[Trial]) -> list[str]:
+    told = []
+    for place, t in enumerate(to_best):
+        branch = " └─ " if place else ""
+        facts = _facts(one_line(t.specialist) or "baseline", t)
+        told.append(f"{branch}{one_line(t.label)} {facts} {_cut(t.hypothesis, 100)}")
+    if told:
+        told[-1] += " ← BEST"
+    return ["## KNOWLEDGE.md", "", "**Current-best lineage** (root → best):", "```", *told, "```", ""]
+
+
+def _activity(recent: Sequence[Trial]) -> list[str]:
+    rows = [
+        _row(t.exp_id, t.specialist, t.status, _metric(t.core_metric), _cut(t.hypothesis, 80)) for t in recent
+    ]
+    return [
+        f"## Recent Activity (last {len(recent)})",
+        "",
+        "| exp | specialist | status | core_metric | hypothesis |",
+        "|-----|------------|--------|-------------|------------|",
+        *rows,
+        "",
+    ]
+
+
+def _in_full(full: Sequence[Trial]) -> list[str]:
+    if not full:
+        return []
+    lines = [f"## Recent Activity (most recent {len(full)} — full hypothesis)"]
+    for t in full:
+        lines.append(f"- {_flat(t.label)} {_facts(_flat(t.specialist), t)} {_flat(t.hypothesis)}")
+        if t.notes:
+            lines.append(f"  └─ {_flat(_cut(t.notes, 200))}")
+    return [*lines, ""]
+
+
+def _facts(specialist: str, t: Trial) -> str:
+    return f"[{specialist}, {t.status}, metric={_metric(t.core_metric)}, Δ={_delta(t.delta_vs_best)}]"
+
+
+def _metric(value: float | None) -> str:
+    return NONE if value is None else f"{value:.6f}"
+
+
+def _delta(value: float | None) -> str:
+    return NONE if value is None else f"{value:+.6f}"
+
+
+def _cut(text: str, n: int) -> str:
+    """At most n characters, on one line."""
+    text = one_line(text)
+    return text if len(text) <= n else text[: n - 1] + "…"
+
+
+def _flat(text: str) -> str:
+    """For a line of Markdown: nothing in it ends the line, the cell or a span of code."""
+    return one_line(text).replace("`", "\\`").replace("|", "\\|")
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(map(_flat, cells))} |"
+
+
+def _code(text: str) -> str:
+    """A span of code, with as many backticks around it as it needs."""
+    text = one_line(text)
+    return f"`{text}`" if "`" not in text else f"{_ticks(text)} {text} {_ticks(text)}"
+
+
+def _ticks(text: str) -> str:
+    ticks = "`"
+    while ticks in text:
+        ticks += "`"
+    return ticks

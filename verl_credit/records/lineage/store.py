@@ -1,0 +1,186 @@
+"""A folder that remembers trials: ``results.tsv`` in the public format, and ``results.jsonl`` beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from verl_credit.errors import printable
+from verl_credit.names import bare_id
+from verl_credit.records.lineage.companion import ENDED, STARTED, format_event, read_events
+from verl_credit.records.lineage.locked import LineageError, add, locked, new_line, read
+from verl_credit.records.lineage.order import best_of, chain, keeps_of, last
+from verl_credit.records.lineage.prompt import LineageSnapshot, render
+from verl_credit.records.lineage.table import HEADER, Damage, format_row, read_rows
+from verl_credit.records.lineage.trial import NUMBERS, Trial, number
+
+__all__ = ["LineageError", "LineageStore"]
+
+TABLE, COMPANION = "results.tsv", "results.jsonl"
+
+
+class LineageStore:
+    """Trials of a folder. Files are only added to: a row is written once, when its trial has ended.
+
+    A trial that has begun stands in the companion alone, for the table has no word for it; one that was killed is
+    ``unfinished`` for ever, or until a row with its id is added. Lines that are no rows are skipped and named by
+    ``damaged``; they stay in the file.
+
+    Departures from the released store: ``lower_is_better`` has no default (True is wrong for an accuracy); ``best`` looks
+    at kept trials only; the header is decided under the lock; rows are on the disk when ``append`` returns; ids that are
+    taken, numbers that are not finite and cells that would not be read back are refused.
+
+    Errors: LineageError names the file that cannot be read or written, ValueError what is wrong with a trial.
+    """
+
+    def __init__(self, root: str | Path, *, lower_is_better: bool) -> None:
+        self.root, self.lower_is_better = Path(root), lower_is_better
+        self.path, self.companion = self.root / TABLE, self.root / COMPANION
+
+    # Reading
+
+    def all_trials(self) -> tuple[Trial, ...]:
+        """In the order of the file."""
+        return tuple(read_rows(read(self.path, shared=True), TABLE)[0])
+
+    def latest(self, n: int = 1) -> tuple[Trial, ...]:
+        """The last ``n`` rows, oldest first; none for n ≤ 0."""
+        return last(self.all_trials(), n)
+
+    def best(self) -> Trial | None:
+        """The best metric among ``keep`` and ``baseline``; None where none of them has one."""
+        return best_of(self.all_trials(), lower_is_better=self.lower_is_better)
+
+    def keeps(self) -> tuple[Trial, ...]:
+        """Rows with status ``keep``, best first, those without a metric last."""
+        return keeps_of(self.all_trials(), lower_is_better=self.lower_is_better)
+
+    def chain_to(self, exp_id: str) -> tuple[Trial, ...]:
+        """From the root to ``exp_id`` along ``parent_exp``, whatever the status. Ends at a parent that is not there, and
+        at a circle. Of rows with one id the last counts. Raises KeyError where ``exp_id`` has no row."""
+        return chain(self.all_trials(), exp_id)
+
+    def damaged(self) -> tuple[Damage, ...]:
+        """Lines of both files that could not be read."""
+        table = read_rows(read(self.path, shared=True), TABLE)[1]
+        return (*table, *read_events(read(self.companion), COMPANION)[1])
+
+    def facts(self, exp_id: str) -> dict[str, Any]:
+        """What the companion knows of a trial: its last start, then what it ended with."""
+        return self.all_facts().get(exp_id, {})
+
+    def all_facts(self) -> dict[str, dict[str, Any]]:
+        """``facts`` of every trial that the companion knows, by id."""
+        found: dict[str, dict[str, Any]] = {}
+        for row in self._events():
+            known = {key: value for key, value in row.items() if key not in ("event", "exp_id")}
+            found.setdefault(row["exp_id"], {}).update(known)
+        return found
+
+    def unfinished(self) -> dict[str, dict[str, Any]]:
+        """Trials that began and have no row, with the facts of their last start: they go on, or were killed."""
+        return self._unfinished(self.all_trials())
+
+    def _unfinished(self, trials: tuple[Trial, ...]) -> dict[str, dict[str, Any]]:
+        done = {trial.exp_id for trial in trials}
+        started = {row["exp_id"]: row for row in self._events() if row["event"] == STARTED}
+        return {exp_id: row for exp_id, row in started.items() if exp_id not in done}
+
+    def render_prompt(
+        self,
+        for_specialist: str,
+        *,
+        top_k: int = 20,
+        recent_n: int = 30,
+        last_m_full: int = 10,
+        session_timestamp: str = "",
+    ) -> LineageSnapshot:
+        """What a person or an agent reads before the next trial (``KNOWLEDGE.md``)."""
+        return render(
+            self.all_trials(),
+            for_specialist,
+            lower_is_better=self.lower_is_better,
+            top_k=top_k,
+            recent_n=recent_n,
+            last_m_full=last_m_full,
+            session_timestamp=session_timestamp,
+        )
+
+    # Writing
+
+    def append(
+        self, trial: Trial | Callable[[tuple[Trial, ...]], Trial], facts: Mapping[str, Any] | None = None
+    ) -> Trial:
+        """Add the row of a trial that has ended, and its facts. Returns the trial.
+
+        ``trial`` may be a function of the trials that are there: it is called under the lock, so that two that end at once
+        are not both the baseline. Raises ValueError for an id that is taken, a number that is not finite, a cell that
+        would not be read back; LineageError where a file cannot be written: then neither file has a part of it.
+        """
+        with locked(self.path):
+            content = read(self.path)
+            if callable(trial):
+                trial = trial(tuple(read_rows(content)[0]))
+            trial = replace(trial, **{name: number(name, getattr(trial, name)) for name in NUMBERS})
+            bare_id(trial.exp_id)
+            if _taken(trial.exp_id, content):
+                raise ValueError(f"exp_id={trial.exp_id!r} is taken in {self.path}: an id names one trial")
+            event = format_event(ENDED, trial.exp_id, dict(facts or {}))
+            add({self.path: self._before(content) + format_row(trial), **self._event(event)})
+        return trial
+
+    def start(
+        self,
+        exp_id: str | Callable[[tuple[Trial, ...], Mapping[str, dict]], str],
+        facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Write down that a trial begins, or goes on after a kill. Returns its id.
+
+        A function may choose the id under the lock, from the trials and the unfinished ones; another may then give the
+        facts. Raises as ``append``.
+        """
+        with locked(self.path):
+            content = read(self.path)
+            if callable(exp_id):
+                trials = tuple(read_rows(content)[0])
+                exp_id = exp_id(trials, self._unfinished(trials))
+            bare_id(exp_id)
+            if _taken(exp_id, content):
+                raise ValueError(f"exp_id={exp_id!r} has ended in {self.path}: what goes on is a new trial")
+            facts = facts() if callable(facts) else facts
+            event = format_event(STARTED, exp_id, dict(facts or {}))
+            add({self.path: self._before(content), **self._event(event)})
+        return exp_id
+
+    def _before(self, content: bytes) -> bytes:
+        """What must stand before a new row: the header, the end of a cut line, or nothing.
+
+        Raises ValueError for a file that is no table of trials.
+        """
+        header = (HEADER + "\n").encode()
+        if len(content) < len(header) and header.startswith(content):
+            return header[len(content) :]  # nothing yet, or cut by a kill
+        first = content.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].removesuffix(b"\r")
+        if first != HEADER.encode():
+            shown = printable(first[:80].decode(errors="replace"))
+            raise ValueError(
+                f"{self.path} begins with '{shown}', not with the header of a table of trials; nothing was written"
+            )
+        return new_line(self.path)
+
+    def _event(self, line: bytes) -> dict[Path, bytes]:
+        return {self.companion: new_line(self.companion) + line}
+
+    def _events(self) -> list[dict[str, Any]]:
+        return read_events(read(self.companion), COMPANION)[0]
+
+
+def _taken(exp_id: str, content: bytes) -> bool:
+    """A search of bytes first: a store of thousands of rows is not taken apart for every row that is added."""
+    name = exp_id.encode()
+    starts = (name + b"\t", b'"' + name.replace(b'"', b'""') + b'"\t')
+    if not any(b"\n" + start in content for start in starts):
+        return False
+    return any(trial.exp_id == exp_id for trial in read_rows(content)[0])

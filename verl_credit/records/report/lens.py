@@ -1,0 +1,171 @@
+"""The credit lens: whole groups of rollouts side by side, with the credit that each setting would have given them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from markupsafe import Markup
+
+from verl_credit.records.report.again import token_tables, turn_tables
+from verl_credit.records.report.colour import colour, limit
+from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
+from verl_credit.records.report.lens_stars import Stars, read_stars
+from verl_credit.records.report.numbers import plain, signed
+from verl_credit.records.report.text import STOPPED, clean
+from verl_credit.records.run.tables import TOKENS, TURNS, DamagedTable, StepTable, read_table, tables_of
+
+# What bounds the page: a token takes about 120 bytes of it.
+GROUPS, TOKENS_IN_ALL = 4, 40_000
+OBSERVATION = 1500
+SHADES = 40  # of the colour scale, on each side of 0
+NO_TABLES = (
+    "tables/ has no token tables of a finished step: this run is of an earlier version, its advantages are verl's own, or "
+    "keep_token_tables or sample_trajectories is 0."
+)
+
+
+@dataclass(frozen=True)
+class Lens:
+    """``data``: JSON for the page's script; empty without groups. ``problems``: what could not be read or shown."""
+
+    groups: list[dict]
+    problems: list[str]
+
+    @property
+    def data(self) -> Markup:
+        text = json.dumps({"groups": self.groups, "shades": shades()}, allow_nan=False)
+        for character in "<>&":
+            text = text.replace(character, f"\\u{ord(character):04x}")
+        return Markup(text)
+
+    @property
+    def script(self) -> Markup:
+        return Markup((Path(__file__).parent / "lens.js").read_text(encoding="utf-8"))
+
+    @property
+    def script_hash(self) -> str:
+        """For the page's content security policy: no other script runs."""
+        return base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode("ascii")
+
+
+def lens(run_dir: Path, last_step: int) -> Lens:
+    """Of the last steps up to ``last_step``; tables of later steps belong to a step that is not finished."""
+    problems: list[str] = []
+    found: list[tuple[tuple, int, int, Group]] = []
+    turn_paths, token_paths = tables_of(run_dir, TURNS), tables_of(run_dir, TOKENS)
+    for step, path in token_paths.items():
+        if step > last_step:
+            continue
+        if step not in turn_paths:
+            problems.append(f"tables/ has no {TURNS} of step {step}: its groups are left out.")
+            continue
+        with _told(problems, step):
+            c, turns = read_table(path, ("group", "row")).columns, turn_tables(read_table(turn_paths[step]))
+            for number in dict.fromkeys(c["group"]):
+                rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
+                group = Group(turns, rows)
+                found.append((_rank(group, step), step, number, group))
+    shown, left = [], TOKENS_IN_ALL
+    for _, step, number, group in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
+        if shown and group.shown_tokens > left:
+            continue
+        with _told(problems, step):
+            table = read_table(token_paths[step])
+            stars = read_stars(run_dir, step, table.columns)
+            problems += [stars.problem] if stars.problem else []
+            cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
+            json.dumps(cut, allow_nan=False)  # a number that is none would cost the whole page
+            shown.append(cut)
+            left -= group.shown_tokens
+    return Lens(shown, list(dict.fromkeys(problems)))
+
+
+@contextmanager
+def _told(problems: list[str], step: int) -> Iterator[None]:
+    """A table that is damaged, or does not fit the other of its step, is a line on the page."""
+    try:
+        yield
+    except DamagedTable as error:
+        problems.append(f"{error}.")
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        problems.append(f"The tables of step {step} do not fit together: {type(error).__name__}: {error}.")
+
+
+def _rank(group: Group, step: int) -> tuple:
+    """First what a reader would miss: all right, and good turns with negative credit. Then mixed groups, then the latest."""
+    right, punished = group.right_G, group.punished(group.given_G_K1)
+    return (all(right) and punished > 0, 0 < sum(right) < len(right), punished > 0, step)
+
+
+def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
+    """The group as the script reads it: rollouts and tokens beyond the bounds are left out, and said."""
+    c = table.columns
+    lines = {row: place for place, row in enumerate(c["row"])}
+    rows = group.tokens.rows[:ROLLOUTS]
+    data = settings_of(group)
+    first = lines[rows[0]]
+    given = [value for values in group.given_G_K1.tolist() for value in values]
+    said = []
+    if len(group.tokens.rows) > len(rows):
+        said.append(
+            f"{len(group.tokens.rows) - len(rows)} of {len(group.tokens.rows)} rollouts are not shown."
+        )
+    if stars.shown:
+        said.append(
+            "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
+            f"{table.step - 1}."
+        )
+    return data | {
+        "step": table.step,
+        "question": clean(c["question"][first]),
+        "golds": [clean(gold) for gold in c["golds"][first][:5]],
+        "notes": said,
+        "limit": limit(given),
+        "reward": "gain" if list(table.pipeline["signals"]) == ["info_gain"] else "reward",
+        "rollouts": [_rollout(group, c, place, lines[row], stars) for place, row in enumerate(rows)],
+    }
+
+
+def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict:
+    rewards = group.reward_G_K[place].tolist()
+    n_turns = int(group.turns.n_tool_turns_B[group.place_G[place]]) + 1
+    observations = c["observations"][line]
+    turns = []
+    for turn in range(n_turns):
+        seen = observations[turn] if turn < len(observations) else ""
+        length = c["observation_characters"][line][turn] if turn < len(observations) else 0
+        reward = rewards[turn] if turn < min(len(rewards), n_turns - 1) else None
+        turns.append(
+            {
+                "reward": None if reward is None or reward != reward else signed(reward),
+                "star": stars.shown.get((c["row"][line], turn)),
+                "seen": clean(seen[:OBSERVATION]),
+                "more": max(length - OBSERVATION, 0),
+            }
+        )
+    keep = slice(TOKENS_A_ROLLOUT)
+    uncertainty = c["uncertainty"][line] or []
+    planning = c["planning"][line] or []
+    return {
+        "right": group.right_G[place],
+        "outcome": plain(float(group.turns.outcome_B[group.place_G[place]])),
+        "stop": STOPPED.get(c["stop_reason"][line], f"stop reason {clean(c['stop_reason'][line])}"),
+        "turns": turns,
+        "text": [clean(text) for text in c["text"][line][keep]],
+        "turn": c["turn"][line][keep],
+        "planning": [place for place, plans in enumerate(planning[keep]) if plans],
+        "rejected": [place for place, trained in enumerate(c["trained"][line][keep]) if not trained],
+        "uncertainty": [round(value, 3) for value in uncertainty[keep]],
+        "more": max(len(c["text"][line]) - TOKENS_A_ROLLOUT, 0),
+    }
+
+
+def shades() -> list[str]:
+    """Colours from -1 to 1 in equal steps."""
+    return [colour(place / SHADES, 1.0) for place in range(-SHADES, SHADES + 1)]

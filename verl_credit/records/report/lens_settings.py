@@ -1,0 +1,193 @@
+"""The settings that the lens offers for one group, each with the credit that the library gives."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.credit.token.token_transforms import TRANSFORMS
+from verl_credit.credit.turn.mode import TurnCredit
+from verl_credit.credit.turn.modes import MODES
+from verl_credit.records.report.again import (
+    NotOffered,
+    TokenTables,
+    TurnTables,
+    as_the_run_did,
+    credit_of_tokens,
+    credit_of_turns,
+    places,
+)
+from verl_credit.records.report.numbers import plain
+
+ALPHAS, GAMMAS = (0.0, 0.3, 1.0), (0.0, 0.5, 0.9, 1.0)
+EQUAL = 1e-6
+# Of a group the page shows as much; its credit is that of the whole group.
+ROLLOUTS, TOKENS_A_ROLLOUT = 16, 1500
+RIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one prompt at one step; G of them."""
+
+    turns: TurnTables
+    rows: list[int]
+    tokens: TokenTables | None = None
+    """None until they are needed: they are large."""
+
+    @property
+    def place_G(self) -> torch.Tensor:
+        return places(self.turns, self.rows)
+
+    @property
+    def shown_tokens(self) -> int:
+        lengths_G = self.turns.tokens_B_K1[self.place_G[:ROLLOUTS]].sum(dim=1)
+        return int(lengths_G.clamp(max=TOKENS_A_ROLLOUT).sum())
+
+    @property
+    def reward_G_K(self) -> torch.Tensor:
+        """NaN where a turn has none."""
+        known = self.turns.has_reward_B_K & self.turns.valid_B[:, None]
+        return torch.where(known, self.turns.reward_B_K, torch.nan)[self.place_G]
+
+    @property
+    def right_G(self) -> list[bool]:
+        return (self.turns.outcome_B[self.place_G] > RIGHT).tolist()
+
+    @property
+    def given_G_K1(self) -> torch.Tensor:
+        """Each turn's advantage, as it was given."""
+        return self.turns.advantage_B_K1[self.place_G]
+
+    def punished(self, advantage_G_K1: torch.Tensor) -> int:
+        """Turns with a reward above 0 and an advantage below 0."""
+        return int(((self.reward_G_K > 0) & (advantage_G_K1[:, : self.reward_G_K.shape[1]] < 0)).sum())
+
+    def sentence(self, advantage_G_K1: torch.Tensor) -> str:
+        """What a reader of good-looking turns would miss."""
+        right, count = sum(self.right_G), len(self.right_G)
+        whole = {count: "every rollout is right", 0: "no rollout is right"}
+        said = f"In this group {whole.get(right, f'{right} of {count} rollouts are right')}"
+        gains = list(self.turns.pipeline["signals"]) == ["info_gain"]
+        one, many = (
+            ("search that gained information", "searches that gained information")
+            if gains
+            else ("turn with a reward above 0", "turns with a reward above 0")
+        )
+        n = self.punished(advantage_G_K1)
+        if not n:
+            return f"{said}; no {one} has negative credit."
+        return f"{said}, and {n} {one if n == 1 else many} {'has' if n == 1 else 'have'} negative credit."
+
+
+def settings_of(group: Group) -> dict:
+    """What the page's script switches between; it makes no credit of its own.
+
+    A turn's credit is there for every mode, alpha and gamma. A token's is |A| c(sign A), with A its turn's advantage and c
+    the library's credit in a group whose turns all have +1 (`up`) or all -1 (`down`, left out where it is -`up`): every
+    transform is a weight, and HICRA adds to the size of what it finds.
+    """
+    shared = group.turns.pipeline["shared"]
+    alphas, gammas = (
+        sorted({*values, shared[name]}) for name, values in (("alpha", ALPHAS), ("gamma", GAMMAS))
+    )
+    return {
+        "alphas": alphas,
+        "gammas": gammas,
+        "modes": [_mode(group, name, alphas, gammas) for name in _names(group.turns.pipeline["mode"], MODES)],
+        "transforms": [
+            _transform(group.tokens, name, lam)
+            for name in _names(group.turns.pipeline["transform"], TRANSFORMS)
+            for lam in _lambdas(group.tokens, name)
+        ],
+        "own": {
+            "mode": group.turns.pipeline["mode"],
+            "alpha": alphas.index(shared["alpha"]),
+            "gamma": gammas.index(shared["gamma"]),
+        },
+        "given": {
+            **_numbers(group.given_G_K1, group.turns.clip_scale_B_K1[group.place_G], group),
+            "tokens": packed(group.tokens.advantage_G_T, group.tokens),
+        },
+        "check": check(group),
+    }
+
+
+def check(group: Group) -> str:
+    """Is the credit that is made again the credit that the run was trained with?"""
+    try:
+        made_G_T = as_the_run_did(group.turns, group.tokens)
+    except NotOffered as error:
+        return f"The run's own credit is shown as it was stored; it cannot be made again: {error}."
+    apart = (made_G_T - group.tokens.advantage_G_T)[group.tokens.trained_G_T].abs().max().item()
+    if apart > EQUAL:
+        return (
+            f"Warning: made again with the run's own settings, this group's credit differs from the stored one by up to "
+            f"{apart:.1g}. The other settings may be off by as much."
+        )
+    return f"Made again with the run's own settings, every token's credit is the stored one (within {EQUAL:.0e})."
+
+
+def packed(values_G_T: torch.Tensor, tokens: TokenTables) -> list[str]:
+    """Per rollout: float32 of the tokens that the policy wrote, little-endian, base64."""
+    return [
+        base64.b64encode(row[written][:TOKENS_A_ROLLOUT].float().numpy().astype("<f4").tobytes()).decode(
+            "ascii"
+        )
+        for row, written in zip(values_G_T[:ROLLOUTS], tokens.turn_ids_G_T[:ROLLOUTS] >= 0, strict=True)
+    ]
+
+
+def _names(own: str, known) -> list[str]:
+    return list(known) if own in known else [own, *known]
+
+
+def _mode(group: Group, name: str, alphas: list[float], gammas: list[float]) -> dict:
+    options = MODES[name].options if name in MODES else {}
+    reads = {"alpha": "alpha" in options, "gamma": "gamma" in options}
+    found = {"name": name, **reads, "reason": "", "credit": {}}
+    try:
+        for i, alpha in enumerate(alphas) if reads["alpha"] else [("", None)]:
+            for j, gamma in enumerate(gammas) if reads["gamma"] else [("", None)]:
+                changes = {"alpha": alpha, "gamma": gamma}
+                given = {key: value for key, value in changes.items() if value is not None}
+                credit: TurnCredit = credit_of_turns(group.turns, name, **given)
+                found["credit"][f"{i}|{j}"] = _numbers(
+                    credit.advantage_B_K1[group.place_G], credit.clip_scale_B_K1[group.place_G], group
+                )
+    except NotOffered as error:
+        return found | {"reason": str(error), "credit": {}}
+    return found
+
+
+def _numbers(advantage_G_K1: torch.Tensor, clip_G_K1: torch.Tensor, group: Group) -> dict:
+    counts = (group.turns.n_tool_turns_B[group.place_G] + 1).tolist()
+    return {
+        "advantage": [
+            [round(v, 6) for v in row[:n]] for row, n in zip(advantage_G_K1.tolist(), counts, strict=True)
+        ],
+        "clip": [[round(v, 6) for v in row[:n]] for row, n in zip(clip_G_K1.tolist(), counts, strict=True)],
+        "said": group.sentence(advantage_G_K1),
+    }
+
+
+def _lambdas(tokens: TokenTables, name: str) -> list[float | None]:
+    """SEPA with the run's lambda, and with 1, where it acts in full."""
+    if name not in TRANSFORMS or not TRANSFORMS[name].uses_sepa_controller:
+        return [None]
+    return [1.0] if tokens.sepa_lambda is None else sorted({tokens.sepa_lambda, 1.0})
+
+
+def _transform(tokens: TokenTables, name: str, lam: float | None) -> dict:
+    label = name if lam is None else f"{name}, \N{GREEK SMALL LETTER LAMDA} {plain(lam)}"
+    own = name == tokens.pipeline["transform"] and lam in (None, tokens.sepa_lambda)
+    found = {"name": label, "own": own, "reason": "", "up": None, "down": None}
+    one_G_T = torch.where(tokens.trained_G_T, 1.0, 0.0)
+    try:
+        up_G_T, down_G_T = (credit_of_tokens(tokens, sign * one_G_T, name, lam) for sign in (1.0, -1.0))
+    except NotOffered as error:
+        return found | {"reason": str(error)}
+    down = None if torch.equal(up_G_T, -down_G_T) else packed(down_G_T, tokens)
+    return found | {"up": packed(up_G_T, tokens), "down": down}

@@ -1,0 +1,243 @@
+"""A run as its files tell it: series over steps, held-out series by source and mode, sample trajectories."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.versions import VERSIONS, read_versions
+
+# The settings that a reader of the report asks for first.
+SHOWN = (
+    "seed",
+    "actor_rollout_ref.model.path",
+    "algorithm.adv_estimator",
+    "algorithm.info_gain_norm_mode",
+    "algorithm.turn_signal",
+    "algorithm.turn_signals",
+    "algorithm.info_gain_type",
+    "algorithm.info_gain_first_turn",
+    "algorithm.info_gain_context",
+    "algorithm.gamma",
+    "algorithm.adv_rescale_alpha",
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "actor_rollout_ref.actor.policy_loss.ratio_level",
+    "actor_rollout_ref.actor.policy_loss.dynamic_clip",
+    "actor_rollout_ref.actor.policy_loss.clip_beta",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "data.train_batch_size",
+)
+# Every configuration of a run has these; the last of them stand at the file's end.
+SECTIONS = ("actor_rollout_ref", "data", "algorithm", "trainer", "seed", "run_dir", "faults", "evaluation")
+_HELD_OUT = re.compile(
+    r"val-(?:core|aux)/(?P<source>.+)-(?P<mode>greedy|sampled)/(?P<score>em|format_ok)/mean@(?P<n>\d+)"
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values at the steps that have one, in step order."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def over(self, divisor: Series) -> Series:
+        """Quotient at the steps that both have; steps where the divisor is 0 are left out."""
+        by_step = dict(zip(divisor.steps, divisor.values, strict=True))
+        pairs = [
+            (step, value / by_step[step])
+            for step, value in zip(self.steps, self.values, strict=True)
+            if by_step.get(step)
+        ]
+        return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out exact match of one data source in one sampling mode."""
+
+    source: str
+    mode: str
+    em: Series
+    em_well_formatted: Series
+    questions: Series
+    """How many there were; runs of earlier versions did not write it down."""
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    metrics: list[dict]
+    validation: list[dict]
+    trajectories: list[dict]
+    events: list[dict]
+    settings: dict[str, str]
+    config_problem: str
+    versions: dict[str, str]
+    versions_problem: str
+
+    @property
+    def other_signal(self) -> bool:
+        """The turn rewards are not information gain alone."""
+        return any("credit/turn_reward/mean" in row for row in self.metrics)
+
+    @property
+    def reward_metric(self) -> str:
+        return "credit/turn_reward" if self.other_signal else "credit/gain"
+
+    @property
+    def reward_title(self) -> str:
+        return "Turn reward" if self.other_signal else "Information gain"
+
+    def series(self, name: str) -> Series:
+        return series(self.metrics, name)
+
+    def names(self, pattern: str) -> list[str]:
+        """Metric names that match the whole pattern, ordered by the number in its first group."""
+        seen = {name for row in self.metrics for name in row}
+        found = [match for name in seen if (match := re.fullmatch(pattern, name))]
+        return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+    def held_out(self) -> list[HeldOut]:
+        """One entry per data source and mode, greedy before sampled; of several ``mean@n`` the largest n."""
+        names: dict[tuple, dict[str, tuple[int, str]]] = {}
+        for name in {name for row in self.validation for name in row}:
+            if match := _HELD_OUT.fullmatch(name):
+                scores = names.setdefault((match["source"], match["mode"]), {})
+                scores[match["score"]] = max(scores.get(match["score"], (0, "")), (int(match["n"]), name))
+        found = []
+        for (source, mode), scores in sorted(names.items()):
+            em, ok = (
+                series(self.validation, scores[s][1]) if s in scores else Series()
+                for s in ("em", "format_ok")
+            )
+            if em:
+                questions = series(self.validation, f"val-aux/{source}-{mode}/questions")
+                found.append(HeldOut(source, mode, em, em.over(ok), questions))
+        return found
+
+    def event(self, kind: str) -> list[str]:
+        return [str(row.get("text", "")) for row in self.events if row.get("kind") == kind]
+
+
+def read_run(folder: Path) -> Run:
+    """Read every file of the run; a step written twice counts once, as last written."""
+    path = folder / METRICS
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: a report needs the folder of a run (its run_dir)")
+    metrics = _by_step(path)
+    if not metrics:
+        raise ValueError(f"{path} holds no complete line: the run has not finished its first step")
+    settings, problem = read_settings(folder / "config.yaml")
+    versions, versions_problem = _versions(folder)
+    return Run(
+        folder=folder,
+        metrics=metrics,
+        validation=_by_step(folder / VALIDATION),
+        trajectories=[_trajectory(row) for row in read_json_lines(folder / TRAJECTORIES)],
+        events=read_json_lines(folder / EVENTS),
+        settings=settings,
+        config_problem=problem,
+        versions=versions,
+        versions_problem=versions_problem,
+    )
+
+
+def _versions(folder: Path) -> tuple[dict[str, str], str]:
+    try:
+        found = read_versions(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{VERSIONS} is damaged ({' '.join(str(error).split())})"
+    return found or {}, "" if found else f"{VERSIONS} is {'missing' if found is None else 'empty'}"
+
+
+def read_settings(path: Path) -> tuple[dict[str, str], str]:
+    """The keys of ``SHOWN`` that the resolved configuration has, as written there, and what is wrong with the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.load(text, yaml.BaseLoader)  # every value stays text
+    except FileNotFoundError:
+        return {}, f"{path.name} is missing"
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        return {}, f"{path.name} is damaged ({' '.join(str(error).split())})"
+    lacking = [name for name in SECTIONS if not isinstance(tree, dict) or name not in tree]
+    problem = ""
+    if lacking:
+        problem = f"{path.name} is incomplete: it has no {', '.join(lacking)}"
+    elif not text.endswith("\n"):
+        problem = f"{path.name} is incomplete: its last line has no end"
+    found = {}
+    for name in SHOWN:
+        node = tree
+        for part in name.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node and isinstance(node, str):
+            found[name] = node
+    return found, problem
+
+
+def series(rows: list[dict], name: str) -> Series:
+    """The finite numbers under ``name``; null and missing are left out."""
+    pairs = [(row["step"], value) for row in rows if (value := number(row.get(name))) is not None]
+    return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
+
+
+def number(value: object) -> float | None:
+    """A finite number; None for everything else, text included."""
+    try:
+        found = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _trajectory(row: dict) -> dict:
+    """Numbers where the page needs numbers, lists where it needs lists; what is neither counts as not recorded."""
+    golds, place = row.get("golds"), row.get("place")
+    group = [
+        {"outcome": number(one.get("outcome")), "turns": _turns(one)} for one in _objects(row.get("group"))
+    ]
+    whole = {
+        "step": row.get("step") if type(row.get("step")) is int else None,
+        "question": str(row.get("question", "")),
+        "outcome": number(row.get("outcome")),
+        "golds": golds if isinstance(golds, list) else [golds] if isinstance(golds, str) else [],
+        "turns": _turns(row),
+        "group": [one for one in group if one["turns"]],
+        "place": place if type(place) is int else None,
+    }
+    return row | whole
+
+
+def _turns(row: dict) -> list[dict]:
+    names = ("advantage", "z", "clip_scale")
+    return [
+        turn
+        | {name: number(turn.get(name)) for name in names}
+        | {"reward": number(turn.get("turn_reward", turn.get("info_gain")))}
+        for turn in _objects(row.get("turns"))
+    ]
+
+
+def _objects(value: object) -> list[dict]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _by_step(path: Path) -> list[dict]:
+    rows: dict[int, dict] = {}
+    for row in read_json_lines(path):
+        step = row.get("step")
+        if type(step) is not int or not 0 <= step < 2**53:
+            raise ValueError(f"{path}: a line has step={step!r}, expected a step's number: {str(row)[:120]}")
+        rows[step] = row
+    return [rows[step] for step in sorted(rows)]

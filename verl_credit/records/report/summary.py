@@ -1,0 +1,114 @@
+"""How the run ended, and the rows of the table of first and last values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from verl_credit.records.report.numbers import (
+    duration,
+    interval,
+    percent,
+    plain,
+    points,
+    seconds,
+    seconds_change,
+    signed,
+)
+from verl_credit.records.report.run_data import Run, Series, number
+from verl_credit.records.run.events import END, START, Reason
+from verl_credit.records.run.turn_cuts import TURNS_CUT
+
+SAID = {
+    Reason.DONE: "Done",
+    Reason.TIME_LIMIT: "Ended at the time limit",
+    Reason.EVALUATION_OVERRUN: "An evaluation took longer than its limit",
+    Reason.FAULT: "Stopped by a fault",
+    Reason.FAILED: "Failed",
+    Reason.REFUSED: "The last start was refused",
+    Reason.INTERRUPTED: "Interrupted",
+    Reason.KILLED: "Killed",
+}
+ERRORS = (Reason.EVALUATION_OVERRUN, Reason.FAULT, Reason.FAILED, Reason.REFUSED, Reason.KILLED)
+
+
+class Ending(NamedTuple):
+    text: str
+    error: bool = False
+    command: str = ""
+
+
+def ending(run: Run) -> Ending:
+    """Of the last start that had something to do, with its command."""
+    start, last = None, None
+    for row in run.events:
+        if row.get("kind") == START:
+            start = row
+        elif row.get("kind") == END:
+            if str(row.get("reason")) in SAID:
+                last = (start or {}, row)
+            start = None
+    if start is not None:
+        text = "This run has no end yet: it goes on, or it was killed."
+        return Ending(text, command=str(start.get("command") or ""))
+    if last is None:
+        return Ending("events.jsonl does not say how this run ended.")
+    begin, end = last
+    planned, done = (number(end.get(name)) for name in ("planned_steps", "done_steps"))
+    text = f"{SAID[end['reason']]}: {done or 0:.0f}" + (f" of {planned:.0f}" if planned else "")
+    text += " training steps"
+    times = [number(row.get("time")) for row in (begin, end)]
+    if None not in times and end["reason"] != Reason.KILLED:  # nobody knows when
+        text += f", {duration(max(times[1] - times[0], 0.0))} since the start"
+    why = str(end.get("why") or "")
+    command = str(begin.get("command") or "")
+    return Ending(f"{text}: {why}" if why else f"{text}.", end["reason"] in ERRORS, command)
+
+
+def held_out_lines(run: Run) -> list[str]:
+    """The last evaluation of each source and mode: exact match with its interval, where the number of questions is known."""
+    lines = []
+    for entry in run.held_out():
+        step, em = entry.em.steps[-1], entry.em.values[-1]
+        counts = dict(zip(entry.questions.steps, entry.questions.values, strict=True))
+        if (count := int(counts.get(step, 0))) > 0 and 0.0 <= em <= 1.0:
+            low, high = interval(em, count)
+            lines.append(
+                f"Held-out exact match at step {step} ({entry.mode}, {entry.source}): {percent(em)} of {count} questions, "
+                f"95 % interval {percent(low)} to {percent(high)}"
+            )
+    return lines
+
+
+class Row(NamedTuple):
+    label: str
+    series: Series
+    value: Callable[[float], str]
+    change: Callable[[float], str]
+
+
+def held_out_rows(run: Run) -> list[Row]:
+    held_out = run.held_out()
+    several = len({entry.source for entry in held_out}) > 1
+    rows = []
+    for entry in held_out:
+        suffix = entry.mode + (f", {entry.source}" if several else "")
+        rows.append(Row(f"Exact match (EM), {suffix}", entry.em, percent, points))
+        rows.append(Row(f"EM of well-formatted answers, {suffix}", entry.em_well_formatted, percent, points))
+    return rows or [Row(f"Exact match (EM), {m}", Series(), percent, points) for m in ("greedy", "sampled")]
+
+
+def training_rows(run: Run) -> list[Row]:
+    return [
+        Row("Exact match (EM)", run.series("credit/outcome/em"), percent, points),
+        Row("Answers in format", run.series("credit/outcome/format_ok"), percent, points),
+        Row("Ended with an answer", run.series("credit/stop/answer"), percent, points),
+        Row("Turns cut at their token budget", run.series(TURNS_CUT), percent, points),
+        Row("Reward, mean", run.series("critic/score/mean"), plain, signed),
+        Row("Turns per trajectory", run.series("credit/turns_per_row"), plain, signed),
+        Row(f"{run.reward_title}, mean", run.series(f"{run.reward_metric}/mean"), signed, signed),
+        Row("Turns with one above 0", run.series(f"{run.reward_metric}/share_positive"), percent, points),
+        Row("Clipped tokens", run.series("actor/pg_clipfrac"), percent, points),
+        Row("Time per step", run.series("timing_s/step"), seconds, seconds_change),
+        Row("Time per step for the gain", run.series("credit/gain/seconds"), seconds, seconds_change),
+    ]

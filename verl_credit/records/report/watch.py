@@ -1,0 +1,70 @@
+"""A report that is written anew while its run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from verl_credit.records.report.write import write_report
+from verl_credit.records.run.events import END, START
+from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.lock import holder_is_gone
+
+EVERY_S = 5
+_READ = (METRICS, VALIDATION, TRAJECTORIES, EVENTS)
+
+
+def watch(
+    run_dir: Path, say: Callable[[str], None] = print, pause: Callable[[float], None] = time.sleep
+) -> Path | None:
+    """Write the report after every change, until the run has ended; the page then stops to reload itself. Returns it, None
+    where the run ended before its first step.
+
+    A run has ended when its last start has an end, or when its process is gone. Ctrl-C writes a page that does not reload,
+    and is raised again. Raises FileNotFoundError where there is no folder, ValueError for files that are damaged.
+    """
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist: a report needs the folder of a run (its run_dir)")
+    before, path = None, None
+    try:
+        while not ended(folder):
+            now = _state(folder)
+            if now != before and _has_steps(folder):
+                path = write_report(folder, refresh_s=EVERY_S)
+                say(str(path) if before is None else f"{path}: {_has_steps(folder)} steps")
+            elif before is None:
+                say(f"{folder}: waiting for the first step")
+            before = now
+            pause(EVERY_S)
+    except KeyboardInterrupt:
+        if path is not None:
+            write_report(folder)
+        raise
+    if not _has_steps(folder):
+        say(f"{folder}: the run has ended before its first step; there is nothing to report")
+        return None
+    path = write_report(folder)
+    say(f"{path}: the run has ended")
+    return path
+
+
+def ended(folder: Path) -> bool:
+    """The last start of the run has an end, or its process is gone. A run without a start waits for one."""
+    kinds = [row.get("kind") for row in read_json_lines(folder / EVENTS) if row.get("kind") in (START, END)]
+    if not kinds:
+        return _has_steps(folder) > 0  # of a version that wrote no events
+    return kinds[-1] == END or holder_is_gone(folder)
+
+
+def _has_steps(folder: Path) -> int:
+    return len(read_json_lines(folder / METRICS))
+
+
+def _state(folder: Path) -> list[tuple[int, int] | None]:
+    found = []
+    for name in _READ:
+        path = folder / name
+        found.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None)
+    return found

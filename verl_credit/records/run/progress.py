@@ -1,0 +1,111 @@
+"""The progress display: reads the run's files as they grow and prints a line per step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+from verl_credit.records.run import events
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, GrowingFile
+
+# Whole lines at once, also into a pipe or a file.
+say_at_once = partial(print, flush=True)
+
+
+class Progress:
+    """A thread of the launching process; ``with Progress(run_dir, total_steps): ...``"""
+
+    def __init__(
+        self, run_dir: Path, total_steps: int, *, write=say_at_once, interval_s: float = 0.5
+    ) -> None:
+        self.run_dir, self.total_steps, self.write, self.interval_s = (
+            Path(run_dir),
+            total_steps,
+            write,
+            interval_s,
+        )
+        self.start = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._files = {name: GrowingFile(self.run_dir / name) for name in (EVENTS, METRICS, VALIDATION)}
+        for file in self._files.values():
+            file.new_rows()  # what stands there before the run starts is not news
+        self._running_em: float | None = None
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show()
+
+    def say(self, text: str) -> None:
+        self.write(f"{clock(time.monotonic() - self.start)}  {text}")
+
+    def note(self, kind: str, text: str) -> None:
+        """Keep it among the run's events, and show those; for the launching process, before the display runs."""
+        events.record(self.run_dir, kind, text)
+        self._show()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            self._show()
+
+    def _show(self) -> None:
+        for row in self._files[EVENTS].new_rows():
+            self.say(row["text"])
+        for row in self._files[VALIDATION].new_rows():
+            self.say(evaluation_line(row))
+        for row in self._files[METRICS].new_rows():
+            em = row.get("credit/outcome/em")
+            if em is not None:  # exponential mean over about five steps
+                self._running_em = em if self._running_em is None else 0.8 * self._running_em + 0.2 * em
+            self.say(step_line(row, self.total_steps, self._running_em))
+
+
+class Throttled:
+    """A (share, text) callback that says at most one line every ``every_s`` seconds, and the last one."""
+
+    def __init__(self, say, name: str = "lab", *, every_s: float = 5.0) -> None:
+        self.say, self.name, self.every_s, self._last = say, name, every_s, float("-inf")
+
+    def __call__(self, share: float, text: str) -> None:
+        now = time.monotonic()
+        if share >= 1.0 or now - self._last >= self.every_s:
+            self._last = now
+            self.say(f"{self.name} {share:4.0%}  {text}")
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+def step_line(row: dict, total_steps: int, running_em: float | None) -> str:
+    """elapsed is printed before it; here: step, EM, turns, gain, seconds."""
+    parts = [f"step {row['step']:>3}/{total_steps}"]
+    if row.get("credit/outcome/em") is not None:
+        parts.append(f"EM {row['credit/outcome/em']:.3f} (running {running_em:.3f})")
+    for label, key, form in (
+        ("turns", "credit/turns_per_row", ".2f"),
+        ("gain", "credit/gain/mean", "+.4f"),
+        ("clipped", "actor/pg_clipfrac", ".3f"),
+        ("s/step", "timing_s/step", ".1f"),
+        ("of it gain", "credit/gain/seconds", ".1f"),
+    ):
+        if row.get(key) is not None:
+            parts.append(f"{label} {row[key]:{form}}")
+    return "  ".join(parts)
+
+
+def evaluation_line(row: dict) -> str:
+    """Held-out exact match by sampling mode."""
+    found = [f"{_mode(key)} {value:.3f}" for key, value in sorted(row.items()) if key.endswith("/em/mean@1")]
+    return f"held-out EM after step {row['step']}: " + ", ".join(found)
+
+
+def _mode(key: str) -> str:
+    return key.split("/")[1]

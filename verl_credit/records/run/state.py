@@ -1,0 +1,163 @@
+"""Plugin state beside verl's checkpoint, and whether a resume is exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from verl_credit.names import ASYNC_MODES
+from verl_credit.records.run.files import STATE, plain, write_text
+from verl_credit.redact import without_secrets
+
+VERSION = 1
+MODE = "trainer.v1.trainer_mode"
+
+# Old and new values that saved configurations name, so that older runs resume exactly.
+MOVED = {
+    "verl_credit.host.loss.TurnPolicyLossConfig": "verl_credit.host.actor.loss.TurnPolicyLossConfig",
+    "verl_credit.host.agent_manager.CreditAgentLoopManager": "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager",
+    "pkg://verl_credit.host.reward": "pkg://verl_credit.turns.reward.qa",
+    "verl_credit.host.external": "None",  # as actor_rollout_ref.model.external_lib, which is not needed
+}
+
+# Keys that do not change what a step computes.
+FREE = (
+    "run_dir",
+    "sample_trajectories",
+    "keep_token_tables",
+    "keep_rollouts",
+    "keep_checkpoints",
+    "poll_interval_s",
+    "max_hours",
+    "hardware.",
+    "plan.",
+    "evaluation.",
+    "faults.",
+    "lineage.",
+    "probe.",
+    "lab.dir",
+    "search.url",
+    "search.timeout_s",
+    "search.max_retries",
+    "search.breaker_",
+    "search.token_env",
+    "algorithm.turn_judge.",
+    "data.val_",
+    "ray_kwargs.",
+    "transfer_queue.",
+    "global_profiler.",
+    "trainer.total_",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_",
+    "trainer.logger",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.resume_",
+    "trainer.max_actor_ckpt_to_keep",
+    "actor_rollout_ref.actor.optim.total_training_steps",
+    "critic.",
+)
+
+
+def save_state(
+    folder: Path, config, step: int, metrics: dict, sepa: dict | None = None, planned: int | None = None
+) -> None:
+    """Write the state, before verl's tracker file, so that every valid checkpoint has it.
+
+    ``metrics``: of the step. verl saves before it evaluates and logs; a run killed in between would otherwise resume after a
+    step that no file contains. ``sepa``: state of the SEPA controller, if there is one. ``planned``: steps
+    of the whole run, as verl counts them.
+    """
+    state = {
+        "version": VERSION,
+        "step": step,
+        "config": deciding_keys(config),
+        "metrics": plain(metrics),
+        "sepa": sepa,
+        "planned": {"steps": planned, "epochs": config.trainer.total_epochs},
+    }
+    write_text(Path(folder) / STATE, json.dumps(state, indent=1))
+
+
+def planned_steps(folder: Path, config) -> int | None:
+    """Steps of the whole run from the state in checkpoint ``folder``, for a run that counts epochs.
+
+    None when the state lacks them, and when data or epochs have changed.
+    """
+    try:
+        state = json.loads((Path(folder) / STATE).read_text(encoding="utf-8"))
+        planned, before = state["planned"], state["config"]
+        steps, epochs = planned["steps"], planned["epochs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    then, now = (
+        {k: v for k, v in keys.items() if k.startswith("data.")} for keys in (before, deciding_keys(config))
+    )
+    return steps if epochs == config.trainer.total_epochs and then == now else None
+
+
+def describe_resume(config, step: int) -> tuple[str, dict, dict | None]:
+    """(``resume: exact ...`` or the reasons why not, the metrics saved with the step, SEPA's state).
+
+    Raises ValueError for a state of another version or step.
+    """
+    folder = Path(config.trainer.default_local_dir) / f"global_step_{step}"
+    if config.trainer.resume_mode == "resume_path":
+        folder = Path(config.trainer.resume_from_path)
+    path = folder / STATE
+    if not path.exists():
+        message = f"resume: from step {step}, not exact: {path} is missing (a checkpoint of stock verl?)"
+        return message, {}, None
+    state = json.loads(path.read_text(encoding="utf-8"))
+    if state.get("version") != VERSION or state.get("step") != step:
+        raise ValueError(
+            f"{path} says version {state.get('version')}, step {state.get('step')}; expected {VERSION}, {step}"
+        )
+    differences = _differences(state["config"], deciding_keys(config))
+    if not (folder / "data.pt").exists():
+        differences.append(f"{folder / 'data.pt'} is missing: data order starts again")
+    if (before := state["config"].get(MODE)) in ASYNC_MODES:
+        again = OmegaConf.select(config, MODE) in ASYNC_MODES
+        fate = (
+            "that were under way begin again, by newer weights" if again else "ahead of the step are left out"
+        )
+        differences.append(f"{MODE}={before}: rollouts {fate}")
+    if not differences:
+        return f"resume: exact, from step {step}", state["metrics"], state.get("sepa")
+    more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
+    shown = "; ".join(differences[:8]) + more
+    return f"resume: from step {step}, not exact: {shown}", state["metrics"], state.get("sepa")
+
+
+def deciding_keys(config) -> dict[str, str]:
+    """Every resolved key that can change what a step computes, as text; secrets are hidden."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, node) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), value)
+        elif not prefix.startswith(FREE):
+            flat[prefix] = str(without_secrets(prefix, node))
+
+    walk("", OmegaConf.to_container(config, resolve=True))
+    curriculum = config.algorithm.get("info_gain_curriculum") or {}
+    if any(ends[0] != ends[1] for ends in curriculum.values()):  # its weights depend on where the run ends
+        flat |= {
+            f"trainer.{key}": str(config.trainer[key]) for key in ("total_training_steps", "total_epochs")
+        }
+    return flat
+
+
+def _differences(before: dict, now: dict) -> list[str]:
+    before = {
+        key: str(without_secrets(key, MOVED.get(value, value)))
+        for key, value in before.items()
+        if not key.startswith(FREE)
+    }
+    keys = list(dict.fromkeys([*before, *now]))
+    return [f"{k} was {before.get(k)}, is {now.get(k)}" for k in keys if before.get(k) != now.get(k)]

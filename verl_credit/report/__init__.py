@@ -1,6 +1,0 @@
-"""The report of a run: one offline HTML page and the learning curves, made from the run's files alone."""
-
-from verl_credit.report.watch import watch
-from verl_credit.report.write import write_report, write_two
-
-__all__ = ["watch", "write_report", "write_two"]

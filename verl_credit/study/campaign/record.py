@@ -1,0 +1,154 @@
+"""What a campaign's folder records: the declared file, the configuration of every condition, and what was added later.
+
+A campaign may grow; what its runs were started for does not change under them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.errors import ConfigError
+from verl_credit.records.run.files import plain, write_text
+from verl_credit.redact import override_without_secrets
+from verl_credit.study.campaign.design import flat
+from verl_credit.study.campaign.file import Campaign, parse
+
+RECORD, CONDITION = "campaign.json", "condition.json"
+VERSION = 1
+FIXED = (
+    "name",
+    "hypothesis",
+    "expected_delta",
+    "engine",
+    "recipe",
+    "config_dir",
+    "overrides",
+    "baseline",
+    "metric",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    campaign: Campaign
+    added: list[dict]
+    """``time``, ``what`` was added, and how many runs had ``ended`` by then: who added after looking can be seen."""
+
+
+def read_record(folder: Path) -> Record:
+    """Errors: FileNotFoundError where no campaign was started; ConfigError for a record that cannot be read."""
+    path = folder / RECORD
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: `verl-credit campaign run FILE --dir {folder}` starts a campaign"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version, tree = content["version"], content["campaign"]
+        added = [row for row in content["added"] if isinstance(row, dict)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({type(error).__name__}: {error}); restore it or take another --dir"
+        ) from error
+    if version != VERSION:
+        raise ConfigError(f"{path}: version={version}; this verl_credit reads version {VERSION}")
+    return Record(parse(tree, str(path)), added)
+
+
+def keep_record(folder: Path, campaign: Campaign, configs: dict[str, DictConfig], ended: int) -> list[str]:
+    """Write the record, or compare it with the one that is there; returns what was added since.
+
+    Errors: ConfigError names what has changed: runs of the old and the new would be compared.
+    """
+    campaign = _without_secrets(campaign)
+    flats = {
+        name: json.loads(json.dumps(plain(flat(config)), default=str)) for name, config in configs.items()
+    }
+    added: list[dict] = []
+    news: list[str] = []
+    if (folder / RECORD).exists():
+        record = read_record(folder)
+        changed, news = _differences(record.campaign, campaign)
+        changed += [
+            line
+            for name in record.campaign.conditions
+            for line in _config_changes(folder, name, flats.get(name))
+        ]
+        if changed:
+            more = f" (and {len(changed) - 5} more)" if len(changed) > 5 else ""
+            raise ConfigError(
+                f"{folder} holds a campaign that was declared otherwise: {'; '.join(changed[:5])}{more}. Restore it, or "
+                "give the new one another --dir. Seeds, worlds, conditions, comparisons and factors can be added; budget "
+                "and stop can change"
+            )
+        added = record.added
+        if news:
+            added = [*added, {"time": time.time(), "what": "; ".join(news), "ended": ended}]
+    for name, keys in flats.items():
+        if not (path := folder / name / CONDITION).exists():
+            write_text(path, json.dumps(keys, indent=1))
+    content = {"version": VERSION, "campaign": campaign.model_dump(), "added": added}
+    write_text(folder / RECORD, json.dumps(content, indent=1))
+    return news
+
+
+def _differences(before: Campaign, now: Campaign) -> tuple[list[str], list[str]]:
+    """(what is refused, what was added)"""
+    refused = [
+        f"{key} was {getattr(before, key)!r:.200} and is {getattr(now, key)!r:.200}"
+        for key in FIXED
+        if getattr(before, key) != getattr(now, key)
+    ]
+    added = []
+    for name, overrides in before.conditions.items():
+        if name not in now.conditions:
+            refused.append(f"condition {name} is gone")
+        elif now.conditions[name] != overrides:
+            refused.append(f"condition {name} was {overrides} and is {now.conditions[name]}")
+    added += [f"condition {name}" for name in now.conditions if name not in before.conditions]
+    if (before.worlds is None) != (now.worlds is None):
+        refused.append(f"worlds was {before.worlds} and is {now.worlds}")
+    for key, old, new in (
+        ("seed", before.seeds, now.seeds),
+        ("world", before.worlds or [], now.worlds or []),
+    ):
+        refused += [f"{key} {value} is gone" for value in old if value not in new]
+        added += [f"{key} {value}" for value in new if value not in old]
+    old, new = ({frozenset(pair): pair for pair in one.pairs()} for one in (before, now))
+    refused += [f"comparison {a} against {b} is gone" for key, (a, b) in old.items() if key not in new]
+    added += [f"comparison {a} against {b}" for key, (a, b) in new.items() if key not in old]
+    levels = now.levels()
+    for factor, of in before.levels().items():
+        if {name: levels.get(factor, {}).get(name) for name in of} != of:
+            refused.append(f"factor {factor} has changed")
+    added += [f"factor {factor}" for factor in levels if factor not in before.levels()]
+    return refused, added
+
+
+def _config_changes(folder: Path, name: str, now: dict | None) -> list[str]:
+    """Keys that the recipe gives another value than it did. New keys are none: a later version has more of them."""
+    path = folder / name / CONDITION
+    if now is None or not path.exists():
+        return []
+    try:
+        before = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error}); restore it or take another --dir") from error
+    return [
+        f"condition {name}: {key} was {value!r:.80} and is {now.get(key)!r:.80}"
+        for key, value in before.items()
+        if now.get(key) != value
+    ]
+
+
+def _without_secrets(campaign: Campaign) -> Campaign:
+    def hide(overrides: list[str]) -> list[str]:
+        return [override_without_secrets(text) for text in overrides]
+
+    conditions = {name: hide(overrides) for name, overrides in campaign.conditions.items()}
+    return campaign.model_copy(update={"overrides": hide(campaign.overrides), "conditions": conditions})

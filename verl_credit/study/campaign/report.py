@@ -1,0 +1,109 @@
+"""The report of a campaign: campaign.html, one offline page, and two pictures; at any time, also while runs are missing."""
+
+from __future__ import annotations
+
+import base64
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+
+from verl_credit.records.report.curves import curves_png, panel_data_uri
+from verl_credit.records.report.numbers import duration
+from verl_credit.records.report.text import clean
+from verl_credit.records.report.write import REPORT
+from verl_credit.records.run.files import write_text
+from verl_credit.study.campaign.family import cannot_resolve
+from verl_credit.study.campaign.pictures import difference_format, differences_picture, panels, value_format
+from verl_credit.study.campaign.results import Results, results
+from verl_credit.study.campaign.state import RunState, State
+from verl_credit.study.campaign.statistics import Mean
+
+PAGE, CURVES, DIFFERENCES = "campaign.html", "campaign-curves.png", "campaign-differences.png"
+
+
+def write_campaign_report(folder: Path) -> Path:
+    """Write campaign.html, campaign-curves.png and campaign-differences.png into the campaign's folder; returns the page.
+
+    Each is replaced atomically. Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record.
+    """
+    found = results(Path(folder))
+    for name, content in (
+        (CURVES, curves_png(panels(found))),
+        (DIFFERENCES, differences_picture(found, "png")),
+    ):
+        partial = found.folder / f"{name}.partial"
+        partial.write_bytes(content)
+        partial.replace(found.folder / name)
+    write_text(found.folder / PAGE, page(found))
+    return found.folder / PAGE
+
+
+def page(found: Results) -> str:
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=ChoiceLoader([FileSystemLoader(here), PackageLoader("verl_credit.records.report", "")]),
+        autoescape=True,
+        finalize=clean,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"value": value_format(found), "difference": difference_format(found)}
+    picture = base64.b64encode(differences_picture(found, "svg")).decode("ascii")
+    return environment.get_template("campaign.html").render(
+        found=found,
+        campaign=found.campaign,
+        panels=panels(found),
+        picture=panel_data_uri,
+        differences=f"data:image/svg+xml;base64,{picture}",
+        interval=interval,
+        show=value_format(found),
+        show_difference=difference_format(found),
+        link=lambda one: link(one, found.folder),
+        state=standing(found),
+        notes=notes(found),
+        hours=lambda hours: duration(3600 * hours),
+        family=len(found.campaign.pairs()),
+    )
+
+
+def standing(found: Results) -> str:
+    """``3 of 18 runs are done``, and what the others are."""
+    counts = {
+        state: sum(one.state is state for one in found.states) for state in State if state is not State.DONE
+    }
+    others = [f"{number} {state}" for state, number in counts.items() if number]
+    said = f"{found.done} of {len(found.states)} runs are done" + (f"; {', '.join(others)}" if others else "")
+    budget = found.campaign.budget.hours
+    return f"{said}. {duration(3600 * found.hours)} of runs" + (f" of {budget:g} h." if budget else ".")
+
+
+def notes(found: Results) -> list[str]:
+    """What a reader has to know before any number."""
+    few = cannot_resolve(len(found.campaign.blocks()), len(found.campaign.pairs()))
+    lines = [f"{few}. More can be added (docs/campaigns.md)."] if few else []
+    for row in found.added:
+        when = time.strftime("%Y-%m-%d", time.gmtime(float(row.get("time", 0))))
+        lines.append(
+            f"Added on {when}, when {row.get('ended', '?')} runs had ended: {row.get('what', '?')}. If results were seen "
+            "before, p-values are too small: doubling the seeds after a look makes 5 % false findings about 8 %."
+        )
+    lost = [one for one in found.states if one.state in (State.FAILED, State.DAMAGED)]
+    if lost:
+        names = ", ".join(one.run.folder for one in lost)
+        lines.append(
+            f"Failed or damaged: {names}. Their pairs are left out, which favours a condition whose bad runs fail."
+        )
+    if not found.campaign.metric.held_out:
+        lines.append(f"{found.campaign.metric.name} is measured in training, not on held-out questions.")
+    return lines
+
+
+def interval(mean: Mean, show) -> str:
+    return mean.why if mean.low is None else f"{show(mean.low)} to {show(mean.high)}"
+
+
+def link(one: RunState, folder: Path) -> str | None:
+    """To the run's own report, from the campaign's page on; None where there is none."""
+    path = one.folder / REPORT
+    return quote(path.relative_to(folder).as_posix()) if path.exists() else None

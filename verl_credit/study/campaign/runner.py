@@ -1,0 +1,184 @@
+"""Runs a campaign to its end, or as far as its budget goes. What is done is told by the runs' own files, so that the same
+command goes on after any kill."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.recipe.compose import unchecked_config
+from verl_credit.recipe.world import same_world, world_of
+from verl_credit.records.run.lock import run_lock
+from verl_credit.study.campaign.child import Children, run_child, run_command
+from verl_credit.study.campaign.design import PlannedRun, composed, overrides_of, planned
+from verl_credit.study.campaign.family import cannot_resolve
+from verl_credit.study.campaign.file import Campaign, read_campaign
+from verl_credit.study.campaign.partial import drop_partial
+from verl_credit.study.campaign.record import RECORD, keep_record
+from verl_credit.study.campaign.state import RunState, State, state_of, states
+
+LOG = "output.log"  # of a run beside others; alone it prints to ours
+DEFAULT = Path("runs") / "campaigns"
+HELD = (State.DAMAGED, State.RUNNING)  # not ours to touch
+
+
+def run_campaign(
+    name: str,
+    folder: Path | None = None,
+    parallel: int = 1,
+    extra: Sequence[str] = (),
+    weigh: Callable[[list[DictConfig]], list[str]] = lambda configs: [],
+) -> tuple[ExitCode, Path]:
+    """Returns the exit code and the campaign's folder.
+
+    ``name``: a file or a shipped campaign; ``extra``: overrides for all runs; ``weigh``: says, of the configurations of all
+    runs of the trainer, which disk they would fill.
+
+    DONE when all declared runs are done or the budget is spent, FAILED when one failed or is damaged, INTERRUPTED for
+    Ctrl-C and SIGTERM. Errors: ConfigError and PreflightError, before the first run.
+    """
+    campaign, _ = read_campaign(name)
+    campaign = campaign.model_copy(update={"overrides": [*campaign.overrides, *extra]})
+    folder = (folder or DEFAULT / campaign.name).expanduser().resolve()
+    configs = composed(campaign, folder)
+    _refuse_parallel(parallel, configs)
+    with run_lock(folder, _say, "--dir"):
+        if not (folder / RECORD).exists() and (
+            others := [p.name for p in folder.iterdir() if p.name != "run.lock"]
+        ):
+            use = f"it holds {', '.join(sorted(others)[:3])}, and no campaign; give a new folder"
+            raise ConfigError(key="--dir", value=folder, accepted=use)
+        found = states(campaign, folder)
+        ended = sum(one.state is State.DONE for one in found)
+        news = keep_record(folder, campaign, configs, ended)
+        for line in [
+            *(f"added: {new}" for new in news),
+            *opening(campaign, found),
+            *(weigh(_of_all(configs, found)) if campaign.engine == "train" else ()),
+        ]:
+            _say(line)
+        return _run_all(
+            campaign, folder, parallel, world_of(next(iter(configs.values()))) is not None
+        ), folder
+
+
+def _of_all(configs: dict[str, DictConfig], found: Sequence[RunState]) -> list[DictConfig]:
+    """The configuration of every run, as far as its folder goes."""
+    every = []
+    for one in found:
+        config = configs[one.run.condition].copy()
+        config.run_dir = str(one.folder)
+        every.append(config)
+    return every
+
+
+def _refuse_parallel(parallel: int, configs: dict[str, DictConfig]) -> None:
+    if parallel < 1:
+        raise ConfigError(key="--parallel", value=parallel, accepted="expected a whole number of at least 1")
+    devices = {
+        name: config.trainer.device for name, config in configs.items() if config.trainer.device != "cpu"
+    }
+    if parallel > 1 and devices:
+        name, device = next(iter(devices.items()))
+        use = f"runs of condition {name} would share trainer.device={device}, and each would take all of it; use 1"
+        raise ConfigError(key="--parallel", value=parallel, accepted=use)
+
+
+def opening(campaign: Campaign, found: Sequence[RunState]) -> list[str]:
+    """What there is to do, and what it can show at best."""
+    done = sum(one.state is State.DONE for one in found)
+    lines = [
+        f"campaign {campaign.name}: {done} of {len(found)} runs done, {len(campaign.conditions)} conditions"
+    ]
+    note = cannot_resolve(len(campaign.blocks()), len(campaign.pairs()))
+    return [*lines, f"note: {note}"] if note else lines
+
+
+def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> ExitCode:
+    runs = {run.folder: run for run in planned(campaign)}
+    queue = [one.run for one in states(campaign, folder) if one.state is not State.DONE]
+    begun, failures, told = set(), 0, ""
+    if (
+        parallel > 1
+        and builds
+        and queue
+        and (code := _build_worlds(campaign, folder, queue)) is not ExitCode.DONE
+    ):
+        return code
+    with Children() as children:
+        while True:
+            while queue and len(children) < parallel and not children.stopped:
+                run = queue.pop(0)
+                now = state_of(run, folder / run.folder, campaign.metric)
+                if now.state in HELD:
+                    _say(f"{run.folder}: left alone: {now.state} {now.why}".rstrip())
+                    continue
+                if why := _spent(campaign, folder, now.state, begun, failures):
+                    told = why
+                    continue
+                _say(f"{run.folder}: run {list(runs).index(run.folder) + 1} of {len(runs)}")
+                if campaign.engine == "twin" and (dropped := drop_partial(folder / run.folder)):
+                    _say(f"{run.folder}: {dropped}")
+                overrides = overrides_of(campaign, run, folder)
+                log = folder / run.folder / LOG if parallel > 1 else None
+                command = run_command(campaign.engine, campaign.recipe, overrides, campaign.config_dir)
+                children.start(run.folder, command, log)
+                begun.add(run.folder)
+            if not len(children):
+                break
+            name, code = children.wait()
+            now = state_of(runs[name], folder / name, campaign.metric)
+            failures += now.state is not State.DONE and code != ExitCode.DONE and not children.stopped
+            _say(f"{name}: exit code {code}, {now.why or now.state}")
+    return _end(states(campaign, folder), children.stopped, told)
+
+
+def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
+    """One after the other, before runs that would build the same one side by side. Seeds share a world."""
+    one_seed = {(run.condition, run.world): run for run in queue}.values()
+    configs = (
+        unchecked_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
+        for run in one_seed
+    )
+    for config in {same_world(config): config for config in configs}.values():
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "config.yaml"
+            OmegaConf.save(config, file, resolve=True)
+            code = run_child([sys.executable, "-m", "verl_credit.recipe.build_world", str(file)])
+        if code != ExitCode.DONE:
+            return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.PREFLIGHT
+    return ExitCode.DONE
+
+
+def _spent(campaign: Campaign, folder: Path, state: State, begun: set[str], failures: int) -> str:
+    """Why a run in this state may not start; empty where it may. ``begun``: since this command was given."""
+    found, budget, most = states(campaign, folder), campaign.budget, campaign.stop.max_failures
+    if most is not None and failures >= most:
+        return f"stop.max_failures={most}: {failures} failed"
+    if budget.hours is not None and (hours := sum(one.hours for one in found)) >= budget.hours:
+        return f"budget.hours={budget.hours:g} is spent: {hours:.2f} hours"
+    ever = begun | {one.run.folder for one in found if one.state is not State.WAITING}
+    if budget.runs is not None and state is State.WAITING and len(ever) >= budget.runs:
+        return f"budget.runs={budget.runs} is spent"
+    return ""
+
+
+def _end(found: Sequence[RunState], stopped: bool, told: str) -> ExitCode:
+    if told:
+        _say(f"no further run starts: {told}")
+    count = {state: sum(one.state is state for one in found) for state in State}
+    _say(", ".join(f"{number} of {len(found)} {state}" for state, number in count.items() if number))
+    if stopped:
+        _say("interrupted; the same command goes on")
+        return ExitCode.INTERRUPTED
+    faulty = count[State.FAILED] or count[State.DAMAGED]
+    return ExitCode.DONE if not faulty and (told or count[State.DONE] == len(found)) else ExitCode.FAILED
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

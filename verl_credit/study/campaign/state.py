@@ -1,0 +1,145 @@
+"""What a run's folder says: how far it is, how long it took, and its number for the campaign."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from verl_credit.errors import did_you_mean
+from verl_credit.records.report.run_data import Series, number, series
+from verl_credit.records.run.events import END, START, Reason
+from verl_credit.records.run.files import (
+    EVENTS,
+    METRICS,
+    TRAJECTORIES,
+    VALIDATION,
+    DamagedFile,
+    read_json_lines,
+)
+from verl_credit.records.run.lock import LOCK
+from verl_credit.study.campaign.curve import NoArea, area
+from verl_credit.study.campaign.design import PlannedRun, planned
+from verl_credit.study.campaign.file import Campaign, Metric
+
+
+class State(StrEnum):
+    WAITING = "not started"
+    RUNNING = "running"
+    UNFINISHED = "unfinished"  # killed, interrupted, or at its time limit: it goes on from its checkpoint
+    FAILED = "failed"  # tried again by the next `campaign run`
+    DAMAGED = "damaged"  # a file cannot be read: left alone
+    DONE = "done"
+
+
+_STATES = {
+    Reason.DONE: State.DONE,
+    Reason.NOTHING_LEFT: State.DONE,
+    Reason.FAILED: State.FAILED,
+    Reason.EVALUATION_OVERRUN: State.FAILED,
+    Reason.FAULT: State.FAILED,
+    Reason.REFUSED: State.FAILED,
+}
+
+
+@dataclass(frozen=True)
+class RunState:
+    run: PlannedRun
+    folder: Path
+    state: State
+    why: str
+    """How the last start ended, in the run's own words."""
+    hours: float
+    curve: Series
+    value: float | None
+    """The area under the curve, of a run that is done."""
+    why_no_value: str
+
+
+def states(campaign: Campaign, folder: Path) -> list[RunState]:
+    """Of all declared runs, in the order in which they start."""
+    return [state_of(run, folder / run.folder, campaign.metric) for run in planned(campaign)]
+
+
+def state_of(run: PlannedRun, folder: Path, metric: Metric) -> RunState:
+    try:
+        events = read_json_lines(folder / EVENTS)
+        curve, why_no_curve = _curve(folder, metric)
+    except (DamagedFile, OSError) as error:
+        return RunState(run, folder, State.DAMAGED, str(error), 0.0, Series(), None, str(error))
+    state, why = _state(events, folder)
+    value, why_no_value = None, why or str(state)
+    if state is State.DONE:
+        try:
+            value, why_no_value = area(curve.steps, curve.values, *metric.window), ""
+        except NoArea as error:
+            why_no_value = why_no_curve or str(error)
+    return RunState(run, folder, state, why, _hours(events, folder), curve, value, why_no_value)
+
+
+def _state(events: list[dict], folder: Path) -> tuple[State, str]:
+    ends = [row for row in events if row.get("kind") == END]
+    done = [row for row in ends if _ended(row) is State.DONE]
+    if done:  # for good: what a later start found changes nothing
+        return State.DONE, str(done[0].get("text", ""))
+    marks = [row for row in events if row.get("kind") in (START, END)]
+    if not marks:
+        return State.WAITING, ""
+    if marks[-1]["kind"] == START:
+        return (State.RUNNING, "") if running(folder) else (State.UNFINISHED, "killed")
+    last = marks[-1]
+    return _ended(last), str(last.get("text", ""))
+
+
+def _ended(row: dict) -> State:
+    """What an ``end`` event says."""
+    reason = row.get("reason")
+    return _STATES.get(reason, State.UNFINISHED) if isinstance(reason, str) else State.UNFINISHED
+
+
+def running(folder: Path) -> bool:
+    """Is the process that wrote the run's lock still there? One that came later with the same number is another."""
+    path = folder / LOCK
+    try:
+        holder = json.loads(path.read_text())
+        started = psutil.Process(holder["pid"]).create_time()
+        return holder["host"] == socket.gethostname() and started <= path.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return False
+
+
+def _hours(events: list[dict], folder: Path) -> float:
+    """Of all starts together. When a killed start ended is not known: what it wrote last counts."""
+    seconds, begin, last = 0.0, None, 0.0
+    for row in events:
+        time = number(row.get("time"))
+        if time is None:
+            continue
+        if row.get("kind") == START:
+            begin = last = time
+        elif begin is not None and row.get("kind") == END:
+            seconds += max(0.0, (last if row.get("reason") == Reason.KILLED else time) - begin)
+            begin = None
+        else:
+            last = time
+    if begin is not None:
+        written = [
+            p.stat().st_mtime for n in (METRICS, VALIDATION, TRAJECTORIES) if (p := folder / n).exists()
+        ]
+        seconds += max(0.0, max([last, *written]) - begin)
+    return seconds / 3600
+
+
+def _curve(folder: Path, metric: Metric) -> tuple[Series, str]:
+    """The metric over steps; a step that was written twice counts once, as last written. And why it is empty."""
+    file = VALIDATION if metric.held_out else METRICS
+    rows = {row["step"]: row for row in read_json_lines(folder / file) if type(row.get("step")) is int}
+    found = series([rows[step] for step in sorted(rows)], metric.name)
+    names = sorted({name for row in rows.values() for name in row} - {"step"})
+    if found or not names:
+        return found, "" if found else f"{file} is missing or empty"
+    return found, f"{file} has no {metric.name}{did_you_mean(metric.name, names)}"

@@ -1,0 +1,115 @@
+"""Credit that no mode gives, beside which a mode's number can be read.
+
+    random            standard normal for every turn
+    constant          1 for every turn: without correlation or order
+    fewer turns       GRPO of the outcome less `PENALTY` per turn: good only because it asks for fewer turns
+    brought           1 where a search brings a needed article for the first time, else 0; less its mean over the prompt
+    Monte Carlo, M    A* by M continuations of each context alone: what that price buys
+    shuffled          A* by half of them, dealt anew to the turns of the prompt: what knowing the prompt is worth
+
+The last two are made from the first half of the continuations and compared with A* by the second half (``held_out``):
+with the reference that all continuations make they would share its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from verl_credit.records.report.again import TurnTables, credit_of_turns
+from verl_credit.study.fidelity.credit import Advantages, Credit, nested, per_turn
+from verl_credit.study.fidelity.scored import true_advantages
+from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.worlds.rollouts.rollout import Trajectory
+
+PENALTY = 0.1
+CONTINUATIONS = (4, 8)
+"""Of Monte Carlo, beside half of all."""
+GOLD = "gold_ids"
+"""Of the data set's ``extra_info``: the articles that the question needs."""
+Groups = Sequence[Sequence[Trajectory]]
+
+
+def controls(
+    tables: TurnTables, groups: Groups, values: Mapping[str, Value], data: Sequence[Mapping], seed: int = 0
+) -> list[Credit]:
+    """``data[question]``: the data set's row."""
+    drawn = np.random.default_rng(seed)
+    turns = sum(len(trajectory.steps) for group in groups for trajectory in group)
+    return [
+        _control("random", per_turn(groups, drawn.standard_normal(turns))),
+        _control("constant", per_turn(groups, np.ones(turns))),
+        fewer_turns(tables, [len(group) for group in groups]),
+        brought(groups, data),
+        *monte_carlo(groups, values, drawn),
+    ]
+
+
+def fewer_turns(tables: TurnTables, sizes: Sequence[int]) -> Credit:
+    penalised = replace(tables, outcome_B=tables.outcome_B - PENALTY * (tables.n_tool_turns_B + 1))
+    credit = credit_of_turns(penalised, "none", outcome_operator="grpo")
+    advantages = nested(credit.advantage_B_K1, tables.n_tool_turns_B, sizes)
+    return _control(f"none, {PENALTY:g} less per turn", advantages)
+
+
+def brought(groups: Groups, data: Sequence[Mapping]) -> Credit:
+    name = "brought a needed article"
+    found = first_brought(groups, data)
+    if found is None:
+        return Credit(name, None, f"the data set names no needed articles (extra_info.{GOLD})", "control")
+    credit = []
+    for of_prompt in found:
+        mean = float(np.mean([one for turns in of_prompt for one in turns]))
+        credit.append([[one - mean for one in turns] for turns in of_prompt])
+    return _control(name, credit)
+
+
+def first_brought(groups: Groups, data: Sequence[Mapping]) -> list[list[list[bool]]] | None:
+    """Does a turn bring a needed article, the first of its trajectory? None where the data set does not name them."""
+    credit = []
+    for group in groups:
+        needed = (data[group[0].steps[0].state.question].get("extra_info") or {}).get(GOLD)
+        if needed is None:
+            return None
+        credit.append([_first_brought(trajectory, set(needed)) for trajectory in group])
+    return credit
+
+
+def _first_brought(trajectory: Trajectory, missing: set[str]) -> list[bool]:
+    found = []
+    for step in trajectory.steps:
+        pages = {page for some in step.pages for page in some}
+        found.append(bool(missing & pages))
+        missing -= pages
+    return found
+
+
+def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Generator) -> list[Credit]:
+    """By 4, by 8 and by half of the continuations, and the last one shuffled."""
+    half = next(iter(values.values())).continuations // 2
+    made = {
+        f"Monte Carlo, {n}": (n, per_turn(groups, true_advantages(groups, part_of(values, slice(n)))))
+        for n in sorted({*CONTINUATIONS, half})
+    }
+    by_half = made[f"Monte Carlo, {half}"][1]
+    made[f"Monte Carlo, {half}, shuffled"] = half, _shuffled(groups, by_half, drawn)
+    found = []
+    for name, (n, credit) in made.items():
+        if n <= half:
+            found.append(_control(name, credit, held_out=True))
+        else:
+            reason = f"as many again are its reference; expected --continuations {2 * n} at least"
+            found.append(Credit(name, None, reason, "control", held_out=True))
+    return found
+
+
+def _shuffled(groups: Groups, credit: Advantages, drawn: np.random.Generator) -> Advantages:
+    """Within the prompt."""
+    flat = [[one for turns in group for one in turns] for group in credit]
+    return per_turn(groups, [one for group in flat for one in drawn.permutation(group)])
+
+
+def _control(name: str, advantages: Advantages, held_out: bool = False) -> Credit:
+    return Credit(name, advantages, kind="control", held_out=held_out)

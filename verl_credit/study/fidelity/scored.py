@@ -1,0 +1,127 @@
+"""The true advantage of every turn, from the values of the contexts around it.
+
+    A*_k  = V(s_{k+1}) - V(s_k)   for a tool turn: s_{k+1} has its tool's answer
+    A*_n  = r - V(s_n)            for the turn that ends the trajectory
+
+The lab's retrieval is deterministic, so a turn's state after its tool follows from the turn alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isnan
+
+from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.sampler import digest
+
+TURNS = "turns.jsonl"
+
+
+@dataclass(frozen=True)
+class ScoredTurn:
+    """A turn of a sampled trajectory with its true advantage; ``after`` is None for the turn that ends."""
+
+    prompt: int
+    trajectory: int
+    """Among the prompt's."""
+    turn: int
+    kind: str
+    """``tool`` or ``ending``."""
+    before: str
+    after: str | None
+    a_star: float
+    a_first: float
+    a_second: float
+    """By the halves of the continuations alone."""
+    se: float
+    variance_before: float
+    variance_after: float
+    """0 for the ending turn: its reward is known."""
+    gain: float | None
+    """Information gain by the project's own scorer; None for the ending turn."""
+    outcome: float
+    value: float | None = None
+    """V before the turn."""
+    gold_probability: float | None = None
+    """Of the gold answer before the turn, by that scorer."""
+    brought: bool | None = None
+    """A needed article, for the first time in its trajectory; None where the data set does not name them."""
+
+
+def score_turns(
+    groups: Sequence[Sequence[Trajectory]],
+    values: dict[str, Value],
+    gains: Sequence[Sequence[Sequence[float]]],
+    gold: Sequence[Sequence[Sequence[float]]] | None = None,
+    brought: Sequence[Sequence[Sequence[bool]]] | None = None,
+) -> list[ScoredTurn]:
+    """Every turn of every trajectory; ``groups[prompt][trajectory]``, and ``gains`` the same with a gain per tool turn,
+    ``gold`` with the gold answer's probability before each turn (NaN: not known), ``brought`` as `ScoredTurn` has it."""
+    scored = []
+    for prompt, group in enumerate(groups):
+        for number, trajectory in enumerate(group):
+            for turn, step in enumerate(trajectory.steps):
+                before = values[digest(step.state.ids)]
+                after = None if step.next is None else values[digest(step.next.ids)]
+                ends = (step.reward,) * 3 if after is None else (after.value, *after.halves)
+                star, first, second = (
+                    b - a for a, b in zip((before.value, *before.halves), ends, strict=True)
+                )
+                variance = 0.0 if after is None else after.variance
+                scored.append(
+                    ScoredTurn(
+                        prompt=prompt,
+                        trajectory=number,
+                        turn=turn,
+                        kind="ending" if after is None else "tool",
+                        before=before.context,
+                        after=None if after is None else after.context,
+                        a_star=star,
+                        a_first=first,
+                        a_second=second,
+                        se=(before.variance + variance) ** 0.5,
+                        variance_before=before.variance,
+                        variance_after=variance,
+                        gain=None if after is None else gains[prompt][number][turn],
+                        outcome=trajectory.reward,
+                        value=before.value,
+                        gold_probability=None if gold is None else known(gold[prompt][number][turn]),
+                        brought=None if brought is None else brought[prompt][number][turn],
+                    )
+                )
+    return scored
+
+
+def known(number: float) -> float | None:
+    return None if isnan(number) else number
+
+
+def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> list[ScoredTurn]:
+    """The same turns with A* and its errors by the second half of the continuations alone."""
+    half = next(iter(values.values())).continuations // 2
+    variance = {name: value.variance for name, value in part_of(values, slice(half, None)).items()}
+    found = []
+    for turn in turns:
+        before, after = variance[turn.before], 0.0 if turn.after is None else variance[turn.after]
+        found.append(
+            replace(
+                turn,
+                a_star=turn.a_second,
+                se=(before + after) ** 0.5,
+                variance_before=before,
+                variance_after=after,
+            )
+        )
+    return found
+
+
+def true_advantages(groups: Sequence[Sequence[Trajectory]], values: Mapping[str, Value]) -> list[float]:
+    """A* of every turn, in the order of `score_turns`."""
+    found = []
+    for trajectory in (trajectory for group in groups for trajectory in group):
+        v = [values[digest(step.state.ids)].value for step in trajectory.steps]
+        found += [after - before for before, after in pairwise([*v, trajectory.reward])]
+    return found

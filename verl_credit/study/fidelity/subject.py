@@ -1,0 +1,171 @@
+"""What is measured: a policy of the lab, its questions, its index, and the limits that it was trained with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow.parquet
+import torch
+from omegaconf import DictConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from verl_credit.errors import PreflightError, one_line
+from verl_credit.policy.packed import PackedPolicy
+from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.study.forward import PackedRows
+from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.scorers import Forward
+from verl_credit.worlds.lab.retrieval import LocalRetriever
+from verl_credit.worlds.rollouts.decoder import ModelDecoder
+from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
+from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
+from verl_credit.worlds.rollouts.sampler import TurnSampler
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``config``: the run's, or the recipe `lab` for a policy that no run made; ``step``: of the run, None for such one."""
+
+    name: str
+    config: DictConfig
+    model: PreTrainedModel
+    tokenizer: object
+    protocol: Protocol
+    prompts: list[State]
+    truths: list
+    questions: list[str]
+    data: list[dict]
+    """The questions' rows of the data set."""
+    step: int | None = None
+    engine = "sampler"
+
+    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
+        return roll(self.sampler(), self.protocol, starts)
+
+    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
+        return turn_batch([row for group in groups for row in group], self.truths, self.data)
+
+    @contextmanager
+    def forward(self) -> Iterator[Forward]:
+        policy = PackedPolicy(self.model)
+        with policy.packing():
+            yield PackedRows(policy)
+
+    def about(self) -> dict:
+        return {
+            "policy": fingerprint(self.model),
+            "limits": asdict(self.protocol.limits),
+            "topk": int(self.config.search.topk),
+        }
+
+    def sampler(self, **options) -> TurnSampler:
+        """Of the policy's turns, as the rollout server stops them."""
+        of_model = self.model.generation_config.eos_token_id
+        stop = {*(of_model if isinstance(of_model, list) else [of_model]), self.tokenizer.eos_token_id} - {
+            None
+        }
+        decoder = ModelDecoder(self.model, self.tokenizer.pad_token_id)
+        return TurnSampler(decoder, sorted(stop), drawable=len(self.tokenizer), **options)
+
+
+def make_subject(
+    name: str,
+    config: DictConfig,
+    model: PreTrainedModel,
+    tokenizer,
+    *,
+    questions: Path,
+    lab: Path,
+    prompts: int | None,
+    step: int | None = None,
+) -> Subject:
+    """The first ``prompts`` rows of the parquet file ``questions`` (None: all), the encoder of ``lab``, and its index or
+    ``lab.index``. Raises PreflightError where a file is missing or has fewer rows."""
+    for part in (questions, lab / "encoder", lab / "index"):
+        if not part.exists():
+            raise PreflightError(
+                f"{part} does not exist; expected a lab in {lab} (verl-credit lab --dir {lab})"
+            )
+    rows = pyarrow.parquet.read_table(questions).to_pylist()
+    if prompts is not None and not 1 <= prompts <= len(rows):
+        raise PreflightError(f"--prompts {prompts}: {questions} has {len(rows)}; expected 1 to {len(rows)}")
+    rows = rows[:prompts]
+    if config.search.shuffle_seed is not None:
+        raise PreflightError(f"search.shuffle_seed={config.search.shuffle_seed}: expected null")
+    index = Path(config.lab.index) if config.lab.index else lab / "index"
+    retriever, asked = (
+        LocalRetriever(lab / "encoder", index, k=config.search.topk),
+        config.search.index_fingerprint,
+    )
+    if asked is not None and asked != retriever.fingerprint:
+        raise PreflightError(
+            f"{index} has the fingerprint {retriever.fingerprint}, and the run searched {asked} "
+            "(search.index_fingerprint): expected its index (--lab, if it was moved)"
+        )
+    limits = Limits(
+        max_searches=config.search.max_searches,
+        max_parallel_calls=config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls,
+        max_new_tokens=config.search.max_new_tokens,
+        max_page_chars=config.search.max_page_chars,
+        max_response_length=config.data.max_response_length,
+    )
+    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    protocol = Protocol(tokenizer, retriever.search, limits, truths)
+    return Subject(
+        name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
+        [row["prompt"][-1]["content"] for row in rows], rows, step,
+    )  # fmt: skip
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Of its weights."""
+    digest = hashlib.blake2b(digest_size=12)
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:
+    """The state before the first turn of each prompt, as the chat template renders it."""
+    states = []
+    for question, messages in enumerate(prompts):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        states.append(State(question, len(ids), ids))
+    return states
+
+
+def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
+    """A policy in Hugging Face format, float32. Raises PreflightError for a folder without one."""
+    transformers_logging.disable_progress_bar()  # small models are loaded in no time
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
+        )
+        return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"{folder}: no policy in Hugging Face format ({one_line(str(error))[:200]})"
+        ) from error
+
+
+def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, object]:
+    """The policy of ``global_step_N`` of a run, float32: verl's shards, or the twin's weights in Hugging Face format.
+
+    Raises ConfigError as `read_checkpoint`.
+    """
+    transformers_logging.disable_progress_bar()
+    whole = Path(folder) / "actor" / "huggingface"
+    if (whole / "model.safetensors").is_file():
+        return load_policy(whole)
+    saved = read_checkpoint(folder, optimizer=False)
+    model = build_model(folder, {**saved.parameters, **saved.buffers}, torch.float32, "cpu")
+    model.set_attn_implementation("sdpa")
+    return model, AutoTokenizer.from_pretrained(whole, local_files_only=True)

@@ -1,0 +1,91 @@
+"""What turn modes read of sampled groups: outcomes, information gain of every tool turn, states before turns, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.credit.outcome import OUTCOME_OPERATORS
+from verl_credit.credit.turn.turns import turn_table
+from verl_credit.names import ADV_ESTIMATOR
+from verl_credit.records.report.again import TurnTables
+from verl_credit.turns.anchors import anchor_table
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.gains import gains_of, plan_gains, score_answers
+from verl_credit.turns.signals import StepRows
+from verl_credit.worlds.rollouts.rollout import Trajectory
+
+
+def rows_settings(settings: CreditSettings) -> CreditSettings:
+    """The same in a step that measures gains, and by rows: by the policy's ordinary forward."""
+    changes = {"info_gain_scorer": "rows", "info_gain_every": 1, "info_gain_warmup_steps": 0}
+    return replace(settings, algorithm=settings.algorithm.model_copy(update=changes))
+
+
+def gain_settings(settings: CreditSettings) -> CreditSettings:
+    """The same, with gains measured whatever the mode reads."""
+    settings = rows_settings(settings)
+    mode = settings.algorithm.info_gain_norm_mode
+    changes = {
+        "adv_estimator": ADV_ESTIMATOR,
+        "info_gain_norm_mode": mode if settings.scores_gain else "turn-group-v1d",
+        "turn_signal": "info_gain",
+        "turn_signals": None,
+        "algorithm_mode": None,
+    }
+    return replace(settings, algorithm=settings.algorithm.model_copy(update=changes))
+
+
+def outcomes_of(groups: Sequence[Sequence[Trajectory]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(outcome_B, group_B), rows in the order of the groups."""
+    outcome_B = torch.tensor([t.reward for group in groups for t in group], dtype=torch.float64)
+    return outcome_B, torch.tensor([prompt for prompt, group in enumerate(groups) for _ in group])
+
+
+def tables_of(
+    batch: TurnBatch, groups: Sequence[Sequence[Trajectory]], settings: CreditSettings, forward, tokenizer
+) -> tuple[TurnTables, torch.Tensor]:
+    """What turn modes read of the groups: outcomes, gains, states before turns, lengths. And gold_B_K1: the gold answer's
+    probability before every turn, whose differences are the gains of ``prob_diff``; NaN where it was not asked for."""
+    plan = plan_gains(batch, gain_settings(settings), tokenizer)
+    score_B_K1, asked_B_K1 = score_answers(plan, forward)
+    gain_B_K, has_gain_B_K = gains_of(plan, score_B_K1, asked_B_K1, {})
+    outcome_B, group_B = outcomes_of(groups)
+    rows = StepRows(batch, tokenizer.decode, outcome_B, group_B, gain_B_K, has_gain_B_K)
+    table = turn_table(batch.turn_ids_B_T, batch.turn_ids_B_T >= 0)
+    a = settings.algorithm
+    shape = len(outcome_B), gain_B_K.shape[1] + 1
+    tables = TurnTables(
+        pipeline={
+            "mode": a.info_gain_norm_mode,
+            "signals": {"info_gain": 1.0},
+            # One of the user's is in the credit of the run alone (`run_credit`).
+            "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
+            "tied_groups": a.tied_groups,
+            "shared": {
+                "gamma": a.gamma,
+                "alpha": a.adv_rescale_alpha,
+                "clip_beta": settings.clip_beta,
+                "norm_by_std": a.norm_adv_by_std_in_grpo,
+                "gain_scale": 1.0,
+                "outcome_scale": 1.0,
+            },
+            "turn_params": dict(a.turn_params),
+        },
+        rows=list(range(len(outcome_B))),
+        uids=[str(group) for group in group_B.tolist()],
+        outcome_B=outcome_B,
+        reward_B_K=gain_B_K.double(),
+        has_reward_B_K=has_gain_B_K,
+        group_B=group_B,
+        valid_B=batch.row_valid_B,
+        n_tool_turns_B=table.n_tool_turns_B,
+        tokens_B_K1=table.n_tokens_B_K1,
+        anchor_B_K1=anchor_table(settings, rows),
+        advantage_B_K1=torch.zeros(shape),  # no run gave any
+        clip_scale_B_K1=torch.ones(shape),
+    )
+    return tables, score_B_K1.exp().masked_fill(~asked_B_K1, torch.nan)

@@ -1,0 +1,300 @@
+"""A whole probe: the update's direction, the prediction, the change itself, and how the estimators compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from scipy.stats import t as student_t
+from torch import nn
+
+from verl_credit.study.probe.distribution import FEATURES, Sampling
+from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient
+from verl_credit.study.probe.objective import credit_weights, outcome_weights
+from verl_credit.study.probe.policy import (
+    ModelPolicy,
+    Parameters,
+    Tokens,
+    along,
+    dot,
+    gradient,
+    moved,
+    norm,
+    observe,
+    observe_features,
+)
+from verl_credit.study.probe.prediction import predict, u_statistic
+from verl_credit.study.probe.returns import places
+from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.settings import (
+    ESTIMANDS,
+    PER_SEQUENCE_MEAN,
+    BaselineSettings,
+    EstimatorSettings,
+    ProbeSettings,
+)
+from verl_credit.study.probe.truth import entropy_change, log_log_slope
+from verl_credit.study.probe.update import OptimizerState, adamw_step, diagonal_step
+
+DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
+Say = Callable[[float, str], None]
+"""(share that is done, what is being done)"""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the run's own configuration says of its update. ``tokens``: the longest response that it allows."""
+
+    loss_agg_mode: str
+    loss_scale_factor: float | None
+    max_grad_norm: float | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Everything that one probe reads. E and U must not share a prompt: ValueError."""
+
+    model: nn.Module
+    e: Rollouts
+    u: Rollouts
+    sampling: Sampling
+    optimizer: OptimizerState
+    objective: Objective
+    settings: ProbeSettings
+    say: Say = lambda share, text: None
+
+    def __post_init__(self) -> None:
+        shared = set(self.e.group_B.tolist()) & set(self.u.group_B.tolist())
+        if shared:
+            raise ValueError(
+                f"E and U share {len(shared)} prompts, for example prompt {min(shared)}: a rollout that makes the update "
+                "must not measure it"
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        return self.settings.runtime.micro_batch
+
+    @property
+    def lr(self) -> float:
+        return self.settings.update.lr or self.optimizer.lr
+
+    def measure(self) -> dict[str, Any]:
+        """The probe's result, as JSON holds it. docs/probe.md explains every entry."""
+        e_policy = ModelPolicy(self.model, self.e, self.sampling)
+        # The loss of the update divides logits by the temperature, and knows no nucleus.
+        u_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
+        y_gradient, direction = self._direction(u_policy)
+        seen = self._observe(e_policy, "X: log-probs and entropies")
+        features = self._features(e_policy)
+        x = self._gradient_of(seen, features, self.settings.estimator)
+        tick = self._tick("δH₁: derivatives along the update", len(self.e))
+        derivative = along(e_policy, direction, len(self.e), self.micro_batch, tick)
+        prediction = predict(x, derivative)
+        x_dot, norms = self._by_gradients(e_policy, x, direction)
+        norms |= {"y_gradient": norm(y_gradient), "y_step": norm(direction)}
+        value, se = prediction.at(self.lr)
+        truth = [self._truth(e_policy, seen, direction, prediction, at) for at in self.settings.truth.etas]
+        changes = [row["change"] for row in truth]
+        return {
+            "settings": self.settings.model_dump(),
+            "in_use": self.settings.banner(),
+            "unbiased": self.settings.unbiased,
+            "unit": ESTIMANDS[self.settings.estimator.estimand],
+            "sampling": asdict(self.sampling),
+            "e": _size(self.e),
+            "u": _size(self.u),
+            "lr": self.lr,
+            "entropy": prediction.entropy,
+            "delta_h1": {
+                "value": value,
+                "se": se,
+                "conditional_se": self.lr * prediction.conditional_se,
+                "interval_95": [value - self._quantile * se, value + self._quantile * se],
+                "by_dot_product": self.lr * x_dot,
+            },
+            "norms": norms,
+            "derivative_check": self._derivative_check(e_policy, derivative, direction),
+            "truth": truth,
+            "log_log_slope": log_log_slope([row["eta"] for row in truth], changes) if all(changes) else None,
+            "estimators": list(self._estimators(seen, features, derivative)),
+            "u_statistic": self._u_statistic() if self.settings.update.step == "diagonal" else None,
+        }
+
+    def _tick(self, text: str, total: int) -> Callable[[int], None]:
+        """Counts what is done of a stage, and says so."""
+        done = 0
+
+        def tick(more: int) -> None:
+            nonlocal done
+            done += more
+            self.say(done / total, text)
+
+        self.say(0.0, text)
+        return tick
+
+    def _observe(self, policy: ModelPolicy, text: str, parameters: Parameters | None = None) -> Tokens:
+        tick = self._tick(text, len(self.e))
+        return observe(policy, len(self.e), self.micro_batch, parameters, tick)
+
+    @property
+    def _quantile(self) -> float:
+        """Of Student's t: the jackknife has as many degrees of freedom as prompts, but one. nan for a single prompt."""
+        return float(student_t.ppf(0.975, len(self.e.prompts) - 1))
+
+    # --- Y -----------------------------------------------------------------------------------------------------------
+
+    def _weights(self, u: Rollouts) -> torch.Tensor:
+        if self.settings.update.objective == "outcome":
+            return outcome_weights(u, self.objective.tokens)
+        o = self.objective
+        return credit_weights(u, o.loss_agg_mode, o.loss_scale_factor, o.tokens)
+
+    def _direction(self, policy: ModelPolicy) -> tuple[Parameters, Parameters]:
+        """(gradient of the loss, δθ per unit of learning rate)."""
+        weight_B_T = self._weights(self.u)
+        if not weight_B_T.any():
+            raise ValueError(
+                f"update.objective={self.settings.update.objective}: every advantage in U is 0 (all rollouts of each prompt "
+                "have the same reward), so there is no update to probe; take more prompts (batch_config.B_U)"
+            )
+        tick = self._tick("Y: the gradient of the loss", len(self.u))
+        found = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
+        if self.settings.update.step == "diagonal":
+            return found, diagonal_step(found, self.optimizer)
+        return found, adamw_step(
+            policy.parameters, found, self.optimizer, max_grad_norm=self.objective.max_grad_norm
+        )
+
+    # --- X -----------------------------------------------------------------------------------------------------------
+
+    def _features(self, policy: ModelPolicy) -> torch.Tensor:
+        """[B, T, 7]: the state's features and its place, as a share of what the run allows (never of its own length)."""
+        state_B_T_F = observe_features(policy, len(self.e), self.micro_batch)
+        place_B_T_1 = (places(self.e.written_B_T).double() / self.objective.tokens)[..., None]
+        found = torch.cat([state_B_T_F, place_B_T_1], -1)
+        assert found.shape[-1] == len(FEATURES)
+        return found
+
+    def _gradient_of(self, seen: Tokens, features, estimator: EstimatorSettings) -> EntropyGradient:
+        pathwise = self.settings.generation.rb_requires_grad
+        return entropy_gradient(
+            seen, self.e.written_B_T, self.e.group_B, estimator, features, pathwise=pathwise
+        )
+
+    def _by_gradients(self, policy, x: EntropyGradient, direction) -> tuple[float, dict[str, float]]:
+        """X · v by reverse mode, and the norms of X and of its two terms."""
+        tick = self._tick("X by reverse mode: its two terms", 2 * len(self.e))
+        combined = x.combined()
+        nothing_B_T = torch.zeros_like(combined.score_B_T)
+        score = gradient(policy, combined.score_B_T, nothing_B_T, self.micro_batch, tick=tick)
+        path = gradient(policy, nothing_B_T, combined.path_B_T, self.micro_batch, tick=tick)
+        total = {name: score[name] + path[name] for name in score}
+        norms = {"x": norm(total), "x_score": norm(score), "x_pathwise": norm(path)}
+        return dot(total, direction), norms
+
+    def _estimators(self, seen: Tokens, features, derivative: Tokens) -> Iterator[dict[str, Any]]:
+        """Every estimator and baseline on the same rollouts and the same derivatives."""
+        unit = self.settings.estimator.estimand
+        choices = [
+            *(
+                [EstimatorSettings(x_estimator_mode="naive", estimand=unit)]
+                if unit != PER_SEQUENCE_MEAN
+                else []
+            ),
+            *(
+                EstimatorSettings(estimand=unit, baseline=BaselineSettings(mode=mode, fit=fit))
+                for mode, fit in (
+                    ("none", "leave_one_out"),
+                    ("constant", "leave_one_out"),
+                    ("residual_mu", "leave_one_out"),
+                    ("residual_mu", "previous"),
+                    ("regression", "leave_one_out"),
+                )
+            ),
+        ]
+        for choice in choices:
+            x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, choice, features)
+            found = predict(x, derivative)
+            rb = choice.x_estimator_mode == "rb_residual"
+            yield {
+                "x_estimator_mode": choice.x_estimator_mode,
+                "baseline": choice.baseline.mode if rb else None,
+                "fit": choice.baseline.fit
+                if choice.baseline.mode in ("constant", "residual_mu") and rb
+                else None,
+                "delta_h1": self.lr * found.slope,
+                "se": self.lr * found.jackknife_se,
+                "conditional_se": self.lr * found.conditional_se,
+                "score_weight_variance": x.residual_variance,
+            }
+
+    # --- the change itself -------------------------------------------------------------------------------------------
+
+    def _truth(self, policy, seen: Tokens, direction, prediction, at: float) -> dict[str, float]:
+        eta = at * self.lr
+        there = moved(policy.parameters, direction, eta)
+        after = self._observe(policy, f"ΔH at {at:g} times the learning rate", there)
+        estimand = self.settings.estimator.estimand
+        change = entropy_change(seen, after, self.e.written_B_T, self.e.group_B, estimand)
+        predicted, se = prediction.at(eta)
+        return {"eta": eta, **asdict(change), "predicted": predicted, "predicted_se": se}
+
+    def _derivative_check(self, policy, derivative: Tokens, direction) -> float:
+        """Relative distance of the derivatives from central differences, over the first micro-batch."""
+        rows = min(self.micro_batch, len(self.e))
+        h = DIFFERENCE * self.lr
+        up, down = (
+            observe(policy, rows, rows, moved(policy.parameters, direction, step)) for step in (h, -h)
+        )
+        off = size = 0.0
+        for name in ("log_prob_B_T", "entropy_B_T"):
+            exact = getattr(derivative, name)[:rows]
+            off += float(((getattr(up, name) - getattr(down, name)) / (2 * h) - exact).square().sum())
+            size += float(exact.square().sum())
+        return (off / size) ** 0.5 if size else 0.0
+
+    def _u_statistic(self) -> dict[str, float]:
+        """δH₁ from U alone, which then makes the update and measures it, without products of a prompt with itself."""
+        policy = ModelPolicy(self.model, self.u, self.sampling)
+        y_policy = ModelPolicy(self.model, self.u, Sampling(self.sampling.temperature))
+        seen = observe(policy, len(self.u), self.micro_batch)
+        estimator = self.settings.estimator
+        if estimator.x_estimator_mode == "rb_residual" and estimator.baseline.mode == "regression":
+            estimator = estimator.model_copy(update={"baseline": BaselineSettings()})
+        x = entropy_gradient(
+            seen,
+            self.u.written_B_T,
+            self.u.group_B,
+            estimator,
+            pathwise=self.settings.generation.rb_requires_grad,
+        ).combined()
+        weight_B_T, nothing_B_T = self._weights(self.u), torch.zeros_like(x.score_B_T)
+        P = len(self.u.prompts)
+        tick = self._tick("U-statistic: gradients of U's prompts one by one", P)
+        mean_x = gradient(policy, x.score_B_T, x.path_B_T, self.micro_batch)
+        mean_y = diagonal_step(gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch), self.optimizer)
+        along_mean = x.along(along(policy, mean_y, len(self.u), self.micro_batch))
+        x_dot_mean_y, mean_x_dot_y, own = [], [], []
+        for group in self.u.prompts:
+            rows = (self.u.group_B == group).nonzero().flatten().tolist()
+            y = diagonal_step(
+                gradient(y_policy, weight_B_T, nothing_B_T, self.micro_batch, rows), self.optimizer
+            )
+            of_group = gradient(policy, x.score_B_T, x.path_B_T, self.micro_batch, rows)
+            x_dot_mean_y.append(P * float(along_mean[rows].sum()))
+            mean_x_dot_y.append(P * dot(mean_x, y))
+            own.append(P * P * dot(of_group, y))
+            tick(1)
+        found = u_statistic(
+            *(torch.tensor(v, dtype=torch.float64) for v in (x_dot_mean_y, mean_x_dot_y, own))
+        )
+        return {name: self.lr * value for name, value in asdict(found).items()}
+
+
+def _size(rollouts: Rollouts) -> dict[str, int]:
+    tokens = int(rollouts.written_B_T.sum())
+    return {"prompts": len(rollouts.prompts), "rollouts": len(rollouts), "tokens": tokens}

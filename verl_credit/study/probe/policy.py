@@ -1,0 +1,182 @@
+"""A policy on given rollouts: log-probs and entropies as functions of the parameters, and their derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
+from verl_credit.study.probe.precision import KeepDouble
+from verl_credit.study.probe.rollouts import Rollouts
+
+Parameters = dict[str, torch.Tensor]
+
+
+class Policy(Protocol):
+    """What the estimators need: parameters by name, and log q and H of every token that the policy wrote."""
+
+    parameters: Parameters
+
+    def tokens(self, parameters: Parameters, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_prob_b_T, entropy_b_T) of these rows, float64, 0 where the policy wrote nothing."""
+
+    def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:
+        """[b, T, 6] state features, 0 where the policy wrote nothing."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """log q(y_j | s_j) and H_j per token, [B, T]; or their derivatives along a direction."""
+
+    log_prob_B_T: torch.Tensor
+    entropy_B_T: torch.Tensor
+
+
+class ModelPolicy:
+    """A causal language model on ``rollouts``. Rows are padded on the right, where causal attention cannot see them.
+
+    At other parameters the nucleus stays that of the model's own, which sampled the rollouts: one more forward.
+    """
+
+    def __init__(self, model: nn.Module, rollouts: Rollouts, sampling: Sampling):
+        self._model, self._rollouts, self._sampling = model, rollouts, sampling
+        self.parameters: Parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def _logits(self, parameters: Parameters, rows: list[int]):
+        """Logits [N, V] before every written token of the rows, those tokens, and their places (row, column)."""
+        r, a_parameter = self._rollouts, next(iter(parameters.values()))
+        device = a_parameter.device
+        ids = [torch.cat([r.prompt_ids[row], r.response_ids[row]]) for row in rows]
+        ids_b_L = nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+        place_N, column_N = r.written_B_T[rows].nonzero(as_tuple=True)
+        prompt_b = torch.tensor([len(r.prompt_ids[row]) for row in rows])
+        at_N = prompt_b[place_N] + column_N
+        with KeepDouble() if a_parameter.dtype == torch.float64 else nullcontext():
+            output = functional_call(self._model, parameters, (), {"input_ids": ids_b_L, "use_cache": False})
+        where = place_N.to(device), at_N.to(device)
+        return (
+            output.logits[where[0], where[1] - 1],
+            ids_b_L[where],
+            (place_N.to(device), column_N.to(device)),
+        )
+
+    def tokens(self, parameters: Parameters, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_N_V, token_N, where = self._logits(parameters, rows)
+        shape = len(rows), self._rollouts.written_B_T.shape[1]
+        sampled_N_V = None
+        if self._sampling.top_p < 1 and parameters is not self.parameters:
+            with torch.no_grad():
+                sampled_N_V = self._logits(self.parameters, rows)[0]
+        found = log_prob_and_entropy(logits_N_V, token_N, self._sampling, sampled_N_V)
+        return tuple(value.new_zeros(shape).index_put(where, value) for value in found)
+
+    def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:
+        logits_N_V, _, where = self._logits(parameters, rows)
+        value_N_F = state_features(logits_N_V, self._sampling)
+        return value_N_F.new_zeros(
+            len(rows), self._rollouts.written_B_T.shape[1], value_N_F.shape[1]
+        ).index_put(where, value_N_F)
+
+
+@torch.no_grad()
+def observe(
+    policy: Policy,
+    rows: int,
+    micro_batch: int,
+    parameters: Parameters | None = None,
+    tick: Callable | None = None,
+) -> Tokens:
+    """Log-probs and entropies of all rows, without gradient, at ``parameters`` (default: the policy's own)."""
+    at = policy.parameters if parameters is None else parameters
+    return _joined((policy.tokens(at, part) for part in parts(rows, micro_batch)), tick)
+
+
+@torch.no_grad()
+def observe_features(policy: Policy, rows: int, micro_batch: int) -> torch.Tensor:
+    return torch.cat([policy.features(policy.parameters, part).cpu() for part in parts(rows, micro_batch)])
+
+
+def along(
+    policy: Policy, direction: Parameters, rows: int, micro_batch: int, tick: Callable | None = None
+) -> Tokens:
+    """d/dη of every log-prob and entropy at θ + η·direction, by forward-mode differentiation: one pass for all rows.
+
+    Every estimator is a weighted sum of these numbers, so one pass serves all baselines and all estimands. Parameters that
+    ``direction`` lacks do not move.
+    """
+    moving = {name: policy.parameters[name] for name in direction}
+    fixed = {name: p for name, p in policy.parameters.items() if name not in direction}
+    tangents = {name: direction[name].to(p) for name, p in moving.items()}
+
+    def derivatives(part: list[int]):
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward mode
+            return jvp(lambda p: policy.tokens({**fixed, **p}, part), (moving,), (tangents,))[1]
+
+    return _joined((derivatives(part) for part in parts(rows, micro_batch)), tick)
+
+
+def gradient(
+    policy: Policy,
+    score_B_T: torch.Tensor,
+    path_B_T: torch.Tensor,
+    micro_batch: int,
+    rows: list[int] | None = None,
+    tick: Callable | None = None,
+) -> Parameters:
+    """Σ_ij score_ij ∇log q_ij + path_ij ∇H_ij, summed over micro-batches in float64, whatever their size."""
+    chosen = list(range(len(score_B_T))) if rows is None else rows
+    leaves = {name: p.detach().requires_grad_() for name, p in policy.parameters.items()}
+    total = {
+        name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in leaves.items()
+    }
+    for place in parts(len(chosen), micro_batch):
+        part = [chosen[i] for i in place]
+        log_prob_b_T, entropy_b_T = policy.tokens(leaves, part)
+        score_b_T, path_b_T = score_B_T[part].to(log_prob_b_T), path_B_T[part].to(entropy_b_T)
+        surrogate = (score_b_T * log_prob_b_T).sum() + (path_b_T * entropy_b_T).sum()
+        found = torch.autograd.grad(surrogate, list(leaves.values()), allow_unused=True)
+        for (_, summed), value in zip(total.items(), found, strict=True):
+            if value is not None:
+                summed += value
+        if tick:
+            tick(len(part))
+    return total
+
+
+def dot(a: Parameters, b: Parameters) -> float:
+    """Σ a·b in float64, over the names that both have."""
+    return float(sum((a[name].double() * b[name].double()).sum() for name in a.keys() & b.keys()))
+
+
+def norm(a: Parameters) -> float:
+    return dot(a, a) ** 0.5
+
+
+def moved(parameters: Parameters, direction: Parameters, eta: float) -> Parameters:
+    """θ + η·direction, in the parameters' own dtype."""
+    return {
+        name: p if name not in direction else (p.double() + eta * direction[name].to(p.device).double()).to(p)
+        for name, p in parameters.items()
+    }
+
+
+def parts(rows: int, micro_batch: int) -> Iterator[list[int]]:
+    for start in range(0, rows, micro_batch):
+        yield list(range(start, min(start + micro_batch, rows)))
+
+
+def _joined(found: Iterator, tick: Callable | None) -> Tokens:
+    log_prob, entropy = [], []
+    for log_prob_b_T, entropy_b_T in found:
+        log_prob.append(log_prob_b_T.detach().cpu())
+        entropy.append(entropy_b_T.detach().cpu())
+        if tick:
+            tick(len(log_prob_b_T))
+    return Tokens(torch.cat(log_prob), torch.cat(entropy))

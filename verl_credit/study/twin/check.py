@@ -1,0 +1,73 @@
+"""What the twin has no code for, refused by key before anything is built."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
+from verl_credit.recipe.precision import COMPUTES_IN
+from verl_credit.recipe.world import world_of
+from verl_credit.turns.scorers import SCORERS
+
+A = "actor_rollout_ref.actor"
+REWARD = "reward.custom_reward_function"
+WITHOUT = {
+    "algorithm.adv_estimator": ADV_ESTIMATOR,
+    "algorithm.use_kl_in_reward": False,
+    f"{A}.policy_loss.loss_mode": LOSS_MODE,
+    f"{A}.use_kl_loss": False,
+    f"{A}.shuffle": False,
+    f"{A}.optim.optimizer": "AdamW",
+    f"{A}.optim.optimizer_impl": "torch.optim",
+    f"{A}.optim.lr_scheduler_type": "constant",
+    f"{A}.optim.lr_warmup_steps": -1,
+    f"{A}.optim.lr_warmup_steps_ratio": 0.0,
+    "actor_rollout_ref.model.lora_rank": 0,
+    COMPUTES_IN: "fp32",
+    "algorithm.rollout_correction.rollout_is": None,
+    "algorithm.rollout_correction.rollout_rs": None,
+    "algorithm.rollout_correction.bypass_mode": False,
+    f"{REWARD}.path": "pkg://verl_credit.turns.reward.qa",
+    f"{REWARD}.name": "compute_score",
+    f"{REWARD}.reward_kwargs.format_penalty": 0.0,
+    "data.shuffle": True,
+    "data.train_max_samples": -1,
+    "actor_rollout_ref.rollout.temperature": 1.0,
+    "actor_rollout_ref.rollout.top_p": 1.0,
+    "actor_rollout_ref.rollout.top_k": -1,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+    "keep_rollouts": 0,
+    "max_hours": None,
+    "probe.every": 0,
+}
+"""What the twin has no code for: the only value that each key may have."""
+
+
+def check_twin(config: DictConfig) -> None:
+    """Raise ConfigError for what would be silently left out."""
+    world = world_of(config)
+    if world is None or world.section != "lab":
+        raise ConfigError(
+            "the twin trains in the lab's world alone: take --config-name lab, or a recipe based on it"
+        )
+    for key, only in WITHOUT.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and value != only:
+            raise ConfigError(
+                key=key, value=value, accepted=f"the twin knows {only} alone; `train` takes every value"
+            )
+    _check_signals(CreditSettings.from_config(config))
+
+
+def _check_signals(settings: CreditSettings) -> None:
+    """Its rollouts come from no server and have no masked observations."""
+    scorer = settings.algorithm.info_gain_scorer
+    if settings.uses_scorer and SCORERS[scorer].in_rollout:
+        use = "the twin has no rollout server; expected branch or rows"
+        raise ConfigError(key="algorithm.info_gain_scorer", value=scorer, accepted=use)
+    if settings.masks_observations:
+        use = "the twin masks no observations for infopo; `train` does"
+        raise ConfigError(key="algorithm.turn_signals", value=dict(settings.turn_signals), accepted=use)

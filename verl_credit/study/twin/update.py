@@ -1,0 +1,117 @@
+"""The updates of one step: mini-batches in the order of the rows, the clipped loss, AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from verl_credit.credit import turn_policy_loss
+from verl_credit.credit.loss.aggregate import aggregate
+from verl_credit.policy.families import families
+from verl_credit.policy.packed import PackedPolicy
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The keys of ``actor_rollout_ref.actor`` and its ``policy_loss`` that the loss reads, by their names."""
+
+    clip_ratio_low: float
+    clip_ratio_high: float
+    clip_ratio_c: float
+    ratio_level: str
+    dynamic_clip: bool
+    loss_agg_mode: str
+    mini_batch_rows: int
+    """ppo_mini_batch_size times rollout.n"""
+    epochs: int = 1
+    grad_clip: float = 1.0
+    loss_scale_factor: float | None = None
+    entropy_coeff: float = 0.0
+
+
+@dataclass(frozen=True)
+class UpdateBatch:
+    """Rows in the order in which the update reads them; [B, T] right-padded over the responses."""
+
+    prompt_ids: Sequence[torch.Tensor]
+    response_ids: Sequence[torch.Tensor]
+    turn_ids_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    old_log_prob_B_T: torch.Tensor
+    advantage_B_T: torch.Tensor
+    clip_scale_B_T: torch.Tensor
+
+
+def update(
+    policy: PackedPolicy, optimizer: torch.optim.Optimizer, batch: UpdateBatch, objective: Objective
+) -> list[dict[str, float]]:
+    """One step of the optimiser per mini-batch; returns the metrics of each.
+
+    The loss of a micro-batch is divided by the tokens and rows of its mini-batch, so gradients add up whatever the
+    micro-batches are, as in verl's engine on one rank.
+    """
+    rows, size = len(batch.prompt_ids), objective.mini_batch_rows
+    if rows % size:
+        raise ValueError(f"{rows} rows do not divide into mini-batches of {size} rows")
+    return [
+        _one_update(policy, optimizer, batch, objective, list(range(start, start + size)))
+        for _ in range(objective.epochs)
+        for start in range(0, rows, size)
+    ]
+
+
+def _one_update(policy, optimizer, batch, objective, rows) -> dict[str, float]:
+    optimizer.zero_grad(set_to_none=True)
+    tokens = int(batch.mask_B_T[rows].sum())
+    prompts, responses = ([each[row] for row in rows] for each in (batch.prompt_ids, batch.response_ids))
+    total, clipped = 0.0, 0.0
+    for members in policy.family_batches(families(prompts, responses)):
+        part = [rows[i] for one in members for i in one.rows]
+        ids = [batch.response_ids[row] for row in part]
+        log_prob_b_T, entropy_b_T = policy.responses(
+            [batch.prompt_ids[row] for row in part],
+            ids,
+            batch.mask_B_T[part, : max(map(len, ids))],
+            entropy=bool(objective.entropy_coeff),
+        )
+        width = log_prob_b_T.shape[1]
+        loss, metrics = _loss(batch, objective, part, width, log_prob_b_T, entropy_b_T, tokens)
+        loss.backward()
+        total += loss.item()
+        clipped += metrics["pg_clipfrac"].item() * int(batch.mask_B_T[part].sum()) / max(tokens, 1)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, objective.grad_clip)
+    if norm.isfinite():  # verl skips the step otherwise
+        optimizer.step()
+    return {"loss": total, "grad_norm": norm.item(), "pg_clipfrac": clipped}
+
+
+def _loss(batch, objective, part, width, log_prob_b_T, entropy_b_T, tokens):
+    def cut(table_B_T: torch.Tensor) -> torch.Tensor:
+        return table_B_T[part, :width]
+
+    divided_by = {
+        "batch_num_tokens": tokens,
+        "global_batch_size": objective.mini_batch_rows,
+        "loss_scale_factor": objective.loss_scale_factor,
+    }
+    loss, metrics = turn_policy_loss(
+        log_prob_b_T,
+        cut(batch.old_log_prob_B_T),
+        cut(batch.advantage_B_T),
+        cut(batch.mask_B_T),
+        cut(batch.turn_ids_B_T),
+        clip_ratio_low=objective.clip_ratio_low,
+        clip_ratio_high=objective.clip_ratio_high,
+        clip_scale_B_T=cut(batch.clip_scale_B_T) if objective.dynamic_clip else None,
+        clip_ratio_c=objective.clip_ratio_c if objective.ratio_level == "token" else None,
+        ratio_level=objective.ratio_level,
+        loss_agg_mode=objective.loss_agg_mode,
+        **divided_by,
+    )
+    if objective.entropy_coeff:
+        entropy = aggregate(entropy_b_T, cut(batch.mask_B_T), objective.loss_agg_mode, **divided_by)
+        loss = loss - objective.entropy_coeff * entropy
+    return loss, metrics

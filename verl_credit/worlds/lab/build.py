@@ -1,0 +1,131 @@
+"""Builds the lab into a folder: world, questions, encoder, index, warm-started policy, manifest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import torch
+from transformers.utils import logging as transformers_logging
+
+from verl_credit.built_folder import Progress, reuse_or_build
+from verl_credit.worlds.lab import protocol
+from verl_credit.worlds.lab.cache import NAME, PARTS, LabPaths, settings_of
+from verl_credit.worlds.lab.config import SIZES, LabConfig
+from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
+from verl_credit.worlds.lab.questions import Question, make_splits, to_rows
+from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
+from verl_credit.worlds.lab.tokenizer import make_tokenizer
+from verl_credit.worlds.lab.warm_start import warm_start
+from verl_credit.worlds.lab.world import World, make_world
+from verl_credit_retriever.index.search import build_index
+
+# Lengths for recipes, in tokens of the lab's tokenizer. A response has at most
+# MAX_SEARCHES * (MAX_NEW_TOKENS + 54 of an observation of three pages) + MAX_NEW_TOKENS = 416 tokens.
+RECIPE = {
+    "max_prompt_length": 48,
+    "max_response_length": 416,
+    "max_new_tokens_per_turn": protocol.MAX_NEW_TOKENS,
+    "max_searches": protocol.MAX_SEARCHES,
+    "top_k": protocol.TOP_K,
+    "tools_in_prompt": False,
+}
+
+
+def build_lab(
+    directory: Path,
+    *,
+    world_seed: int = 0,
+    size: str = "full",
+    progress: Progress = lambda share, text: None,
+    rebuild: bool = False,
+) -> LabPaths:
+    """The lab of ``world_seed`` in ``directory``: a valid one is reused, else it is built.
+
+    The build uses one thread: that gives the same bits on every processor of one kind (others round differently, and the
+    policy is then another one), and several threads of so small a model wait much longer than they compute. Torch's number
+    of threads and global random state are unchanged afterwards.
+
+    Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
+    when the policy's exact match is outside the gate.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size={size!r}: expected one of {sorted(SIZES)}")
+    directory = Path(directory).resolve()
+
+    def fill(folder: Path) -> dict:
+        with one_thread():
+            return _fill(LabPaths(folder), SIZES[size], world_seed, progress)
+
+    settings = settings_of(world_seed, size)
+    reuse_or_build(directory, settings, fill, parts=PARTS, name=NAME, progress=progress, rebuild=rebuild)
+    return LabPaths(directory)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread, and then with as many as before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fill(paths: LabPaths, config: LabConfig, seed: int, progress: Progress) -> dict:
+    started = time.monotonic()
+    progress(0.0, "world and tokenizer")
+    world = make_world(seed, config.world)
+    tokenizer = make_tokenizer(world.names())
+    splits = make_splits(world, config.world, seed)
+    _write_corpus(world, paths.corpus)
+    for split, questions in splits.items():
+        rows = to_rows(questions, split)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), paths.questions(split))
+    encoder = train_encoder(
+        world, tokenizer, seed=seed, steps=config.encoder_steps,
+        on_step=lambda step: progress(0.05 * step / config.encoder_steps, f"encoder: step {step}"),
+    )  # fmt: skip
+    transformers_logging.disable_progress_bar()
+    save_encoder(encoder, tokenizer, paths.encoder)
+    progress(0.05, "index")
+    build_index(paths.corpus, paths.encoder, paths.index)
+    retriever = LocalRetriever(paths.encoder, paths.index)
+    progress(0.06, "demonstrations")
+
+    def show(share: float, text: str) -> None:
+        progress(0.06 + 0.93 * share, text)
+
+    policy, measured = warm_start(world, tokenizer, retriever, splits["dev"], config, seed, show)
+    policy.save_pretrained(paths.policy)
+    tokenizer.save_pretrained(paths.policy)
+    measured |= _measure_recall(retriever, splits["dev"])
+    measured |= {"build_seconds": round(time.monotonic() - started, 1)}
+    measured |= {"articles": len(world.articles), **{f"questions_{s}": len(q) for s, q in splits.items()}}
+    return {"recipe": RECIPE, "measured": measured}
+
+
+def _write_corpus(world: World, path: Path) -> None:
+    with open(path, "w") as lines:
+        for article in world.articles.values():
+            lines.write(json.dumps({"id": article.id, "contents": article.contents}) + "\n")
+
+
+def _measure_recall(retriever: LocalRetriever, questions: list[Question]) -> dict[str, float]:
+    """Recall of the first hop's article, for the whole question and for a perfect policy's tool call."""
+    gold = [q.gold_ids[0] for q in questions]
+    texts = {
+        "question": [q.text for q in questions],
+        "call": [f" {q.path[0]} {q.relations[0]}" for q in questions],
+    }
+    return {
+        f"recall@{k}_{kind}": round(share, 4)
+        for kind, queries in texts.items()
+        for k, share in recall(retriever, queries, gold).items()
+    }

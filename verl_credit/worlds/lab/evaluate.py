@@ -1,0 +1,122 @@
+"""Multi-turn rollouts in one process and their exact match, for the gate on dev questions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerFast
+
+from verl_credit.policy.generation.generator import BatchGenerator, SamplingParams
+from verl_credit.turns.reward.qa import exact_match, extract_answer
+from verl_credit.worlds.lab import protocol
+from verl_credit.worlds.lab.questions import Question
+from verl_credit.worlds.lab.retrieval import LocalRetriever
+
+Arrange = Callable[[list[dict]], list[dict]]
+
+
+@dataclass
+class Rollout:
+    """One trajectory: prompt, then policy tokens (mask 1) and observations (mask 0)."""
+
+    question: Question
+    prompt_ids: list[int]
+    response_ids: list[int] = field(default_factory=list)
+    response_mask: list[int] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+    gram_tokens: int = 0
+    found_ids: list[list[str]] = field(default_factory=list)
+
+    def append(self, ids: list[int], by_policy: bool) -> None:
+        self.response_ids += ids
+        self.response_mask += [int(by_policy)] * len(ids)
+
+    @property
+    def answer(self) -> str | None:
+        """The answer of the last turn; None when the trajectory is badly formatted."""
+        return extract_answer(self.turns[-1]) if self.turns else None
+
+    @property
+    def em(self) -> float:
+        return exact_match(self.answer, [self.question.gold])
+
+
+class Roller:
+    """Rolls out questions with a policy and a retriever, as the agent loop does."""
+
+    def __init__(self, model, tokenizer: PreTrainedTokenizerFast, retriever: LocalRetriever):
+        self._generator = BatchGenerator(model, pad_token_id=tokenizer.pad_token_id)
+        self._tokenizer, self._retriever = tokenizer, retriever
+
+    def roll(
+        self,
+        questions: Sequence[Question],
+        *,
+        temperature: float,
+        seed: int,
+        arrange: Arrange = lambda results: results,
+        max_searches: int = protocol.MAX_SEARCHES,
+        max_new_tokens: int = protocol.MAX_NEW_TOKENS,
+    ) -> list[Rollout]:
+        """One rollout per question (repeat a question for several samples); ``arrange`` may reorder results."""
+        rng = random.Random(seed)
+        rollouts = [Rollout(q, self._encode(protocol.prompt_text(q.text))) for q in questions]
+        active = rollouts
+        for turn in range(max_searches + 1):
+            params = [
+                SamplingParams(
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    seed=rng.randrange(2**31),
+                    stop_token_ids=(self._tokenizer.eos_token_id,),
+                )
+                for _ in active
+            ]
+            prompts = [r.prompt_ids + r.response_ids for r in active]
+            calls = []
+            for rollout, made in zip(active, self._generator.generate(prompts, params), strict=True):
+                rollout.append(made.token_ids, by_policy=True)
+                pieces = [self._tokenizer.decode([i]) for i in made.token_ids]
+                rollout.gram_tokens += sum(protocol.gram_token_mask(pieces))
+                rollout.turns.append(self._tokenizer.decode(made.token_ids))
+                query = protocol.parse_query(rollout.turns[-1]) if made.finish_reason == "stop" else None
+                if query is not None and turn < max_searches:
+                    calls.append((rollout, query))
+            for (rollout, _), found in zip(calls, self._retriever.search(q for _, q in calls), strict=True):
+                results = arrange(list(found))
+                rollout.found_ids.append([doc["id"] for doc in results])
+                text = protocol.observation_text(protocol.pages(doc["contents"] for doc in results))
+                rollout.append(self._encode(text), by_policy=False)
+            active = [rollout for rollout, _ in calls]
+            if not active:
+                break
+        return rollouts
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Exact match (all, per number of hops, among answered), answered share, searches and lengths."""
+    answered = [r for r in rollouts if r.answer is not None]
+    summary = {
+        "em": _mean([r.em for r in rollouts]),
+        "answered": len(answered) / len(rollouts),
+        "em_answered": _mean([r.em for r in answered]),
+        "searches": _mean([len(r.found_ids) for r in rollouts]),
+        "policy_tokens": _mean([sum(r.response_mask) for r in rollouts]),
+        "response_tokens": _mean([len(r.response_ids) for r in rollouts]),
+        "response_tokens_max": max(len(r.response_ids) for r in rollouts),
+    }
+    summary["gram_token_share"] = _mean([r.gram_tokens for r in rollouts]) / max(
+        summary["policy_tokens"], 1.0
+    )
+    for hops in sorted({r.question.hops for r in rollouts}):
+        summary[f"em_{hops}hop"] = _mean([r.em for r in rollouts if r.question.hops == hops])
+    return summary
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

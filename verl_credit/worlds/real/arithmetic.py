@@ -1,0 +1,89 @@
+r"""Arithmetic questions for a policy with trained weights of about 135 M parameters.
+
+One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has two worked examples as earlier
+turns of the chat: after instructions alone this policy answers next to nothing rightly. After two it answers about half of
+them rightly; more examples would make the prompt, of 120 tokens, longer than all answers. The examples begin with a
+strategic gram, because the policy plans in such words only after examples that do, and SEPA needs planning tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from verl_credit.turns.reward.qa import BOXED
+from verl_credit.worlds.data.catalogue import DataSet
+from verl_credit.worlds.data.readers import read_fields
+from verl_credit.worlds.data.records import Record
+from verl_credit.worlds.data.rows import SCHEMA, to_row
+
+ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
+EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # none of them is a question
+SHOWN = (EXAMPLES[0], EXAMPLES[2])
+_DIGITS, _TO_12, _TO_20, _TO_25 = (range(2, end + 1) for end in (9, 12, 20, 25))
+
+
+def make_records(seed: int, count: int) -> list[Record]:
+    """``count`` different questions in an order that depends on ``seed`` only: sums, differences and products.
+
+    Sums of 2 to 25; products of 2 to 20, one factor at most 9; differences of 2 to 12, 2 to 9 being taken away. The worked
+    examples are no questions. Raises ValueError when there are fewer than ``count`` questions.
+    """
+    problems = _problems()
+    if not 0 <= count <= len(problems):
+        raise ValueError(f"count={count}: expected 0 to {len(problems)}, the number of different questions")
+    random.Random(seed).shuffle(problems)
+    return [Record(_question(text), [str(answer)], id=text) for text, answer in problems[:count]]
+
+
+def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 600, test: int = 256) -> None:
+    """Writes ``train.parquet`` and ``test.parquet`` in the form of `verl_credit.worlds.data.rows`.
+
+    A question and the one with its numbers exchanged stand in the same file: 3 + 8 is no test of who has seen 8 + 3. Raises
+    ValueError when there are fewer than ``train + test`` questions.
+    """
+    every = make_records(seed, len(_problems()))
+    pairs: dict[tuple[str, ...], list[Record]] = {}
+    for record in every:
+        first, sign, second = record.id.split()
+        pairs.setdefault(
+            (first, sign, second) if sign == "-" else (sign, *sorted((first, second))), []
+        ).append(record)
+    held_out: list[Record] = []
+    rest: list[Record] = []
+    for pair in pairs.values():
+        (held_out if len(held_out) + len(pair) <= test else rest).extend(pair)
+    if len(held_out) < test or len(rest) < train:
+        raise ValueError(f"train={train}, test={test}: there are only {len(every)} different questions")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, part in (("train", rest[:train]), ("test", held_out)):
+        rows = [
+            to_row(record, ARITHMETIC, split, index) | {"prompt": messages(record.question)}
+            for index, record in enumerate(part)
+        ]
+        parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / f"{split}.parquet")
+
+
+def _problems() -> list[tuple[str, int]]:
+    problems = [
+        *((f"{a} + {b}", a + b) for a in _TO_25 for b in _TO_25),
+        *((f"{a} * {b}", a * b) for a in _TO_20 for b in _TO_20 if a in _DIGITS or b in _DIGITS),
+        *((f"{a + b} - {b}", a) for a in _TO_12 for b in _DIGITS),
+    ]
+    return [problem for problem in problems if problem not in EXAMPLES]
+
+
+def _question(text: str) -> str:
+    return f"What is {text}?"
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    chat = []
+    for text, answer in SHOWN:
+        chat.append({"role": "user", "content": _question(text)})
+        chat.append({"role": "assistant", "content": f"Let me think: {text} = {answer}. \\boxed{{{answer}}}"})
+    return [*chat, {"role": "user", "content": question}]

@@ -1,0 +1,137 @@
+"""Builds what the recipes with trained weights need, each part in a folder of its own that is used again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
+from verl_credit.worlds.real.arithmetic import SHOWN, write_arithmetic
+from verl_credit.worlds.real.multihop import Shown, start_settings, write_questions, write_start
+from verl_credit.worlds.real.packages import ENCODER, POLICY, RealError, folder_of
+from verl_credit.worlds.real.policy import write_policy
+
+VERSION = 2  # greater whenever a build would give other files than before
+LAYERS = {"full": None, "tiny": 2}
+ARITHMETIC = {"train": 600, "test": 256}
+POLICY_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+# What a build may replace, in each folder.
+PARTS = {
+    "policy": POLICY_FILES,
+    "encoder": tuple(name.partition("/")[0] for name in ENCODER.files),
+    "arithmetic": ("train.parquet", "test.parquet"),
+    "multihop": ("data", "index"),
+    "start": (*POLICY_FILES, "demonstrations.jsonl"),
+}
+
+
+class RealPaths:
+    """The folders below ``root``."""
+
+    def __init__(self, root: Path):
+        self.policy, self.encoder, self.arithmetic = root / "policy", root / "encoder", root / "arithmetic"
+        self.multihop = root / "multihop"
+        self.index, self.start = self.multihop / "index", root / "start"
+
+
+def build_real(
+    directory: Path,
+    *,
+    task: str,
+    size: str = "full",
+    questions: str | None = None,
+    shown: Shown | None = None,
+    seed: int = 0,
+    progress: Progress = lambda share, text: None,
+) -> RealPaths:
+    """What the recipes of this task need, in ``directory``: ``questions`` and ``shown`` are read for multihop.
+
+    Raises RealError, and FileExistsError for a folder that holds other files.
+    """
+    paths = RealPaths(Path(directory).expanduser().resolve())
+    build_policy(paths, size, progress)
+    if task == "arithmetic":
+        build_arithmetic(paths, seed, progress)
+        return paths
+    build_encoder(paths, progress)
+    build_multihop(paths, questions, shown, seed, progress)
+    return paths
+
+
+def build_policy(paths: RealPaths, size: str, progress: Progress) -> None:
+    def fill(folder: Path) -> Mapping[str, object]:
+        progress(0.0, f"the policy, from {POLICY.name}")
+        (gguf,) = POLICY.files
+        write_policy(folder_of(POLICY) / gguf, folder, LAYERS[size])
+        return {"what": POLICY.what}
+
+    _part(paths.policy, {"package": POLICY.named, "size": size}, fill, progress)
+
+
+def build_encoder(paths: RealPaths, progress: Progress) -> None:
+    def fill(folder: Path) -> Mapping[str, object]:
+        progress(0.0, f"the encoder, from {ENCODER.name}")
+        source = folder_of(ENCODER)
+        for name in ENCODER.files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, folder / name)
+        return {"what": ENCODER.what}
+
+    _part(paths.encoder, {"package": ENCODER.named}, fill, progress)
+
+
+def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
+    def fill(folder: Path) -> Mapping[str, object]:
+        write_arithmetic(folder, seed=seed, **ARITHMETIC)
+        return {}
+
+    shown = [text for text, _ in SHOWN]
+    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC, "examples": shown}, fill, progress)
+
+
+def build_multihop(paths: RealPaths, questions: str, shown: Shown, seed: int, progress: Progress) -> None:
+    progress(0.0, "questions and index")
+    file = Path(questions).expanduser()
+    if file.is_dir():
+        raise RealError(f"real.questions={questions} is a folder; expected a file, or OWNER/NAME on the hub")
+    read = sha256_of(file) if file.is_file() else questions
+    asked = {"questions": read, "seed": seed}
+    _part(
+        paths.multihop,
+        asked,
+        lambda folder: write_questions(folder, paths.encoder, questions, seed),
+        progress,
+    )
+    made_of = start_settings(shown, asked, {"policy": read_manifest(paths.policy, "the policy")["files"]})
+    _part(
+        paths.start,
+        made_of,
+        lambda folder: write_start(
+            folder, paths.policy, paths.encoder, paths.multihop, shown, seed, progress
+        ),
+        progress,
+    )
+
+
+def _part(
+    folder: Path,
+    settings: Mapping[str, object],
+    fill: Callable[[Path], Mapping[str, object]],
+    progress: Progress,
+) -> None:
+    reuse_or_build(
+        folder,
+        {"version": VERSION, **settings},
+        fill,
+        parts=PARTS[folder.name],
+        name=f"the {folder.name}",
+        progress=progress,
+    )

@@ -1,0 +1,110 @@
+"""Demonstrations of a search over two articles, written on training questions with the index's real results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from verl_credit.turns.search.pages import Page, format_pages
+from verl_credit.turns.search.protocol import SCHEMA
+from verl_credit.worlds.real.packages import RealError
+
+Search = Callable[[str], list[Page]]  # query -> pages, best first
+YES_NO = ("yes", "no")
+
+
+@dataclass(frozen=True)
+class Supported:
+    """A question with the titles of the articles that its answer rests on."""
+
+    prompt: list[dict]
+    question: str
+    answer: str
+    titles: tuple[str, ...]
+
+
+def demonstrations(asked: Supported, search: Search, max_page_chars: int) -> list[list[dict]]:
+    """Conversations that end with the answer: one per way to begin.
+
+    The first query is the question itself, or the title of the article that the question names; the next one is the title
+    of an article that no page has brought yet, where the question or a page names it. A conversation whose pages do not
+    contain the answer is left out. Both would teach the policy to make things up. Answers yes and no are on no page and are
+    kept when every article was found.
+    """
+    if not asked.titles:
+        return []
+    named = [_plain(title) for title in asked.titles if _plain(title) in asked.question]
+    ways = [asked.question, *named[:1]]
+    found = (_converse(asked, first, search, max_page_chars) for first in ways)
+    return [messages for messages in found if messages is not None]
+
+
+def _converse(asked: Supported, first: str, search: Search, max_page_chars: int) -> list[dict] | None:
+    messages, read, seen = list(asked.prompt), "", set()
+    queries = [first]
+    while queries:
+        query = queries.pop(0)
+        pages = search(query)
+        shown = format_pages(pages, max_page_chars)
+        messages += [_call(query), {"role": "tool", "content": shown}]
+        read += shown
+        seen |= {page.title for page in pages}
+        known = asked.question + read
+        left = [t for t in asked.titles if t not in seen and _plain(t) != query and _plain(t) in known]
+        if left and len(messages) < 2 * len(asked.titles) + len(asked.prompt):
+            queries = [_plain(left[0])]
+    proven = set(asked.titles) <= seen if asked.answer in YES_NO else asked.answer in read
+    answer = {"role": "assistant", "content": f"<answer>{asked.answer}</answer>"}
+    return [*messages, answer] if proven else None
+
+
+def _call(query: str) -> dict:
+    arguments = {"query": query}
+    call = {"type": "function", "function": {"name": SCHEMA["function"]["name"], "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _plain(title: str) -> str:
+    """Without what tells articles of one name apart: "Kiss and Tell (1945 film)" is "Kiss and Tell"."""
+    return re.sub(r" \([^)]*\)$", "", title)
+
+
+def encode(messages: Sequence[dict], tokenizer, chat_template: str) -> tuple[list[int], list[int]]:
+    """(token ids, 1 where the policy writes), as the chat template writes the conversation.
+
+    What the policy writes in a turn is what the template puts between the header of an assistant's turn and its end,
+    which the policy writes, too. Raises RealError for a template that leaves a call out, or that writes what was said before
+    in another way once more is said.
+    """
+    ids: list[int] = []
+    mask: list[int] = []
+    text = ""
+    for n, message in enumerate(messages):
+        if message["role"] == "assistant":
+            asked = _text(messages[:n], tokenizer, chat_template, open_turn=True)
+            answered = _text(messages[: n + 1], tokenizer, chat_template, open_turn=False).rstrip("\n")
+            if not asked.startswith(text) or not answered.startswith(asked):
+                raise RealError("the chat template writes earlier turns in another way when a turn follows")
+            for call in message.get("tool_calls", ()):
+                query = call["function"]["arguments"]["query"]
+                if json.dumps(query, ensure_ascii=False) not in answered[len(asked) :]:
+                    raise RealError(
+                        f"the chat template leaves out the search for {query!r}; expected one that writes tools"
+                    )
+            for part, by_policy in ((asked[len(text) :], 0), (answered[len(asked) :], 1)):
+                new = tokenizer.encode(part, add_special_tokens=False)
+                ids, mask = ids + new, mask + [by_policy] * len(new)
+            text = answered
+    return ids, mask
+
+
+def _text(messages: Sequence[dict], tokenizer, chat_template: str, *, open_turn: bool) -> str:
+    return tokenizer.apply_chat_template(
+        list(messages),
+        tools=[SCHEMA],
+        chat_template=chat_template,
+        tokenize=False,
+        add_generation_prompt=open_turn,
+    )

@@ -1,0 +1,162 @@
+"""The trainer's tool protocol without the trainer: what follows a turn of the policy.
+
+It repeats what `host/rollout` and verl's tool agent loop do with the `hermes` format and a Qwen3 chat template:
+which call a turn makes, what the tool answers, how the answer is tokenised, and what ends a trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from verl_credit.names import ROW_RECORD
+from verl_credit.turns.reward.qa import compute_score
+from verl_credit.turns.search.pages import Page, format_pages
+from verl_credit.turns.search.protocol import SCHEMA, bad_query_reason, control_tokens, without_markup
+from verl_credit.worlds.rollouts.sampler import Ids
+
+SEARCH = SCHEMA["function"]["name"]
+Search = Callable[[Sequence[str]], list[list[dict]]]
+"""Queries -> per query the best documents ({"id", "contents"}), best first; the same query gives the same documents."""
+
+# A tool message is rendered behind some turn that calls a tool: which one does not matter to its tokens.
+_BEFORE_TOOLS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The run's, by their keys."""
+
+    max_searches: int
+    max_parallel_calls: int
+    max_new_tokens: int
+    max_page_chars: int
+    max_response_length: int
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything before a turn of the policy. ``ids`` begins with a prompt of ``prompt_length`` tokens."""
+
+    question: int
+    prompt_length: int
+    ids: Ids
+    turn: int = 0
+    """Turns written so far."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An executed call. ``refused``: what the policy is told in place of pages."""
+
+    name: str
+    arguments: str
+    query: str
+    refused: str | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A turn and what followed it: another state, or the end with its reward."""
+
+    state: State
+    turn_ids: Ids
+    next: State | None
+    reward: float | None
+    """1 or 0 at the end (exact match); None where the trajectory goes on."""
+    calls: tuple[Call, ...] = ()
+    pages: tuple[tuple[str, ...], ...] = ()
+    """Per call, the ids of the pages found, in order."""
+
+
+class Protocol:
+    """``truths[question]`` is the data set's ``reward_model.ground_truth``."""
+
+    def __init__(self, tokenizer, search: Search, limits: Limits, truths: Sequence):
+        self._tokenizer, self._search, self.limits, self._truths = tokenizer, search, limits, truths
+        self._control = control_tokens(tokenizer)
+        self._newline = tuple(tokenizer.encode("\n", add_special_tokens=False))
+        self._turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self._told_of: dict[tuple[str, ...], Ids] = {}
+        self._before = tokenizer.apply_chat_template(_BEFORE_TOOLS, tokenize=False)
+
+    def budget(self, state: State) -> int:
+        """Tokens that the next turn may have."""
+        return min(self.limits.max_new_tokens, self._room(state.ids, state))
+
+    def steps(self, written: Sequence[tuple[State, Ids]]) -> list[Step]:
+        """What follows each turn; all searches are made at once."""
+        calls = [self._calls(state, ids) for state, ids in written]
+        queries = [call.query for made in calls for call in made if call.refused is None]
+        found = iter(self._search(queries) if queries else ())
+        steps = []
+        for (state, ids), made in zip(written, calls, strict=True):
+            documents = [next(found) if call.refused is None else [] for call in made]
+            shown = [
+                self._shown(some) if call.refused is None else call.refused
+                for call, some in zip(made, documents, strict=True)
+            ]
+            after = self._after(state, ids, shown) if made else None
+            reward = self._reward(state, ids) if after is None else None
+            pages = tuple(tuple(str(document["id"]) for document in some) for some in documents)
+            steps.append(Step(state, ids, after, reward, made, pages))
+        return steps
+
+    def _calls(self, state: State, ids: Ids) -> tuple[Call, ...]:
+        """The turn's well-formed calls, as many as are executed; none where the trajectory ends with the turn anyhow."""
+        full = self._room((*state.ids, *ids), state) <= 0
+        if full or state.turn >= self.limits.max_searches:
+            return ()
+        found = []
+        for body in _CALL.findall(self._tokenizer.decode(ids)):
+            try:
+                call = json.loads(body)
+                name, arguments = call["name"], json.dumps(call["arguments"], ensure_ascii=False)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if isinstance(name, str):
+                found.append(self._checked(name, arguments))
+        return tuple(found[: self.limits.max_parallel_calls])
+
+    def _checked(self, name: str, arguments: str) -> Call:
+        if name != SEARCH:
+            shown = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
+            return Call(name, arguments, "", f"Error: there is no tool {shown!r}; available: {SEARCH}.")
+        refused, query = bad_query_reason(arguments)
+        return Call(name, arguments, query, refused)
+
+    def _shown(self, documents: Sequence[dict]) -> str:
+        pages = []
+        for document in documents:
+            title, _, text = document["contents"].partition("\n")
+            pages.append(Page(str(document["id"]), title, text, 0.0))
+        return without_markup(format_pages(pages, self.limits.max_page_chars), self._control)
+
+    def _after(self, state: State, ids: Ids, shown: Sequence[str]) -> State | None:
+        """None where the answers of the tool do not fit the row: they are then not shown."""
+        # verl puts the newline behind <|im_end|> where the turn ended with it, and nothing behind a turn that was cut.
+        newline = self._newline if ids[-1] == self._turn_end else ()
+        after = (*state.ids, *ids, *newline, *self._told(tuple(shown)))
+        if self._room(after, state) <= 0:
+            return None
+        return State(state.question, state.prompt_length, after, state.turn + 1)
+
+    def _told(self, shown: tuple[str, ...]) -> Ids:
+        """Tokens of the tool messages and of the next turn's beginning."""
+        if shown not in self._told_of:
+            messages = [*_BEFORE_TOOLS, *({"role": "tool", "content": text} for text in shown)]
+            whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            told = self._tokenizer.encode(whole[len(self._before) :], add_special_tokens=False)
+            self._told_of[shown] = tuple(told)
+        return self._told_of[shown]
+
+    def _reward(self, state: State, ids: Ids) -> float:
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        record = {ROW_RECORD: {"final_text": text, "tool_fault": ""}}
+        return compute_score("", "", self._truths[state.question], record)["em"]
+
+    def _room(self, ids: Ids, state: State) -> int:
+        return self.limits.max_response_length - (len(ids) - state.prompt_length)

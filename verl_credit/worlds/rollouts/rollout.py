@@ -1,0 +1,110 @@
+"""Whole trajectories from given states to their end, with every distinct context sampled once for all that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
+from verl_credit.worlds.rollouts.sampler import Ask, Ids, TurnSampler, digest, uniforms
+
+
+@dataclass(frozen=True)
+class Start:
+    """``count`` trajectories from ``state``. What they are follows from ``seed``, ``name`` and the state alone."""
+
+    state: State
+    count: int
+    seed: int
+    name: str
+
+    @cached_property
+    def key(self) -> tuple[int, str, str]:
+        return self.seed, self.name, digest(self.state.ids)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The last step has the reward."""
+
+    steps: list[Step]
+    otherwise: bool = False
+    """It was to begin in a context, and a tool answered otherwise on the way there."""
+
+    @property
+    def reward(self) -> float:
+        return self.steps[-1].reward
+
+
+Roll = Callable[[Sequence[Start]], list[list[Trajectory]]]
+"""The trajectories of every start."""
+
+
+def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> list[list[Trajectory]]:
+    """The trajectories of every start.
+
+    Trajectories of all starts go through the turns together: those that stand in the same context share its forward, never
+    their random numbers. Starts may be of different turns.
+
+    Where the tool's answer is a matter of chance, the protocol has ``drawn(state, text, luck)`` in place of ``steps``: the
+    step of one trajectory, by its own number ``luck`` in [0, 1).
+    """
+    paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
+    # turn number -> context -> (its state, which trajectories stand there)
+    waiting: dict[int, dict[Ids, tuple[State, list[tuple[int, int]]]]] = {}
+
+    def put(state: State, owner: int, particle: int) -> None:
+        places = waiting.setdefault(state.turn, {})
+        places.setdefault(state.ids, (state, []))[1].append((owner, particle))
+
+    for owner, start in enumerate(starts):
+        for particle in range(start.count):
+            put(start.state, owner, particle)
+    while waiting:
+        # Several ways may lead to a context: which particle has which number must not depend on who else is on them.
+        nodes = [(state, sorted(at)) for state, at in waiting.pop(min(waiting)).values()]
+        asks = [Ask(state.ids, _numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
+        texts = sampler.sample(asks)
+        for (_, at), steps in zip(nodes, _steps(starts, protocol, nodes, texts), strict=True):
+            for (owner, particle), step in zip(at, steps, strict=True):
+                paths[owner][particle].append(step)
+                if step.next is not None:
+                    put(step.next, owner, particle)
+    return [[Trajectory(path) for path in of_start] for of_start in paths]
+
+
+def _steps(starts: Sequence[Start], protocol: Protocol, nodes: Sequence, texts: Sequence) -> list[list[Step]]:
+    """What follows the text of each particle of each node; without chance the same text has the same step."""
+    if drawn := getattr(protocol, "drawn", None):
+        luck = [_numbers(starts, 1, state, at, "tool")[:, 0].tolist() for state, at in nodes]
+        return [
+            [drawn(state, text, number) for text, number in zip(found, numbers, strict=True)]
+            for (state, _), found, numbers in zip(nodes, texts, luck, strict=True)
+        ]
+    distinct = {
+        (state.ids, text): (state, text)
+        for (state, _), found in zip(nodes, texts, strict=True)
+        for text in found
+    }
+    step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
+    return [
+        [step_of[state.ids, text] for text in found] for (state, _), found in zip(nodes, texts, strict=True)
+    ]
+
+
+def _numbers(
+    starts: Sequence[Start], budget: int, state: State, at: Sequence[tuple[int, int]], *of: str
+) -> np.ndarray:
+    """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``. ``of``: what they are for,
+    where it is not the text."""
+    counts: dict[int, int] = {}
+    for owner, _ in at:
+        counts[owner] = counts.get(owner, 0) + 1
+    drawn = {
+        owner: iter(uniforms(*starts[owner].key, digest(state.ids), *of, particles=n, tokens=budget))
+        for owner, n in counts.items()
+    }
+    return np.stack([next(drawn[owner]) for owner, _ in at])
