@@ -1,5 +1,7 @@
 """Names under which our data travels through verl: one place, so that writer and reader cannot differ."""
 
+import re
+
 TURN_IDS = "turn_ids"
 """Per response token: index of the turn the policy wrote it in, -1 for tokens that are not the policy's."""
 
@@ -43,6 +45,37 @@ PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
 
 PROBE_GROUP = "entropy_probe_group"
 """Per row: the group of prompts that the entropy probe's standard error counts it in."""
+
+MOVED = {
+    "verl_credit.attention": "verl_credit.policy.attention",
+    "verl_credit.bench": "verl_credit.study.bench",
+    "verl_credit.campaign": "verl_credit.study.campaign",
+    "verl_credit.data": "verl_credit.worlds.data",
+    "verl_credit.doctor": "verl_credit.recipe.doctor",
+    "verl_credit.fidelity": "verl_credit.study.fidelity",
+    "verl_credit.generation": "verl_credit.policy.generation",
+    "verl_credit.host.agent_manager": "verl_credit.host.rollout.agent_manager",
+    "verl_credit.host.loss": "verl_credit.host.actor.loss",
+    "verl_credit.host.reward": "verl_credit.turns.reward.qa",
+    "verl_credit.lab": "verl_credit.worlds.lab",
+    "verl_credit.lineage": "verl_credit.records.lineage",
+    "verl_credit.plan": "verl_credit.recipe.plan",
+    "verl_credit.probe": "verl_credit.study.probe",
+    "verl_credit.real": "verl_credit.worlds.real",
+    "verl_credit.report": "verl_credit.records.report",
+    "verl_credit.reward": "verl_credit.turns.reward",
+    "verl_credit.run": "verl_credit.records.run",
+    "verl_credit.search": "verl_credit.turns.search",
+    "verl_credit.twin": "verl_credit.study.twin",
+}
+"""Packages and modules that stand elsewhere now: recipes, plug-ins and saved configurations may still name the old place."""
+
+_OLD_PLACE = re.compile(rf"\b({'|'.join(re.escape(name) for name in MOVED)})(?![\w-])")
+
+
+def place_now(text: str) -> str:
+    """``text`` with every name of `MOVED` in it replaced by the new one."""
+    return _OLD_PLACE.sub(lambda found: MOVED[found[1]], text)
 
 
 def bare_id(exp_id: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from verl_credit.errors import IntegrityError
 from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.rollout.watch import RolloutWatch, check_rollouts
 from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
+from verl_credit.names import MOVED, place_now
 from verl_credit.records.run.files import (
     METRICS,
     STATE,
@@ -26,7 +28,7 @@ from verl_credit.records.run.files import (
     rewind,
 )
 from verl_credit.records.run.progress import Progress, evaluation_line, step_line
-from verl_credit.records.run.state import MOVED, describe_resume, save_state
+from verl_credit.records.run.state import UNUSED, describe_resume, save_state
 
 OWN = ["data.train_files=x", "data.val_files=x", "actor_rollout_ref.model.path=x", "search.url=http://x"]
 
@@ -312,11 +314,27 @@ def test_a_run_that_began_before_a_module_moved_goes_on_exactly(tmp_path):
     save_state(folder, config, 3, {})
     (folder / "data.pt").write_bytes(b"")
     path, saved = folder / STATE, (folder / STATE).read_text()
+    state = json.loads(saved)
+    host = "verl_credit.host"
+    oldest = {
+        f"{host}.actor.loss.TurnPolicyLossConfig": f"{host}.loss.TurnPolicyLossConfig",
+        f"{host}.rollout.agent_manager.CreditAgentLoopManager": f"{host}.agent_manager.CreditAgentLoopManager",
+        "pkg://verl_credit.turns.reward.qa": f"pkg://{host}.reward",
+    }
+    before_ten_rooms = {"pkg://verl_credit.turns.reward.qa": "pkg://verl_credit.reward.qa"}
+    assert oldest.keys() <= set(state["config"].values())  # a run of today saves these
+    for names in (oldest, before_ten_rooms):
+        older = {key: names.get(value, value) for key, value in state["config"].items()}
+        older["actor_rollout_ref.model.external_lib"] = UNUSED
+        older["algorithm.turn_judge.retries"] = "7"  # was saved until it was known to decide nothing
+        path.write_text(json.dumps(state | {"config": older}))
+        assert describe_resume(config, 3)[0] == "resume: exact, from step 3"
+
+
+def test_every_old_place_leads_to_a_module():
     for old, new in MOVED.items():
-        assert f'"{new}"' in saved  # what is mapped to is what a run of today saves
-        path.write_text(path.read_text().replace(f'"{new}"', f'"{old}"'))
-    assert path.read_text() != saved
-    state = json.loads(path.read_text())
-    state["config"]["algorithm.turn_judge.retries"] = "7"  # was kept before it was known to decide nothing
-    path.write_text(json.dumps(state))
-    assert describe_resume(config, 3)[0] == "resume: exact, from step 3"
+        assert find_spec(new) is not None and place_now(f"pkg://{old}.qa") == f"pkg://{new}.qa"
+        with pytest.raises(ModuleNotFoundError):
+            find_spec(f"{old}.anything")
+    longer = "verl_credit.runs verl_credit.host.losses my.verl_credit_search"
+    assert place_now(longer) == longer

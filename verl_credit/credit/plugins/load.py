@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_credit.credit.plugins import types
 from verl_credit.errors import did_you_mean
+from verl_credit.names import place_now
 
 # Plug-ins for retrain contain `from retrain import TransformOutput`.
 PUBLISHED_HOME = "retrain"
@@ -34,7 +35,9 @@ def load(path: str, key: str) -> Any:
         try:
             module = importlib.import_module(module_name)
         except ImportError as error:
-            raise ValueError(f"{key}={path!r}: cannot import {module_name!r} ({error})") from error
+            moved = place_now(error.name or "")
+            hint = f"; {error.name} is {moved} now" if moved != (error.name or "") else ""
+            raise ValueError(f"{key}={path!r}: cannot import {module_name!r} ({error}{hint})") from error
         except Exception as error:
             raise ValueError(
                 f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"

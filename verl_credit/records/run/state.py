@@ -7,20 +7,15 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_credit.names import ASYNC_MODES
+from verl_credit.names import ASYNC_MODES, place_now
 from verl_credit.records.run.files import STATE, plain, write_text
 from verl_credit.redact import without_secrets
 
 VERSION = 1
 MODE = "trainer.v1.trainer_mode"
 
-# Old and new values that saved configurations name, so that older runs resume exactly.
-MOVED = {
-    "verl_credit.host.loss.TurnPolicyLossConfig": "verl_credit.host.actor.loss.TurnPolicyLossConfig",
-    "verl_credit.host.agent_manager.CreditAgentLoopManager": "verl_credit.host.rollout.agent_manager.CreditAgentLoopManager",
-    "pkg://verl_credit.host.reward": "pkg://verl_credit.turns.reward.qa",
-    "verl_credit.host.external": "None",  # as actor_rollout_ref.model.external_lib, which is not needed
-}
+UNUSED = "verl_credit.host.external"
+"""Older runs name this module as actor_rollout_ref.model.external_lib. No run needs it; the key is null now."""
 
 # Keys that do not change what a step computes.
 FREE = (
@@ -155,7 +150,7 @@ def deciding_keys(config) -> dict[str, str]:
 
 def _differences(before: dict, now: dict) -> list[str]:
     before = {
-        key: str(without_secrets(key, MOVED.get(value, value)))
+        key: str(without_secrets(key, "None" if value == UNUSED else place_now(value)))
         for key, value in before.items()
         if not key.startswith(FREE)
     }
