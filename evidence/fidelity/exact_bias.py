@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from exact_picture import draw
 
-from verl_credit.study.fidelity.exact.table import bias_rows
+from verl_credit.study.fidelity.exact.bias import bias_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "evidence" / "fidelity"
 BOTH = "one hop and two hops"

@@ -33,8 +33,7 @@ from verl_credit.study.probe.objective import credit_weights
 from verl_credit.study.probe.policy import ModelPolicy, gradient, norm
 from verl_credit.study.probe.stored import read_rollouts
 from verl_credit.study.probe.update import adamw_step
-from verl_credit.study.twin.credit import Credit
-from verl_credit.study.twin.update import update
+from verl_credit.study.twin.step import Credit, update
 from verl_credit.turns.assign import group_numbers
 
 pytestmark = pytest.mark.e2e

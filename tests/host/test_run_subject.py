@@ -8,13 +8,14 @@ from omegaconf import OmegaConf
 from verl_credit.errors import IntegrityError
 from verl_credit.host.measure.rows import Row
 from verl_credit.host.measure.subject import RunSubject
-from verl_credit.study.fidelity.measure import Result
-from verl_credit.study.fidelity.measures import Measure
-from verl_credit.study.fidelity.report import as_dict
 from verl_credit.study.fidelity.request import ROLLOUTS, Request
-from verl_credit.study.fidelity.values import states_of, values_of
+from verl_credit.study.fidelity.result import Result, as_dict
+from verl_credit.study.fidelity.scored import score_turns
+from verl_credit.study.fidelity.values import Value, states_of, values_of
+from verl_credit.study.stats import Measure
 from verl_credit.turns.book import RowRecord
 from verl_credit.worlds.rollouts.rollout import Start
+from verl_credit.worlds.rollouts.sampler import digest
 
 CONFIG = OmegaConf.create(
     {
@@ -57,8 +58,9 @@ def made(tmp_path):
         data = [{"reward_model": {"ground_truth": str(n)}, "extra_info": {}} for n in range(4)]
         trainer = SimpleNamespace(config=CONFIG, tokenizer=None, train_dataset=data, val_dataset=data[:2])
         request = Request(
-            str(tmp_path), "step_5", "p", 5, prompts, 4, 4, split, 0, None, None, {"engine": "run"}, "."
-        )
+            out=str(tmp_path), prompts=prompts, rollouts=4, continuations=4, split=split, name="step_5", policy="p",
+            step=5, about={"engine": "run"}, folder=".",
+        )  # fmt: skip
         subject = RunSubject(trainer, request)
         subject._generate = Rollouts()
         return subject, subject._generate
@@ -68,9 +70,11 @@ def made(tmp_path):
 
 def test_a_result_says_which_engine_it_was_measured_with(made):
     subject, _ = made()
+    groups = subject.roll(starts(subject))
+    values = {name: Value(name, "10") for name in (digest(state.ids) for state in states_of(groups))}
     result = Result(
-        groups=subject.roll(starts(subject)), turns=[], credits=[], gradients={}, agreements=[], of_prompts=3,
-        reliability=Measure(None), sure_pairs=(0, 0), integrity=[], contexts=6, otherwise=0.0,
+        groups=groups, turns=score_turns(groups, values), values=values, credits=[], gradients={},
+        of_prompts=3, reliability=Measure(None), sure_pairs=(0, 0),
     )  # fmt: skip
     said = as_dict(subject, result)
     assert (said["policy"], said["step"], said["engine"]) == (subject.name, 5, "run")

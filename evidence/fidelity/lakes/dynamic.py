@@ -16,8 +16,7 @@ import torch
 
 from lakes.lakes import DIRECTIONS, Lake
 from lakes.world import GridWorld
-from verl_credit.worlds.rollouts.decoder import Decoder
-from verl_credit.worlds.rollouts.sampler import Ids, digest
+from verl_credit.worlds.rollouts.sampler import Decoder, Ids, digest
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from lakes.dynamic import ExactValue
-from verl_credit.study.fidelity.integrity import Fit
 from verl_credit.study.fidelity.values import Value
 
 OPEN = 0.05
 """Values nearer to 0 or 1 are left out: their errors are not normal."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Pearson's chi-square of counts; on average it is its degrees of freedom."""
+
+    chi_square: float
+    degrees: int
+
+    @property
+    def z(self) -> float:
+        """Of the chi-square by Wilson and Hilferty's cube root: about standard normal."""
+        k = self.degrees
+        return ((self.chi_square / k) ** (1 / 3) - (1 - 2 / (9 * k))) / (2 / (9 * k)) ** 0.5
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from verl_credit.built_folder import reuse_or_build
 from verl_credit.study.fidelity.subject import load_policy
 from verl_credit.worlds.lab.build import one_thread
 from verl_credit.worlds.lab.policy import Trainer, WarmStart, encode_demo, make_policy
-from verl_credit.worlds.rollouts.decoder import ModelDecoder
-from verl_credit.worlds.rollouts.sampler import TurnSampler
+from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 VERSION = 1
 """Increase this whenever a build would give another policy than before."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lakes.dynamic import ExactValue
 from lakes.world import GridWorld
-from verl_credit.study.fidelity.measures import SURE
+from verl_credit.study.fidelity.agreements import SURE
 from verl_credit.study.fidelity.scored import ScoredTurn
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.worlds.rollouts.protocol import State, Step

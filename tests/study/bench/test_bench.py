@@ -8,15 +8,12 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.credit.laws.check import Finding
 from verl_credit.errors import ConfigError, PreflightError
-from verl_credit.study.bench.candidate import find_candidate
-from verl_credit.study.bench.exact import cosine_span
-from verl_credit.study.bench.learning import declare
-from verl_credit.study.bench.page import Agreed, Bench, Row, page
-from verl_credit.study.bench.policies import _rows
+from verl_credit.study.bench.page import Bench, page
+from verl_credit.study.bench.parts import Agreed, Row, _rows, cosine_span, declare, find_candidate
 from verl_credit.study.campaign.design import composed
 from verl_credit.study.campaign.file import parse
-from verl_credit.study.fidelity.credit import Credit
-from verl_credit.study.fidelity.measures import Measure
+from verl_credit.study.fidelity.agreements import Measure
+from verl_credit.study.fidelity.mode_credit import Credit
 from verl_credit.study.twin.check import check_twin
 
 MINE = "def mine(tables, *, weight: float = 1.0):\n    return tables.reward_B_K * weight, tables.outcome_B, tables.ones()\n"
@@ -78,7 +75,7 @@ def test_a_broken_campaign_is_refused_before_anything_is_measured():
 
 def test_a_candidate_without_credit_is_no_row_that_is_left_out(mine):
     missing = Credit("this run: bench_mine.mine", None, "row 3 is not finite", kind="run")
-    found = SimpleNamespace(credits=[missing], agreements=[None], gradients={})
+    found = SimpleNamespace(credits=[(missing, None)], gradients={})
     with pytest.raises(PreflightError, match="bench_mine:mine gave no credit: row 3 is not finite"):
         _rows(found, find_candidate(mine))
 

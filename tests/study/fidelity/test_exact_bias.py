@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from verl_credit.study.fidelity.exact.batch import as_world, in_groups
-from verl_credit.study.fidelity.exact.compare import compare, cosine, share_beyond
-from verl_credit.study.fidelity.exact.expectation import advantages
-from verl_credit.study.fidelity.exact.groups import list_groups
-from verl_credit.study.fidelity.exact.modes import PENALTY
+from verl_credit.study.fidelity.exact.bias import compare, cosine, expected_gradients, share_beyond
+from verl_credit.study.fidelity.exact.expectation import advantages, as_world, in_groups, list_groups
 from verl_credit.study.fidelity.exact.objectives import (  # fmt: skip
     gradient,
     log_success,
@@ -15,14 +12,14 @@ from verl_credit.study.fidelity.exact.objectives import (  # fmt: skip
     with_gain,
     with_turn_penalty,
 )
-from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS
-from verl_credit.study.fidelity.exact.subjects import (  # fmt: skip
+from verl_credit.study.fidelity.exact.operators import (
+    PENALTY,
     constant_credit,
     outcome_credit_of,
     turn_credit_of,
     turn_penalty,
 )
-from verl_credit.study.fidelity.exact.table import expected_gradients
+from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS
 from verl_credit.study.fidelity.exact.trajectories import list_trajectories
 
 TIGHT = {"rtol": 0, "atol": 1e-9}

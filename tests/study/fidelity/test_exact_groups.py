@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from verl_credit.credit import turn_credit
-from verl_credit.study.fidelity.exact.batch import as_world
-from verl_credit.study.fidelity.exact.expectation import advantages, expected_gradient, group_gradients
-from verl_credit.study.fidelity.exact.groups import draw_groups, group_probability, list_groups
+from verl_credit.study.fidelity.exact.expectation import (
+    advantages,
+    as_world,
+    draw_groups,
+    expected_gradient,
+    group_gradients,
+    group_probability,
+    list_groups,
+)
+from verl_credit.study.fidelity.exact.operators import outcome_credit_of, turn_credit_of
 from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS
-from verl_credit.study.fidelity.exact.subjects import outcome_credit_of, turn_credit_of
 from verl_credit.study.fidelity.exact.trajectories import list_trajectories
 
 

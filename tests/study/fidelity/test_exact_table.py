@@ -7,11 +7,16 @@ import pytest
 from verl_credit.credit.laws.subjects import Result
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.study.fidelity.exact.modes import all_credits
+from verl_credit.study.fidelity.exact.bias import LARGEST_OF_BATCH_SCOPE, exact_bias
 from verl_credit.study.fidelity.exact.objectives import reward
+from verl_credit.study.fidelity.exact.operators import (
+    Credit,
+    all_credits,
+    outcome_credit_of,
+    own_credit,
+    turn_credit_of,
+)
 from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question
-from verl_credit.study.fidelity.exact.subjects import Credit, outcome_credit_of, own_credit, turn_credit_of
-from verl_credit.study.fidelity.exact.table import LARGEST_OF_BATCH_SCOPE, exact_bias
 
 SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0.6, 1.0)}, "a", 2)
 

@@ -12,8 +12,12 @@ from verl_credit.study.fidelity.exact.objectives import (
     with_turn_penalty,
 )
 from verl_credit.study.fidelity.exact.question import ONE_HOP, QUESTIONS, TWO_HOPS, Place, Question
-from verl_credit.study.fidelity.exact.trajectories import list_trajectories
-from verl_credit.study.fidelity.exact.values import true_advantages, turn_values, values
+from verl_credit.study.fidelity.exact.trajectories import (
+    list_trajectories,
+    true_advantages,
+    turn_values,
+    values,
+)
 
 STOPS = (0.1, 0.5, 0.9)
 

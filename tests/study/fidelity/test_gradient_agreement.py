@@ -7,22 +7,27 @@ import pytest
 
 from kit.choice_world import world
 from kit.tiny_models import tiny_model
-from verl_credit.study.fidelity.credit import Credit
-from verl_credit.study.fidelity.gradient.agreement import (
+from verl_credit.study.fidelity.agreements import Measure
+from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
+from verl_credit.study.fidelity.gradient.credited import (
     GRPO,
     REFERENCE,
     RLOO,
     gradient_agreement,
     integrity,
-    replicate_groups,
-    score_without_gains,
 )
-from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
-from verl_credit.study.fidelity.measures import Measure
+from verl_credit.study.fidelity.measure import sample_groups
+from verl_credit.study.fidelity.mode_credit import Credit
+from verl_credit.study.fidelity.request import Request
+from verl_credit.study.fidelity.scored import score_turns
 from verl_credit.study.fidelity.values import states_of, values_of
 from verl_credit.worlds.rollouts.rollout import Start, roll
 
 PROMPTS, ROLLOUTS = 8, 4
+
+
+def request(seed):
+    return Request(out="", prompts=PROMPTS, rollouts=ROLLOUTS, continuations=8, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +36,16 @@ def sampled():
     sampler, protocol, prompts = world(PROMPTS)
     subject = SimpleNamespace(roll=partial(roll, sampler, protocol), prompts=prompts)
     groups = roll(sampler, protocol, [Start(state, ROLLOUTS, 0, "rollout") for state in prompts])
-    replicate = replicate_groups(subject, rollouts=ROLLOUTS, seed=0)
+    replicate = sample_groups(subject, request(0), "replicate")
     values = values_of(
         states_of([*groups, *replicate]), partial(roll, sampler, protocol), continuations=8, seed=0
     )
     return (
         subject,
         groups,
-        score_without_gains(groups, values),
+        score_turns(groups, values),
         replicate,
-        score_without_gains(replicate, values),
+        score_turns(replicate, values),
     )
 
 
@@ -57,9 +62,9 @@ def leave_one_out(groups):
 def test_a_replicate_is_other_rollouts_of_the_same_prompts(sampled):
     subject, groups, _, replicate, _ = sampled
     assert [group[0].steps[0].state for group in replicate] == subject.prompts
-    assert replicate != groups
-    assert replicate == replicate_groups(subject, rollouts=ROLLOUTS, seed=0)
-    assert replicate != replicate_groups(subject, rollouts=ROLLOUTS, seed=1)
+    assert groups == sample_groups(subject, request(0)) != replicate
+    assert replicate == sample_groups(subject, request(0), "replicate")
+    assert replicate != sample_groups(subject, request(1), "replicate")
 
 
 def test_a_row_per_credit_and_one_for_the_true_advantages(sampled):

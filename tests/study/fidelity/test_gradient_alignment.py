@@ -6,25 +6,31 @@ import numpy as np
 import pytest
 import torch
 
-from verl_credit.study.fidelity.exact.batch import as_world
-from verl_credit.study.fidelity.exact.compare import cosine
-from verl_credit.study.fidelity.exact.expectation import advantages, expected_gradient, group_gradients
-from verl_credit.study.fidelity.exact.groups import draw_groups, list_groups
+from verl_credit.study.fidelity.agreements import Measure
+from verl_credit.study.fidelity.exact.bias import cosine
+from verl_credit.study.fidelity.exact.expectation import (
+    advantages,
+    as_world,
+    draw_groups,
+    expected_gradient,
+    group_gradients,
+    list_groups,
+)
 from verl_credit.study.fidelity.exact.objectives import gradient, reward
+from verl_credit.study.fidelity.exact.operators import outcome_credit_of, turn_credit_of
 from verl_credit.study.fidelity.exact.question import QUESTIONS
-from verl_credit.study.fidelity.exact.subjects import outcome_credit_of, turn_credit_of
-from verl_credit.study.fidelity.exact.trajectories import list_trajectories
-from verl_credit.study.fidelity.exact.values import true_advantages
-from verl_credit.study.fidelity.gradient.alignment import Alignment, variance_of_ratio
-from verl_credit.study.fidelity.gradient.batches import (
+from verl_credit.study.fidelity.exact.trajectories import list_trajectories, true_advantages
+from verl_credit.study.fidelity.gradient.alignment import (
+    Alignment,
+    PromptSums,
     along_others,
     along_own,
     draw_batches,
     length_of_batches,
+    variance_of_ratio,
 )
-from verl_credit.study.fidelity.gradient.jackknife import interval, product_of_means, prompts_for, root
-from verl_credit.study.fidelity.gradient.sums import PromptSums, square_of_means
-from verl_credit.study.fidelity.measures import Measure
+from verl_credit.study.fidelity.gradient.credited import square_of_means
+from verl_credit.study.stats import interval, product_of_means, prompts_for, root
 
 PROMPTS, ENTRIES = 30, 20
 

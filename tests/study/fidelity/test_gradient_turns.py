@@ -10,13 +10,12 @@ import torch
 from kit.tiny_models import exact_norms, tiny_model
 from verl_credit.policy.attention import AUTO
 from verl_credit.policy.packed import PackedPolicy
-from verl_credit.study.fidelity.credit import per_turn
-from verl_credit.study.fidelity.gradient.sketch import CountSketch
-from verl_credit.study.fidelity.gradient.sums import credited, square_of_means, tokens_of, true_credit
-from verl_credit.study.fidelity.gradient.turns import turn_gradients
+from verl_credit.study.fidelity.gradient.credited import credited, square_of_means, tokens_of, true_credit
+from verl_credit.study.fidelity.gradient.turns import CountSketch, turn_gradients
+from verl_credit.study.fidelity.mode_credit import per_turn
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.study.twin.update import Objective, UpdateBatch, update
+from verl_credit.study.twin.step import Objective, UpdateBatch, update
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Trajectory
 

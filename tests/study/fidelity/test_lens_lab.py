@@ -17,9 +17,10 @@ from verl_credit.records.run.tables import (
     table_path,
     write_table,
 )
-from verl_credit.study.fidelity.gradient.agreement import score_without_gains
 from verl_credit.study.fidelity.measure import sample_groups
+from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.study.fidelity.scored import score_turns
 from verl_credit.study.fidelity.subject import load_policy, make_subject
 from verl_credit.study.fidelity.values import states_of, values_of
 
@@ -53,7 +54,8 @@ def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(ti
 
     policy, questions = load_policy(tiny_lab.policy), tiny_lab.root / "train.parquet"
     subject = make_subject("", config, *policy, questions=questions, lab=tiny_lab.root, prompts=2)
-    paths = [path for group in sample_groups(subject, rollouts=3, seed=5) for path in group]
+    request = Request(out="", prompts=2, rollouts=3, continuations=2, seed=5)
+    paths = [path for group in sample_groups(subject, request) for path in group]
     for step in (1, 4):
         tables(tmp_path, step, paths)
     code, said = command("--steps", "1,4")
@@ -67,7 +69,7 @@ def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(ti
     assert code == 0 and "keep_checkpoints=[3]" in said[0] and "5 rollouts of step 1" in said[-2]
     groups = [[path] for path in paths[:5]]
     values = values_of(states_of(groups), subject.roll, continuations=4, seed=0)
-    wanted = score_without_gains(groups, values)
+    wanted = score_turns(groups, values)
     lines = [json.loads(line) for line in stars_path(tmp_path, 1).read_text().splitlines()]
     assert [(line["row"], line["turn"], line["before"], line["a_star"], line["se"]) for line in lines] == [
         (2 + turn.prompt, turn.turn, turn.before, turn.a_star, turn.se) for turn in wanted

@@ -2,14 +2,16 @@
 
 import pytest
 
-from verl_credit.study.fidelity.measure import Result
-from verl_credit.study.fidelity.measures import Measure
-from verl_credit.study.fidelity.report import table
+from verl_credit.study.fidelity.result import Result, table
+from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.fidelity.values import Value
+from verl_credit.study.stats import Measure
 
 
-@pytest.mark.parametrize("share, said", [(0.0, 0), (0.25, 1)])
-def test_the_table_says_where_a_star_is_not_exact(share, said):
-    unknown = Measure(None, None, None)
-    result = Result([[]], [], [], {}, [], 1, unknown, (0, 0), [], 3, share)
+@pytest.mark.parametrize("otherwise, lines_wanted", [(0, 0), (1, 1)])
+def test_the_table_says_where_a_star_is_not_exact(otherwise, lines_wanted):
+    values = {"a": Value("a", "10", otherwise), "b": Value("b", "11")}
+    turn = ScoredTurn(0, 0, 0, "ending", "a", None, 0.5, 0.0, 1.0, 0.1, 0.01, 0.0, None, 1.0)
+    result = Result([[]], [turn], values, [], {}, 1, Measure(None), (0, 0))
     lines = [line for line in table("p", result) if "gave another answer" in line]
-    assert len(lines) == said and all("25% of continuations" in line for line in lines)
+    assert len(lines) == lines_wanted and all("25% of continuations" in line for line in lines)

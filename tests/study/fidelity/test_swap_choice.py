@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from kit.choice_world import exact_value, found, world
-from verl_credit.study.fidelity.swap.credit import monte_carlo, swapped_groups
 from verl_credit.study.fidelity.swap.decisions import (
     ALTERNATIVES,
     Alternative,
     Decision,
     completed,
     find_decisions,
+    worth,
 )
-from verl_credit.study.fidelity.swap.measures import SwapAgreements
-from verl_credit.study.fidelity.swap.worth import worth
+from verl_credit.study.fidelity.swap.regret import SwapAgreements
+from verl_credit.study.fidelity.swap.swapped import monte_carlo, swapped_groups
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.worlds.rollouts.protocol import State, Step
 from verl_credit.worlds.rollouts.rollout import Start, roll
@@ -165,7 +165,7 @@ def test_regret_is_not_flattered_by_luck_that_chose(decisions):
     q, measured, wanted, naive = q_of(some, exact_values(some)), [], [], []
     for seed in range(40):
         values = drawn_values(some, 12, seed)
-        credit = [monte_carlo(d, values)["Monte Carlo, 4"] for d in some]
+        credit = [monte_carlo(d, values)[0].advantages for d in some]
         agreements = SwapAgreements(some, values, 1, resamples=1)
         measured.append(agreements.of([one[:, None] for one in credit], held_out=True).one.regret.value)
         first, of_all = q_of(some, part_of(values, slice(6))), q_of(some, values)

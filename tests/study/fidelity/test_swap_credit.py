@@ -8,16 +8,16 @@ from kit.choice_world import exact_value, found, world
 from verl_credit.credit.turn.anchors import exact_anchors
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.records.report.again import TurnTables, credit_of_turns
-from verl_credit.study.fidelity.credit import name_of, rows_of
-from verl_credit.study.fidelity.swap.credit import (
+from verl_credit.study.fidelity.mode_credit import name_of, rows_of
+from verl_credit.study.fidelity.swap.decisions import completed, find_decisions
+from verl_credit.study.fidelity.swap.swapped import (
     credit_of_controls,
     credit_of_modes,
     monte_carlo,
     reads_batch,
     swapped_groups,
 )
-from verl_credit.study.fidelity.swap.decisions import completed, find_decisions
-from verl_credit.study.fidelity.tables import outcomes_of
+from verl_credit.study.fidelity.training import outcomes_of
 from verl_credit.study.fidelity.values import Value
 from verl_credit.worlds.rollouts.rollout import Start, roll
 from verl_credit.worlds.rollouts.sampler import digest
@@ -56,6 +56,11 @@ def tables_of_choice(groups, operator="reinforce_pp"):
     )  # fmt: skip
 
 
+def by_name(credits):
+    """What each credit gives, or why there is none."""
+    return {c.name: c.reason if c.advantages is None else c.advantages for c in credits}
+
+
 @pytest.fixture(scope="module")
 def sample():
     sampler, protocol, states = world(QUESTIONS)
@@ -73,7 +78,7 @@ def test_it_is_the_credit_in_the_whole_batch(sample):
     for decision, of_one in zip(decisions, ends, strict=True):
         swapped = swapped_groups(groups[decision.prompt], decision, of_one)
         others = rows_of(tables, tables.group_B != decision.prompt)
-        made = credit_of_modes(tables_of_choice(swapped), decision, modes, others)
+        made = by_name(credit_of_modes(tables_of_choice(swapped), decision, modes, others))
         row = ROLLOUTS * decision.prompt + decision.trajectory
         for number in range(0, len(swapped), COMPLETIONS):
             before, after = groups[: decision.prompt], groups[decision.prompt + 1 :]
@@ -98,7 +103,9 @@ def test_rloo_by_hand(sample):
     for decision, of_one in zip(decisions, ends, strict=True):
         group = groups[decision.prompt]
         swapped = swapped_groups(group, decision, of_one)
-        made = credit_of_modes(tables_of_choice(swapped), decision, [MODES["none"]], None)["none, rloo"]
+        made = by_name(credit_of_modes(tables_of_choice(swapped), decision, [MODES["none"]], None))[
+            "none, rloo"
+        ]
         others = [t.reward for place, t in enumerate(group) if place != decision.trajectory]
         outcome = np.array([path.reward for of_alternative in of_one for path in of_alternative])
         assert made == pytest.approx(outcome - np.mean(others))
@@ -109,7 +116,7 @@ def test_controls_read_the_swapped_group(sample):
     decision, of_one = decisions[0], ends[0]
     swapped = swapped_groups(groups[decision.prompt], decision, of_one)
     tables, data = tables_of_choice(swapped), [{"extra_info": None}] * QUESTIONS
-    made = credit_of_controls(tables, swapped, decision, data, np.random.default_rng(0))
+    made = by_name(credit_of_controls(tables, swapped, decision, data, np.random.default_rng(0)))
     assert (
         len(set(made["random"].tolist())) == len(swapped) and "extra_info" in made["brought a needed article"]
     )
@@ -125,7 +132,7 @@ def test_monte_carlo_is_less_than_the_half_that_chooses(sample):
     decision = decisions[0]
     ids = {decision.state.ids, *(a.step.next.ids for a in decision.alternatives if a.step.next)}
     values = {digest(one): Value(digest(one), "1100" + "1" * 12) for one in ids}
-    made = monte_carlo(decision, values)
+    made = by_name(monte_carlo(decision, values))
     wanted = [0.0 if a.step.next else a.step.reward - 0.5 for a in decision.alternatives]
     assert made["Monte Carlo, 4"].tolist() == wanted
     assert made["Monte Carlo, 8"].endswith("expected --continuations 18 at least")

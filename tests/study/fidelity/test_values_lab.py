@@ -15,10 +15,10 @@ from verl_credit.errors import PreflightError
 from verl_credit.policy.generation.generator import BatchGenerator
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.measure import sample_groups
+from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.rows import turn_batch
-from verl_credit.study.fidelity.run_credit import run_credit
 from verl_credit.study.fidelity.subject import load_checkpoint, load_policy, make_subject
-from verl_credit.study.fidelity.tables import tables_of
+from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.forward import PackedRows
 from verl_credit.worlds.lab.config import SIZES
 from verl_credit.worlds.lab.evaluate import Roller
@@ -46,7 +46,7 @@ def test_another_index_than_the_runs_is_refused(tiny_lab):
 
 @pytest.fixture(scope="module")
 def groups(subject):
-    return sample_groups(subject, rollouts=3, seed=0)
+    return sample_groups(subject, Request(out="", prompts=24, rollouts=3, continuations=2))
 
 
 def test_greedy_trajectories_are_those_of_the_labs_evaluation(subject, tiny_lab):

@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from verl_credit.study.fidelity.integrity import martingale
-from verl_credit.study.fidelity.measures import Agreements, sure_pairs
-from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.fidelity.agreements import Agreements, sure_pairs
+from verl_credit.study.fidelity.scored import ScoredTurn, martingale
 from verl_credit.study.fidelity.values import Value
 
 

@@ -1,6 +1,7 @@
 """The trie sampler: frequencies of texts are their exact probabilities, and a seed says everything."""
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -8,10 +9,9 @@ import pytest
 import torch
 
 from kit.tiny_models import tiny_model
+from lakes.integrity import Fit
 from verl_credit.policy.generation.generator import BatchGenerator
-from verl_credit.study.fidelity.integrity import Fit, text_fit
-from verl_credit.worlds.rollouts.decoder import ModelDecoder
-from verl_credit.worlds.rollouts.sampler import Ask, TurnSampler, digest, uniforms
+from verl_credit.worlds.rollouts.sampler import Ask, ModelDecoder, TurnSampler, digest, uniforms
 
 STOP, WORDS, LONGEST = 2, (2, 3, 4, 5), 3
 CONTEXTS = [(1, 3, 4), (1, 5, 5, 4, 3, 1, 4), (1,)]
@@ -40,6 +40,29 @@ def exact(model, context):
                 log_probs = BatchGenerator(model, pad_token_id=0).prompt_log_probs([*context, *text])
                 found[text] = float(np.exp(sum(log_probs[len(context) - 1 :])))
     return found
+
+
+def text_fit(counts: Mapping, probabilities: Mapping, least: float = 5.0) -> Fit:
+    """Sampled texts against their exact probabilities. Texts of fewer than ``least`` expected samples are one cell.
+
+    Raises ValueError for a sampled text of probability 0, and where fewer than two cells are left.
+    """
+    if unknown := [text for text in counts if not probabilities.get(text)]:
+        raise ValueError(f"sampled {unknown[0]!r}, whose probability is 0")
+    n = sum(counts.values())
+    cells, rest = [], [0.0, 0.0]
+    for text, p in probabilities.items():
+        cell = counts.get(text, 0), n * p
+        if cell[1] >= least:
+            cells.append(cell)
+        else:
+            rest = [a + b for a, b in zip(rest, cell, strict=True)]
+    if rest[1] > 0:
+        cells.append(tuple(rest))
+    if len(cells) < 2:
+        raise ValueError(f"{n} samples leave {len(cells)} cell of {least:g} expected samples; expected two")
+    observed, expected = np.array(cells, dtype=np.float64).T
+    return Fit(float(((observed - expected) ** 2 / expected).sum()), len(cells) - 1)
 
 
 def test_texts_are_as_frequent_as_they_are_probable(model):

@@ -8,9 +8,8 @@ import pytest
 
 from kit.choice_world import TURNS, exact_value, found, world
 from verl_credit.errors import PreflightError
-from verl_credit.study.fidelity.integrity import martingale
-from verl_credit.study.fidelity.measures import Agreements
-from verl_credit.study.fidelity.scored import score_turns
+from verl_credit.study.fidelity.agreements import Agreements
+from verl_credit.study.fidelity.scored import martingale, score_turns
 from verl_credit.study.fidelity.values import states_of, values_of
 from verl_credit.worlds.rollouts.rollout import Start, roll
 from verl_credit.worlds.rollouts.sampler import digest

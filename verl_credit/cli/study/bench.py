@@ -17,11 +17,8 @@ from verl_credit.recipe.machine.gather import cores
 from verl_credit.recipe.world import world_of
 from verl_credit.records.run.files import DamagedFile, write_text
 from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.study.bench.candidate import Candidate, find_candidate
-from verl_credit.study.bench.exact import exact_rows
-from verl_credit.study.bench.learning import GRPO, declare, learn
 from verl_credit.study.bench.page import Bench, page
-from verl_credit.study.bench.policies import agreed
+from verl_credit.study.bench.parts import GRPO, Candidate, agreed, declare, exact_rows, find_candidate, learn
 from verl_credit.study.campaign.results import results
 
 PAGE = "bench.html"

@@ -19,15 +19,13 @@ from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.records.report.fidelity_page import fidelity_page
 from verl_credit.records.run.files import DamagedFile, plain, read_json_lines, write_text
 from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.study.fidelity.credit import find_modes
 from verl_credit.study.fidelity.measure import measure
-from verl_credit.study.fidelity.report import as_dict, table, write_result
+from verl_credit.study.fidelity.mode_credit import find_modes
 from verl_credit.study.fidelity.request import RESULT, Request
+from verl_credit.study.fidelity.result import as_dict, table, write_result
 from verl_credit.study.fidelity.scored import TURNS
 from verl_credit.study.fidelity.swap.decisions import PER_PROMPT
-from verl_credit.study.fidelity.swap.report import as_dict as swaps_as_dict
-from verl_credit.study.fidelity.swap.report import swap_table
-from verl_credit.study.fidelity.swap.swaps import measure_swaps
+from verl_credit.study.fidelity.swap.swaps import measure_swaps, swap_table, swaps_as_dict
 from verl_credit.study.fidelity.values import check_continuations
 from verl_credit.study.fidelity.workers import workers_of
 
@@ -76,7 +74,8 @@ def fidelity(
             )
         if minutes is not None and minutes <= 0:
             raise PreflightError(f"--minutes {minutes:g}: expected more than 0")
-        chosen = find_modes(None if modes is None else _names(modes))
+        names = None if modes is None else _names(modes)
+        chosen = find_modes(names)
         if gradient:
             _refuse_gradient(chosen, prompts)
         policies = policies_of(folder, step_numbers(steps), lab)
@@ -98,21 +97,12 @@ def fidelity(
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
             if by_run:
                 minutes_left = None if end is None else (end - time.monotonic()) / 60 / left
-                found.append(_by_run(policy, out, settings, modes, minutes_left, overrides))
+                found.append(_by_run(policy, out, settings, names, minutes_left, overrides))
                 continue
-            found.append(
-                _here(
-                    policy,
-                    out / policy.name,
-                    settings,
-                    chosen,
-                    lab=lab,
-                    gradient=gradient,
-                    swaps=swaps,
-                    parallel=parallel,
-                    enough=_Until(end, left),
-                )
+            request = Request(
+                out=str(out / policy.name), modes=names, gradient=gradient, swaps=swaps, **settings
             )
+            found.append(_here(policy, request, lab, parallel, _Until(end, left)))
             write_result(out / policy.name / RESULT, settings, found[-1:])
         write_result(out / RESULT, settings, found)
         turns = [list(read_json_lines(out / policy.name / TURNS)) for policy in policies]
@@ -134,50 +124,19 @@ def fidelity(
 
 
 def _here(
-    policy: Policy,
-    out: Path,
-    settings: Mapping,
-    modes: Sequence[TurnMode],
-    *,
-    lab: Path | None,
-    gradient: bool,
-    swaps: int,
-    parallel: int | None,
-    enough: Callable[[], bool],
+    policy: Policy, request: Request, lab: Path | None, parallel: int | None, enough: Callable[[], bool]
 ) -> dict:
     """By the sampler, in this process. What ``fidelity.json`` has of the policy; its tables are printed."""
-    prompts, continuations, seed = (settings[name] for name in ("prompts", "continuations", "seed"))
-    load = partial(policy.load, lab=lab, split=settings["split"], prompts=prompts)
+    load = partial(policy.load, lab=lab, split=request.split, prompts=request.prompts)
     subject, say = load(), Throttled(say_at_once, f"fidelity {policy.name}")
-    with terminate_as_interrupt(), workers_of(load, prompts, parallel) as workers:
-        result = measure(
-            subject,
-            out,
-            rollouts=settings["rollouts"],
-            continuations=continuations,
-            seed=seed,
-            modes=modes,
-            gradient=gradient,
-            say=say,
-            enough=enough,
-            workers=workers,
-        )
+    with terminate_as_interrupt(), workers_of(load, request.prompts, parallel) as workers:
+        result = measure(subject, request, say=say, enough=enough, workers=workers)
         print("\n".join(table(subject.name, result)))
         swapped = {}
-        if swaps:
-            made = measure_swaps(
-                subject,
-                result.groups,
-                out,
-                wanted=swaps,
-                continuations=continuations,
-                seed=seed,
-                modes=modes,
-                say=say,
-                enough=enough,
-            )
-            print("\n".join(swap_table(made)))
-            swapped = swaps_as_dict(made)
+        if request.swaps:
+            swaps = measure_swaps(subject, request, result.groups, say=say, enough=enough)
+            print("\n".join(swap_table(swaps)))
+            swapped = swaps_as_dict(swaps)
     return as_dict(subject, result) | {"swaps": swapped}
 
 
@@ -185,7 +144,7 @@ def _by_run(
     policy: Policy,
     out: Path,
     settings: Mapping,
-    modes: str | None,
+    modes: list[str] | None,
     minutes: float | None,
     overrides: Sequence[str],
 ) -> dict:
@@ -197,9 +156,8 @@ def _by_run(
         name=policy.name,
         policy=str(policy.folder),
         step=policy.step,
-        modes=None if modes is None else _names(modes),
+        modes=modes,
         minutes=minutes,
-        about={},
         folder=str(Path.cwd()),
         **settings,
     )

@@ -22,9 +22,9 @@ from verl_credit.records.report.lens_stars import stars_folder, stars_path, text
 from verl_credit.records.run.files import DamagedFile, append_json
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.records.run.tables import ROLLOUTS, TOKENS, DamagedTable, read_table, table_path, tables_of
-from verl_credit.study.fidelity.about import check_about
-from verl_credit.study.fidelity.gradient.agreement import score_without_gains
-from verl_credit.study.fidelity.kept import kept_trajectories
+from verl_credit.study.fidelity.request import check_about
+from verl_credit.study.fidelity.rows import kept_trajectories
+from verl_credit.study.fidelity.scored import score_turns
 from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.values import VALUES, states_of, values_of
 
@@ -114,7 +114,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
         say=lambda done, of: say(done / of, f"values of the contexts of {done} of {of} prompts"),
     )
     texts = {row: text_digest(text) for row, text in zip(tokens["row"], tokens["text"], strict=True)}
-    scored, rows = score_without_gains(groups, values), list(found)
+    scored, rows = score_turns(groups, values), list(found)
     path = stars_path(folder, step)
     path.unlink(missing_ok=True)
     for turn in scored:

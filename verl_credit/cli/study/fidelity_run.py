@@ -36,8 +36,7 @@ from verl_credit.records.run.files import read_json_lines
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress import say_at_once
 from verl_credit.records.run.state import deciding_keys
-from verl_credit.study.fidelity.about import check_about
-from verl_credit.study.fidelity.request import RESULT, ROLLOUTS, TABLE, Request
+from verl_credit.study.fidelity.request import RESULT, ROLLOUTS, TABLE, Request, check_about
 from verl_credit.study.fidelity.values import VALUES
 
 FOLDER = "run"

@@ -16,10 +16,9 @@ from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events
 from verl_credit.records.run.files import write_text
 from verl_credit.records.run.progress import Throttled
-from verl_credit.study.fidelity.credit import find_modes
 from verl_credit.study.fidelity.measure import measure
-from verl_credit.study.fidelity.report import as_dict, table, write_result
 from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
+from verl_credit.study.fidelity.result import as_dict, table, write_result
 
 
 @register_trainer(MEASURE_MODE)
@@ -46,11 +45,7 @@ class MeasuringTrainer(CreditTrainer):
         end = None if request.minutes is None else time.monotonic() + 60 * request.minutes
         result = measure(
             subject,
-            out,
-            rollouts=request.rollouts,
-            continuations=request.continuations,
-            seed=request.seed,
-            modes=find_modes(request.modes),
+            request,
             say=say,
             enough=lambda: end is not None and time.monotonic() >= end,
             prompts_at_once=1,

@@ -8,30 +8,12 @@ from dataclasses import dataclass, field
 from verl_credit.credit.laws.check import Finding
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.page import template
-from verl_credit.study.bench.exact import cosine_span
+from verl_credit.study.bench.parts import Agreed, cosine_span
 from verl_credit.study.campaign.pictures import difference_format, panels, value_format
 from verl_credit.study.campaign.report import interval
 from verl_credit.study.campaign.results import Results
-from verl_credit.study.fidelity.measures import Measure
-from verl_credit.study.fidelity.report import shown
-
-
-@dataclass(frozen=True)
-class Row:
-    """One credit on one policy."""
-
-    name: str
-    pearson: Measure
-    own: Measure | None
-    own_difference: Measure | None
-
-
-@dataclass(frozen=True)
-class Agreed:
-    policy: str
-    prompts: int
-    reliability: Measure
-    rows: list[Row]
+from verl_credit.study.fidelity.agreements import Measure
+from verl_credit.study.fidelity.result import shown
 
 
 @dataclass

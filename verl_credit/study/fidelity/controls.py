@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from verl_credit.records.report.again import TurnTables, credit_of_turns
-from verl_credit.study.fidelity.credit import Advantages, Credit, nested, per_turn
+from verl_credit.study.fidelity.mode_credit import Advantages, Credit, nested, per_turn
 from verl_credit.study.fidelity.scored import true_advantages
 from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.worlds.rollouts.rollout import Trajectory

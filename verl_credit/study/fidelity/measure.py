@@ -3,95 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from omegaconf import DictConfig
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.records.report.again import TurnTables
 from verl_credit.records.run.files import append_json
-from verl_credit.study.fidelity.about import check_about
+from verl_credit.study.fidelity.agreements import Agreements
 from verl_credit.study.fidelity.controls import controls, first_brought
-from verl_credit.study.fidelity.credit import Credit, find_modes, mode_credits
-from verl_credit.study.fidelity.gradient.agreement import (
-    gradient_agreement,
-    replicate_groups,
-    score_without_gains,
+from verl_credit.study.fidelity.gradient.credited import gradient_agreement
+from verl_credit.study.fidelity.mode_credit import Credit, find_modes, mode_credits
+from verl_credit.study.fidelity.request import Request, check_about
+from verl_credit.study.fidelity.result import Result
+from verl_credit.study.fidelity.scored import (
+    TURNS,
+    ScoredTurn,
+    by_second_half,
+    score_turns,
 )
-from verl_credit.study.fidelity.gradient.alignment import GradientAgreement
-from verl_credit.study.fidelity.integrity import ZScore, martingale
-from verl_credit.study.fidelity.measured import Measured
-from verl_credit.study.fidelity.measures import Agreement, Agreements, Measure
-from verl_credit.study.fidelity.run_credit import run_credit
-from verl_credit.study.fidelity.scored import TURNS, ScoredTurn, by_second_half, score_turns
-from verl_credit.study.fidelity.tables import tables_of
+from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, VALUES, Value, states_of, values_of
 from verl_credit.study.fidelity.workers import Workers
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.scorers import Forward
+from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
 
 
-@dataclass(frozen=True)
-class Result:
-    """Of the prompts whose values are complete: the first ones, all of them unless time was short."""
+class Measured(Protocol):
+    """The policy of a measurement: `subject.Subject` in this process, `host.measure` through a run's own workers."""
 
-    groups: list[list[Trajectory]]
-    turns: list[ScoredTurn]
-    credits: list[Credit]
-    """Of the run, of every mode, of the controls."""
-    gradients: dict[str, GradientAgreement]
-    """By the names of credits, and of `REFERENCE`; empty where gradients were not asked for."""
-    agreements: list[Agreement | None]
-    """With the true advantages, of each credit; None where it could not be made."""
-    of_prompts: int
-    """How many were asked for."""
-    reliability: Measure
-    sure_pairs: tuple[int, int]
-    """Of tool turns, and with the ending turn."""
-    integrity: list[ZScore]
-    contexts: int
-    otherwise: float
-    """Share of continuations on whose way a tool answered otherwise than in the rollout."""
+    name: str
+    config: DictConfig
+    tokenizer: object
+    prompts: list[State]
+    """Before the first turn, a prompt each."""
+    data: list[dict]
+    """The questions' rows of the data set."""
+    step: int | None
+    engine: str
+    """What rolls it out."""
 
-    @property
-    def prompts(self) -> int:
-        return len(self.groups)
+    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
+        """The trajectories of every start."""
+
+    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
+        """Their rows, as a step of training reads them."""
+
+    def forward(self) -> AbstractContextManager[Forward]:
+        """The policy's log-probs, for gains by rows."""
+
+    def about(self) -> dict:
+        """Which policy it is, and how it is rolled out."""
 
 
 def measure(
     subject: Measured,
-    out: Path,
+    request: Request,
     *,
-    rollouts: int,
-    continuations: int,
-    seed: int,
-    modes: Sequence[TurnMode] | None = None,
-    gradient: bool = False,
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
     workers: Workers | None = None,
     prompts_at_once: int = PROMPTS_AT_ONCE,
 ) -> Result:
-    """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. Repeated with the same settings it goes on.
+    """Writes ``values.jsonl`` as values come, and ``turns.jsonl`` at the end. A second call with the same request goes on.
 
-    ``modes``: None for every registered one. ``gradient``: their gradients, too (`gradient.agreement`), which takes other
-    rollouts of the same prompts and their values. Once ``enough`` says so no more prompts are valued. ``workers`` value
-    contexts; None: this process does.
-    Raises PreflightError where ``out`` has the values of another policy or of other settings.
+    A gradient takes other rollouts of the same prompts and their values, too. Once ``enough`` is true no more prompts are
+    valued. ``workers`` value contexts; None: this process does.
+    Raises PreflightError where the folder has the values of another policy or of other settings.
     """
+    out, seed = Path(request.out), request.seed
     out.mkdir(parents=True, exist_ok=True)
-    check_about(out, subject.about(), continuations=continuations, seed=seed)
+    check_about(out, subject.about(), continuations=request.continuations, seed=seed)
     if workers is not None and not (out / VALUES).exists():
         workers.start()
-    sampled = sample_groups(subject, rollouts=rollouts, seed=seed, say=say)
-    again = replicate_groups(subject, rollouts=rollouts, seed=seed) if gradient else [[] for _ in sampled]
+    say(0.0, f"{request.rollouts} rollouts of {len(subject.prompts)} prompts")
+    sampled = sample_groups(subject, request)
+    again = sample_groups(subject, request, "replicate") if request.gradient else [[] for _ in sampled]
     values = values_of(
         states_of([*sampled, *again]),
         subject.roll,
-        continuations=continuations,
+        continuations=request.continuations,
         seed=seed,
         path=out / VALUES,
         say=lambda done, of: say(0.1 + 0.5 * done / of, f"values of the contexts of {done} of {of} prompts"),
@@ -104,7 +104,7 @@ def measure(
     groups, again = sampled[:count], again[:count]
     contexts = {digest(state.ids) for state in states_of([*groups, *again])}
     values = {name: values[name] for name in contexts}
-    tables, gold_B_K1, credits = _credits(subject, groups, find_modes(None) if modes is None else modes)
+    tables, gold_B_K1, credits = _credits(subject, groups, find_modes(request.modes))
     gains, gold = (_by_group(groups, table_B.tolist()) for table_B in (tables.reward_B_K, gold_B_K1))
     turns = score_turns(groups, values, gains, gold, first_brought(groups, subject.data))
     _write_turns(out / TURNS, turns)
@@ -112,14 +112,14 @@ def measure(
     second = Agreements(by_second_half(turns, values), one_half=True)
     credits += controls(tables, groups, values, subject.data, seed)
     gradients = {}
-    if gradient:
+    if request.gradient:
         gradients = gradient_agreement(
             subject.model,
             groups,
             turns,
             credits,
             again,
-            score_without_gains(again, values),
+            score_turns(again, values),
             batch_prompts=subject.config.data.train_batch_size,
             seed=seed,
             say=lambda done, of: say(0.65 + 0.35 * done / of, f"gradients of {done} of {of} distinct turns"),
@@ -127,26 +127,22 @@ def measure(
     return Result(
         groups,
         turns,
-        credits,
+        values,
+        [(one, (second if one.held_out else agreements).of_credit(one)) for one in credits],
         gradients,
-        [_agreement(credit, turns, second if credit.held_out else agreements) for credit in credits],
         len(sampled),
         agreements.reliability,
         agreements.sure,
-        martingale(turns),
-        len(contexts),
-        sum(v.otherwise for v in values.values()) / sum(v.continuations for v in values.values()),
     )
 
 
-def _agreement(credit: Credit, turns: list[ScoredTurn], agreements: Agreements) -> Agreement | None:
-    if credit.advantages is None:
-        return None
-    return agreements.of([credit.advantages[t.prompt][t.trajectory][t.turn] for t in turns])
+def sample_groups(subject: Measured, request: Request, name: str = "rollout") -> list[list[Trajectory]]:
+    """Trajectories of every prompt at temperature 1. Another ``name`` gives independent ones."""
+    return subject.roll([Start(state, request.rollouts, request.seed, name) for state in subject.prompts])
 
 
 def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
-    """How many prompts come before one that lacks a value."""
+    """How many prompts come before the first that lacks a value."""
     known = (all(digest(state.ids) in values for state in states_of([group])) for group in sampled)
     return sum(1 for _ in takewhile(bool, known))
 
@@ -154,57 +150,34 @@ def _complete(sampled: list[list[Trajectory]], values: dict[str, Value]) -> int:
 def _credits(
     subject: Measured, groups: list[list[Trajectory]], modes: Sequence[TurnMode]
 ) -> tuple[TurnTables, torch.Tensor, list[Credit]]:
-    settings = CreditSettings.from_config(subject.config)
+    settings, size = CreditSettings.from_config(subject.config), subject.config.data.train_batch_size
     with subject.forward() as forward:
         tables, gold_B_K1 = tables_of(subject.batch(groups), groups, settings, forward, subject.tokenizer)
         of_run = [] if subject.step is None else [_of_run(subject, groups, settings, forward)]
     sizes = [len(group) for group in groups]
-    return (
-        tables,
-        gold_B_K1,
-        [*of_run, *mode_credits(tables, sizes, modes, subject.config.data.train_batch_size)],
-    )
+    return tables, gold_B_K1, [*of_run, *mode_credits(tables, sizes, modes, size)]
 
 
 def _by_group(groups: list[list[Trajectory]], rows: list) -> list[list]:
     """A row for each trajectory."""
-    of_row = iter(rows)
-    return [[next(of_row) for _ in group] for group in groups]
+    rows = iter(rows)
+    return [[next(rows) for _ in group] for group in groups]
 
 
 def _of_run(subject: Measured, groups: list[list[Trajectory]], settings: CreditSettings, forward) -> Credit:
     """Batch by batch, as in training."""
     step, size = subject.step + 1, subject.config.data.train_batch_size
-    made = []
+    planned = subject.config.trainer.total_training_steps or step
+    credits = []
     for begin in range(0, len(groups), size):
         part = groups[begin : begin + size]
-        made.append(
-            run_credit(
-                subject.batch(part),
-                part,
-                settings,
-                forward,
-                subject.tokenizer,
-                step=step,
-                planned_steps=subject.config.trainer.total_training_steps or step,
-            )
-        )
-    if failed := next((credit for credit in made if credit.advantages is None), None):
-        return failed
-    return replace(made[0], advantages=[of_prompt for credit in made for of_prompt in credit.advantages])
-
-
-def sample_groups(
-    subject: Measured,
-    *,
-    rollouts: int,
-    seed: int,
-    say: Callable[[float, str], None] = lambda share, text: None,
-) -> list[list[Trajectory]]:
-    """``rollouts`` trajectories of every prompt at temperature 1."""
-    say(0.0, f"{rollouts} rollouts of {len(subject.prompts)} prompts")
-    starts = [Start(state, rollouts, seed, "rollout") for state in subject.prompts]
-    return subject.roll(starts)
+        steps = {"step": step, "planned_steps": planned}
+        credits.append(run_credit(subject.batch(part), part, settings, forward, subject.tokenizer, **steps))
+    if missing := next((credit for credit in credits if credit.advantages is None), None):
+        return missing
+    return replace(
+        credits[0], advantages=[of_prompt for credit in credits for of_prompt in credit.advantages]
+    )
 
 
 def _write_turns(path: Path, turns: list[ScoredTurn]) -> None:

@@ -1,48 +1,85 @@
-"""What a measurement that runs in another process is asked for, and where it leaves what it found."""
+"""The settings of a measurement, and the file that says what a folder's values are of."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import write_text
 
 REQUEST, RESULT, TABLE = "request.json", "fidelity.json", "table.txt"
 ROLLOUTS = "rollouts.jsonl"
+ABOUT, VERSION = "about.json", 2
 
 
 @dataclass(frozen=True)
 class Request:
-    """In the folder of the run that makes it. The measurement's own files go to ``out``."""
+    """One policy and how it is measured. The measurement's files go to ``out``."""
 
     out: str
-    name: str
-    """Of the policy."""
-    policy: str
-    step: int
-    """Of the run; 0: the policy that it starts from."""
     prompts: int
     rollouts: int
     continuations: int
-    split: str
-    seed: int
-    modes: list[str] | None
-    minutes: float | None
-    about: dict
-    """What its values are of (`check_about`)."""
-    folder: str
-    """Where the user stands: modes and signals of their own are found there."""
+    split: str = "train"
+    seed: int = 0
+    modes: list[str] | None = None
+    """All registered modes where None."""
+    gradient: bool = False
+    """The gradients of the credits are measured, too (`gradient.credited`)."""
+    swaps: int = 0
+    """Decisions whose alternatives are measured, too (`swap.swaps`)."""
+    minutes: float | None = None
+    """No more prompts are valued after that time."""
+    name: str = ""
+    policy: str = ""
+    step: int = 0
+    """The run's step that wrote the policy; 0: the policy that the run starts from."""
+    about: dict = field(default_factory=dict)
+    """What the values are of (`check_about`), where the run's own engine rolls out."""
+    folder: str = ""
+    """The user's working folder, where modes and signals of their own are imported from."""
 
     @property
     def settings(self) -> dict:
+        """What ``fidelity.json`` has of them."""
         names = ("prompts", "rollouts", "continuations", "split", "seed")
         return {name: getattr(self, name) for name in names}
 
     def write(self, folder: Path) -> None:
+        """For the run that makes the measurement: its process reads the request from its folder."""
         write_text(folder / REQUEST, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Request | None:
         path = folder / REQUEST
         return cls(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def check_about(
+    folder: Path,
+    of_policy: Mapping,
+    *,
+    continuations: int,
+    seed: int,
+    otherwise: str = "give a new --dir, or the settings of this one",
+) -> None:
+    """Writes into ``about.json`` what the folder's values are of; ``of_policy``: `Measured.about`.
+
+    Raises PreflightError where the file names other values already.
+    """
+    path = folder / ABOUT
+    about = {"version": VERSION, **of_policy, "continuations": continuations, "seed": seed}
+    if not path.exists():
+        write_text(path, json.dumps(about, indent=1) + "\n")
+        return
+    try:
+        there = json.loads(path.read_text())
+    except ValueError as error:
+        raise PreflightError(f"{path} is not JSON ({error}); expected what this command writes") from error
+    for name, value in about.items():
+        known = there.get(name) if isinstance(there, dict) else there
+        if known != value or not isinstance(there, dict):
+            raise PreflightError(f"{path}: {name} is {known!r}, wanted {value!r}; {otherwise}")

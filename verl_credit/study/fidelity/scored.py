@@ -4,6 +4,7 @@
     A*_n  = r - V(s_n)            for the turn that ends the trajectory
 
 The lab's retrieval is deterministic, so a turn's state after its tool follows from the turn alone.
+`martingale` has the check: statistics of A* that are 0 on average.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ScoredTurn:
 def score_turns(
     groups: Sequence[Sequence[Trajectory]],
     values: dict[str, Value],
-    gains: Sequence[Sequence[Sequence[float]]],
+    gains: Sequence[Sequence[Sequence[float]]] | None = None,
     gold: Sequence[Sequence[Sequence[float]]] | None = None,
     brought: Sequence[Sequence[Sequence[bool]]] | None = None,
 ) -> list[ScoredTurn]:
@@ -85,18 +86,16 @@ def score_turns(
                         se=(before.variance + variance) ** 0.5,
                         variance_before=before.variance,
                         variance_after=variance,
-                        gain=None if after is None else gains[prompt][number][turn],
+                        gain=None if after is None or gains is None else gains[prompt][number][turn],
                         outcome=trajectory.reward,
                         value=before.value,
-                        gold_probability=None if gold is None else known(gold[prompt][number][turn]),
+                        gold_probability=None
+                        if gold is None or isnan(p := gold[prompt][number][turn])
+                        else p,
                         brought=None if brought is None else brought[prompt][number][turn],
                     )
                 )
     return scored
-
-
-def known(number: float) -> float | None:
-    return None if isnan(number) else number
 
 
 def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> list[ScoredTurn]:
@@ -125,3 +124,41 @@ def true_advantages(groups: Sequence[Sequence[Trajectory]], values: Mapping[str,
         v = [values[digest(step.state.ids)].value for step in trajectory.steps]
         found += [after - before for before, after in pairwise([*v, trajectory.reward])]
     return found
+
+
+@dataclass(frozen=True)
+class ZScore:
+    """Of a mean that is 0; None where fewer than two prompts differ."""
+
+    name: str
+    mean: float
+    z: float | None
+    n: int
+
+
+def martingale(turns: Sequence[ScoredTurn]) -> list[ZScore]:
+    """Mean A* by turn number, and mean r - V(s_0): V is a martingale, so both are 0.
+
+    Over all turns of a number, the ending ones with r - V among them: over tool turns alone the mean is not 0, because which
+    turns are tool turns is the policy's choice. Standard errors are over prompts, whose turns share values.
+    """
+    numbers = sorted({turn.turn for turn in turns})
+    found = [
+        _z(f"turn {number + 1}", [(turn.prompt, turn.a_star) for turn in turns if turn.turn == number])
+        for number in numbers
+    ]
+    whole: dict[tuple[int, int], float] = {}
+    for turn in turns:
+        key = turn.prompt, turn.trajectory
+        whole[key] = whole.get(key, 0.0) + turn.a_star
+    return [*found, _z("r - V(s_0)", [(prompt, total) for (prompt, _), total in whole.items()])]
+
+
+def _z(name: str, values: Sequence[tuple[int, float]]) -> ZScore:
+    """The prompts' sums are independent, with mean 0 each:  z = sum_p S_p / sqrt(sum_p S_p^2)."""
+    sums: dict[int, float] = {}
+    for prompt, value in values:
+        sums[prompt] = sums.get(prompt, 0.0) + value
+    total, square = sum(sums.values()), sum(s * s for s in sums.values())
+    z = total / square**0.5 if square > 0 and len(sums) > 1 else None
+    return ZScore(name, total / len(values), z, len(values))

@@ -22,10 +22,9 @@ from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.lab.retrieval import LocalRetriever
-from verl_credit.worlds.rollouts.decoder import ModelDecoder
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
-from verl_credit.worlds.rollouts.sampler import TurnSampler
+from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 
 @dataclass(frozen=True)

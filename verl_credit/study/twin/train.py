@@ -22,8 +22,7 @@ from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.study.fidelity.rows import turn_batch
 from verl_credit.study.fidelity.subject import Subject, load_policy, make_subject
-from verl_credit.study.twin.credit import Credit
-from verl_credit.study.twin.update import Objective, update
+from verl_credit.study.twin.step import Credit, Objective, update
 from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
 
 NAME = "val-aux/lab-{}/em/mean@1"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.study.fidelity.exact.trajectories import Trajectories
-from verl_credit.study.fidelity.exact.values import true_advantages
+from verl_credit.study.fidelity.exact.trajectories import Trajectories, true_advantages
 
 
 @dataclass(frozen=True)

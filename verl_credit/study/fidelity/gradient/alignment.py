@@ -1,4 +1,9 @@
-"""How well a mode's gradient agrees with grad E[r], by statistics in which no noise is multiplied with itself.
+"""Batches of prompts, and the mean cosine of a batch's gradient with a direction.
+
+A batch of 16 prompts is one of many that the P prompts could have made, and the mean over all of them has less noise than
+that over one cut into P / 16. So batches are drawn: the prompts are shuffled and cut, again and again.
+
+How well a mode's gradient agrees with grad E[r], by statistics in which no noise is multiplied with itself.
 
 g_p is a prompt's credited gradient, h_p the same with the true advantages (so that E[h_p] is grad E[r], but for a factor),
 h'_p that of independent rollouts of the same prompt. A batch b has the prompts that `draw_batches` gives it.
@@ -25,18 +30,78 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_credit.study.fidelity.gradient.batches import (
-    along_others,
-    along_own,
-    draw_batches,
-    length_of_batches,
-    mean_over_batches,
-)
-from verl_credit.study.fidelity.gradient.jackknife import interval, mean_without, product_of_means, root
-from verl_credit.study.fidelity.gradient.sums import PromptSums
-from verl_credit.study.fidelity.measures import Measure
+from verl_credit.study.fidelity.agreements import Measure
+from verl_credit.study.stats import interval, mean_without, product_of_means, root
+
+DRAWS_PER_PROMPT = 20
+"""Batches drawn, by the number of prompts: what the draw adds to the variance of a mean is then about a twentieth."""
+
+
+def draw_batches(prompts: int, size: int, seed: int = 0) -> np.ndarray:
+    """[R, P] of 0 and 1, ``size`` ones a row; batches cut from one shuffle share no prompt."""
+    random = np.random.default_rng(seed)
+    per_shuffle = prompts // size
+    shuffles = -(-DRAWS_PER_PROMPT * prompts // per_shuffle)
+    order = random.permuted(np.tile(np.arange(prompts), (shuffles, 1)), axis=1)[:, : per_shuffle * size]
+    member_R_P = np.zeros((shuffles * per_shuffle, prompts))
+    np.put_along_axis(member_R_P, order.reshape(-1, size), 1.0, axis=1)
+    return member_R_P
+
+
+def length_of_batches(gram_P_P: np.ndarray, member_R_P: np.ndarray) -> np.ndarray:
+    """|sum of a batch's gradients|, [R]; NaN for a batch without any gradient, which has no direction."""
+    square_R = ((member_R_P @ gram_P_P) * member_R_P).sum(1)
+    return np.sqrt(np.where(square_R > 1e-24, square_R, np.nan))
+
+
+def along_own(cross_P_P: np.ndarray, length_R: np.ndarray, member_R_P: np.ndarray) -> np.ndarray:
+    """g_b . h_b / |g_b|, the direction h being the sum over the batch's prompts, [R, 1 + P].
+
+    Column 0 has every batch, the others those without that prompt; NaN elsewhere.
+    """
+    along_R = ((member_R_P @ cross_P_P) * member_R_P).sum(1) / length_R
+    without_R_P = np.where(member_R_P > 0, np.nan, along_R[:, None])
+    return np.concatenate([along_R[:, None], without_R_P], axis=1)
+
+
+def along_others(cross_P_P: np.ndarray, length_R: np.ndarray, member_R_P: np.ndarray) -> np.ndarray:
+    """g_b . h / |g_b|, the direction h being the mean over the prompts outside of the batch, [R, 1 + P]."""
+    size, prompts = int(member_R_P[0].sum()), len(cross_P_P)
+    with_R_P = member_R_P @ cross_P_P
+    others_R = (with_R_P * (1 - member_R_P)).sum(1)
+    along_R = others_R / (prompts - size) / length_R
+    fewer_R_P = (others_R[:, None] - with_R_P) / (prompts - size - 1) / length_R[:, None]
+    return np.concatenate([along_R[:, None], np.where(member_R_P > 0, np.nan, fewer_R_P)], axis=1)
+
+
+def mean_over_batches(along_R_1P: np.ndarray) -> np.ndarray:
+    """[1 + P]; NaN where no batch is left."""
+    known = np.isfinite(along_R_1P)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, along_R_1P, 0.0).sum(0) / known.sum(0)
+
 
 BATCH_PROMPTS = 16
+
+
+@dataclass(frozen=True)
+class PromptSums:
+    """g_p = sum over the turns of prompt p of advantage x G, float64 [P, S].
+
+    True advantages are noisy by their values, and turns of a prompt share values. Their sums therefore stand here twice, by
+    each half of the continuations: the noise of one half is independent of the other's. Credit of a mode is the same twice.
+    """
+
+    first_P_S: np.ndarray
+    second_P_S: np.ndarray
+    held_out: bool = False
+    """Made from the values' first half: on the same prompt only the second half of another sum is independent of it."""
+    square_P: np.ndarray | None = None
+    """|E[g_p | prompt]|^2, unbiased; see `square_of_means`."""
+
+    @property
+    def both_P_S(self) -> np.ndarray:
+        return self.first_P_S if self.second_P_S is self.first_P_S else (self.first_P_S + self.second_P_S) / 2
 
 
 @dataclass(frozen=True)

@@ -3,73 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.records.run.files import append_json
-from verl_credit.study.fidelity.bootstrap import Measure
+from verl_credit.study.fidelity.mode_credit import Credit, find_modes
+from verl_credit.study.fidelity.request import Request
+from verl_credit.study.fidelity.result import credits_as_dict, not_measured, shown
 from verl_credit.study.fidelity.subject import Subject
-from verl_credit.study.fidelity.swap.decisions import Decision, Groups, completed, find_decisions
-from verl_credit.study.fidelity.swap.make import Made, Maker
-from verl_credit.study.fidelity.swap.measures import SwapAgreement, SwapAgreements
-from verl_credit.study.fidelity.swap.worth import worth
-from verl_credit.study.fidelity.values import VALUES, values_of
+from verl_credit.study.fidelity.swap.decisions import (
+    ALTERNATIVES,
+    Decision,
+    Groups,
+    completed,
+    find_decisions,
+    worth,
+)
+from verl_credit.study.fidelity.swap.regret import SwapAgreement, SwapAgreements
+from verl_credit.study.fidelity.swap.swapped import Maker
+from verl_credit.study.fidelity.values import VALUES, Value, values_of
+from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.protocol import State
 from verl_credit.worlds.rollouts.sampler import digest
 
 SWAPS = "swaps.jsonl"
 COMPLETIONS = 8
-"""Behind each alternative."""
-
-
-@dataclass(frozen=True)
-class SwapCredit:
-    """``agreement`` is None where the credit could not be made: for ``reason``."""
-
-    name: str
-    kind: str
-    held_out: bool
-    agreement: SwapAgreement | None
-    reason: str
+"""Each alternative is completed that often."""
 
 
 @dataclass(frozen=True)
 class Swaps:
-    """Of the decisions whose alternatives are valued."""
+    """The decisions whose alternatives are valued, and what credits make of them."""
 
     decisions: list[Decision]
     wanted: int
     sure_pairs: tuple[int, int]
-    """Of all alternatives, and of two searches."""
+    """Pairs of alternatives, and pairs of two searches."""
     draws: Measure | None
     """Regret of the policy's own draws; None without decisions."""
-    credits: list[SwapCredit]
+    credits: list[tuple[Credit, SwapAgreement | None]]
+    """The credit is that of the first decision; where a decision has none, that one's with its reason, and None."""
 
 
 def measure_swaps(
     subject: Subject,
+    request: Request,
     groups: Groups,
-    out: Path,
     *,
-    wanted: int,
-    continuations: int,
-    seed: int,
-    modes: Sequence[TurnMode],
     say: Callable[[float, str], None] = lambda share, text: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Swaps:
-    """``groups``, ``out``, ``continuations``, ``seed``: those of `measure`, whose ``values.jsonl`` has the groups' values.
+    """``groups``: of `measure` with this request, whose ``values.jsonl`` has the groups' values.
 
-    Values of alternatives are added there as they come; ``swaps.jsonl`` is written at the end. Once ``enough`` says so no
+    Values of alternatives are added there as they come; ``swaps.jsonl`` is written at the end. Once ``enough`` is true no
     more prompts are valued, and decisions without values are left out.
     """
-    sampler, protocol = subject.sampler(), subject.protocol
-    decisions = find_decisions(groups, sampler, protocol, wanted=wanted, seed=seed)
+    sampler, protocol, out, seed = subject.sampler(), subject.protocol, Path(request.out), request.seed
+    decisions = find_decisions(groups, sampler, protocol, wanted=request.swaps, seed=seed)
     values = values_of(
         [state for decision in decisions for state in _states(decision)],
         subject.roll,
-        continuations=continuations,
+        continuations=request.continuations,
         seed=seed,
         path=out / VALUES,
         say=lambda done, of: say(0.5 * done / of, f"swaps: values of alternatives of {done} of {of} prompts"),
@@ -77,45 +71,37 @@ def measure_swaps(
     )
     decisions = [d for d in decisions if all(digest(state.ids) in values for state in _states(d))]
     if not decisions:
-        return Swaps([], wanted, (0, 0), None, [])
+        return Swaps([], request.swaps, (0, 0), None, [])
     ends = completed(decisions, groups, sampler, protocol, completions=COMPLETIONS, seed=seed)
-    maker, made = Maker(subject, groups, modes, seed), []
+    maker, credits = Maker(subject, groups, find_modes(request.modes), seed), []
     for number, decision in enumerate(decisions):
         say(0.5 + 0.5 * number / len(decisions), f"swaps: credit of {number} of {len(decisions)} decisions")
-        made.append(maker(decision, ends[number], values))
+        credits.append(maker(decision, ends[number], values))
     agreements = SwapAgreements(decisions, values, COMPLETIONS)
-    _write(out / SWAPS, decisions, [[worth(a, values) for a in d.alternatives] for d in decisions], made)
-    draws = agreements.regret_of_draws(decisions)
-    return Swaps(decisions, wanted, agreements.sure, draws, _credits(made, agreements))
+    _write(out / SWAPS, decisions, values, credits)
+    found = [_agreement(of_all, agreements) for of_all in zip(*credits, strict=True)]
+    return Swaps(decisions, request.swaps, agreements.sure, agreements.regret_of_draws(decisions), found)
 
 
 def _states(decision: Decision) -> list[State]:
-    """Whose values its alternatives take."""
+    """Its alternatives take the values of these."""
     return [decision.state, *(a.step.next for a in decision.alternatives if a.step.next is not None)]
 
 
-def _credits(made: Sequence[Sequence[Made]], agreements: SwapAgreements) -> list[SwapCredit]:
-    """Of what was made for every decision."""
-    found = []
-    for first, *others in zip(*made, strict=True):
-        of_all = [first, *others]
-        reason = next((one.reason for one in of_all if one.credit_A_C is None), "")
-        agreement = None
-        if not reason:
-            agreement = agreements.of([one.credit_A_C for one in of_all], held_out=first.held_out)
-        found.append(SwapCredit(first.name, first.kind, first.held_out, agreement, reason))
-    return found
+def _agreement(of_all: Sequence[Credit], agreements: SwapAgreements) -> tuple[Credit, SwapAgreement | None]:
+    """``of_all``: one credit, by every decision."""
+    if missing := next((credit for credit in of_all if credit.advantages is None), None):
+        return missing, None
+    held_out = of_all[0].held_out
+    return of_all[0], agreements.of([credit.advantages for credit in of_all], held_out=held_out)
 
 
 def _write(
-    path: Path,
-    decisions: Sequence[Decision],
-    worth: Sequence[Sequence[float]],
-    made: Sequence[Sequence[Made]],
+    path: Path, decisions: Sequence[Decision], values: dict[str, Value], credits: Sequence[Sequence[Credit]]
 ) -> None:
     """A line for every alternative."""
     path.unlink(missing_ok=True)
-    for decision, q_A, credits in zip(decisions, worth, made, strict=True):
+    for decision, of_one in zip(decisions, credits, strict=True):
         for place, alternative in enumerate(decision.alternatives):
             line = {
                 "prompt": decision.prompt,
@@ -124,7 +110,45 @@ def _write(
                 "alternative": place,
                 "times": alternative.times,
                 "ends": alternative.step.next is None,
-                "q": q_A[place],
-                "credits": {c.name: c.credit_A_C[place] for c in credits if c.credit_A_C is not None},
+                "q": worth(alternative, values),
+                "credits": {c.name: c.advantages[place] for c in of_one if c.advantages is not None},
             }
             append_json(path, line)
+
+
+def swap_table(swaps: Swaps) -> list[str]:
+    """A line per credit; those that could not be made at the end, with the reason."""
+    found = swaps_as_dict(swaps)
+    lines = [
+        f"swaps: {found['decisions']} of {found['wanted']} decisions, {found['alternatives']} alternatives, "
+        f"{found['ending']} of them end; {swaps.sure_pairs[0]} sure pairs, {swaps.sure_pairs[1]} of two searches"
+    ]
+    if swaps.draws is None:
+        return [*lines, "no turn was found for which the policy proposes two alternatives"]
+    lines += [
+        f"regret of the policy's own draws: {shown(swaps.draws)}",
+        f"{'':<34} {'one completion':<59} mean of {COMPLETIONS} completions",
+        f"{'credit':<34} " + f"{'pairs in order':<18} {'of searches':<18} {'regret':<20} " * 2,
+    ]
+    for credit, agreement in swaps.credits:
+        if agreement is not None:
+            cells = [(c.pairs, c.searches, c.regret) for c in (agreement.one, agreement.mean)]
+            text = " ".join(f"{shown(a):<18} {shown(b):<18} {shown(c):<20}" for a, b, c in cells)
+            lines.append(f"{credit.name:<34} {text}".rstrip())
+    return [*lines, *not_measured(swaps.credits)]
+
+
+def swaps_as_dict(swaps: Swaps) -> dict:
+    """One policy's swaps in ``fidelity.json``."""
+    alternatives = [a for decision in swaps.decisions for a in decision.alternatives]
+    return {
+        "decisions": len(swaps.decisions),
+        "wanted": swaps.wanted,
+        "draws_per_decision": ALTERNATIVES,
+        "completions": COMPLETIONS,
+        "alternatives": len(alternatives),
+        "ending": sum(a.step.next is None for a in alternatives),
+        "sure_pairs": swaps.sure_pairs,
+        "draws": None if swaps.draws is None else asdict(swaps.draws),
+        "credits": credits_as_dict(swaps.credits),
+    }

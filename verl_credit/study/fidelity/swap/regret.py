@@ -27,12 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_credit.study.fidelity.bootstrap import RESAMPLES, Measure, prompt_weights, with_interval
-from verl_credit.study.fidelity.measures import Agreements
+from verl_credit.study.fidelity.agreements import Agreements
 from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.study.fidelity.swap.decisions import Decision
-from verl_credit.study.fidelity.swap.worth import as_turns, worth
+from verl_credit.study.fidelity.swap.decisions import Decision, as_turns, worth
 from verl_credit.study.fidelity.values import Value, part_of
+from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
 CreditOfDecisions = Sequence[np.ndarray]
 """Of each decision [alternatives, completions]."""

@@ -1,4 +1,7 @@
-"""The exact bias of every operator: for each set of questions, stop probability and group size."""
+"""Two gradients beside each other.
+
+The exact bias of every operator: for each set of questions, stop probability and group size.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,51 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from verl_credit.study.fidelity.exact.batch import as_world
-from verl_credit.study.fidelity.exact.compare import compare, cosine, length_ratio, share_beyond
-from verl_credit.study.fidelity.exact.expectation import advantages, expected_gradient
-from verl_credit.study.fidelity.exact.groups import list_groups
-from verl_credit.study.fidelity.exact.modes import all_credits
+from verl_credit.study.fidelity.exact.expectation import advantages, as_world, expected_gradient, list_groups
 from verl_credit.study.fidelity.exact.objectives import fewer_turns, gain, gradient, reward
+from verl_credit.study.fidelity.exact.operators import Credit, all_credits, policy_free
 from verl_credit.study.fidelity.exact.question import QUESTIONS, Question
-from verl_credit.study.fidelity.exact.subjects import Credit, policy_free
 from verl_credit.study.fidelity.exact.trajectories import Trajectories, list_trajectories
+
+NOTHING = 1e-12  # a shorter gradient is rounding, and has no direction
+
+
+def cosine(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
+    """None where one of them has no direction: undefined, not 0."""
+    lengths = float(a_D.norm()), float(b_D.norm())
+    if min(lengths) < NOTHING:
+        return None
+    return float(a_D @ b_D) / (lengths[0] * lengths[1])
+
+
+def length_ratio(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
+    """|a| / |b|; None where b has no length."""
+    return float(a_D.norm() / b_D.norm()) if float(b_D.norm()) >= NOTHING else None
+
+
+def compare(expected_D: torch.Tensor, true_D: torch.Tensor) -> dict[str, float | None]:
+    """How an expected gradient differs from the true one.
+
+        norm_ratio = |E[g]| / |grad J|        difference = min over c of |E[g]/c - grad J| = |grad J| sin(angle)
+
+    scale is that c, |E[g]|^2 / (E[g] . grad J). Cosine, scale and difference are None where E[g] is 0 or (scale and
+    difference) at a right angle to grad J; all four are None where grad J is 0.
+    """
+    angle, ratio = cosine(expected_D, true_D), length_ratio(expected_D, true_D)
+    along = float(expected_D @ true_D)
+    scale = float(expected_D @ expected_D) / along if angle is not None and abs(angle) > NOTHING else None
+    difference = None if scale is None else float((expected_D / scale - true_D).norm())
+    return {"cosine": angle, "norm_ratio": ratio, "scale": scale, "difference": difference}
+
+
+def share_beyond(expected_D: torch.Tensor, basis_D_J: torch.Tensor) -> float | None:
+    """|rest| / |E[g]|, the rest being what no sum of the basis' gradients, however weighed, gives; None where E[g] is 0."""
+    length = float(expected_D.norm())
+    if length < NOTHING:
+        return None
+    found_J_1 = torch.linalg.lstsq(basis_D_J, expected_D[:, None], driver="gelsd").solution
+    return float((expected_D - (basis_D_J @ found_J_1).squeeze(1)).norm()) / length
+
 
 GROUP_SIZES = tuple(range(2, 9))
 STOPS = (0.1, 0.3, 0.5, 0.7)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 
 from verl_credit.credit import MODES
@@ -27,7 +28,8 @@ class Credit:
     """An advantage per turn by one way of making it; or the reason why there is none."""
 
     name: str
-    advantages: Advantages | None
+    advantages: Advantages | np.ndarray | None
+    """In a swap: of its decision's turn, [alternatives, completions]."""
     reason: str = ""
     kind: str = "mode"
     """``run``: as the run gives it; ``mode``; ``control``."""
@@ -60,16 +62,31 @@ def mode_credits(
 
     Modes see ``batch_prompts`` prompts at a time, as in training; what is left over at the end is a smaller batch.
     """
-    found, parts = [], batches(tables, batch_prompts)
-    for mode, changes in variants(tables.pipeline, modes):
-        name = name_of(mode, changes)
+    parts = batches(tables, batch_prompts)
+    return credits_of_parts(
+        tables.pipeline,
+        modes,
+        lambda mode, changes: parts,
+        lambda advantages: nested(torch.cat(advantages), tables.n_tool_turns_B, sizes),
+    )
+
+
+def credits_of_parts(
+    pipeline: Mapping,
+    modes: Sequence[TurnMode],
+    parts: Callable[[TurnMode, Mapping], list[TurnTables]],
+    read: Callable[[list[torch.Tensor]], Advantages | np.ndarray],
+) -> list[Credit]:
+    """Every variant of the modes. Each of its ``parts`` is credited as a batch, ``read`` takes the parts' advantages."""
+    credits = []
+    for mode, changes in variants(pipeline, modes):
         try:
-            advantages = [credit_of_turns(batch, mode, **changes).advantage_B_K1 for batch in parts]
+            made = [credit_of_turns(part, mode, **changes).advantage_B_K1 for part in parts(mode, changes)]
         except NotOffered as error:
-            found.append(Credit(name, None, str(error)))
+            credits.append(Credit(name_of(mode, changes), None, str(error)))
         else:
-            found.append(Credit(name, nested(torch.cat(advantages), tables.n_tool_turns_B, sizes)))
-    return found
+            credits.append(Credit(name_of(mode, changes), read(made)))
+    return credits
 
 
 def name_of(mode: TurnMode, changes: Mapping) -> str:

@@ -18,8 +18,9 @@ from itertools import combinations
 
 import numpy as np
 
-from verl_credit.study.fidelity.bootstrap import RESAMPLES, Measure, prompt_weights, with_interval
+from verl_credit.study.fidelity.mode_credit import Credit
 from verl_credit.study.fidelity.scored import ScoredTurn
+from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
 SURE = 4.0
 _CONSTANT = 1e-12
@@ -28,7 +29,7 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of one mode."""
+    """Of one credit."""
 
     pearson: Measure
     same_turn: Measure
@@ -52,6 +53,7 @@ class Agreements:
         seed: int = 0,
     ):
         self._one_half = one_half
+        self._places = [(turn.prompt, turn.trajectory, turn.turn) for turn in turns]
         self._tool = np.array([turn.kind == "tool" for turn in turns], dtype=bool)
         names = {name: number for number, name in enumerate(dict.fromkeys(turn.prompt for turn in turns))}
         self._prompt = np.array([names[turn.prompt] for turn in turns])
@@ -82,6 +84,12 @@ class Agreements:
             pairs=self._order(credit_N, self._pairs),
             end_pairs=self._order(credit_N, self._end_pairs),
         )
+
+    def of_credit(self, credit: Credit) -> Agreement | None:
+        """None where there is no credit."""
+        if credit.advantages is None:
+            return None
+        return self.of([credit.advantages[prompt][path][turn] for prompt, path, turn in self._places])
 
     @property
     def reliability(self) -> Measure:
