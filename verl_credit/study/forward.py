@@ -1,4 +1,4 @@
-"""What a policy in this process offers to a scorer of information gain (`turns.scorers.Forward`)."""
+"""A policy in this process as the forward of a scorer of information gain (`turns.scorers.Forward`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_credit.turns.scorers import ScoreRow
 
 
 class PackedRows:
-    """For the scorer ``rows``, without a gradient: contexts with their answers as rows of their own."""
+    """Serves the scorer ``rows``, without a gradient: contexts with their answers are rows of their own."""
 
     budget = None
 
@@ -37,32 +37,34 @@ class PackedRows:
 
 
 class PackedForward(PackedRows):
-    """Of one batch, with the answers of `carry` behind its rows, too, without a gradient."""
+    """Serves the scorer ``branch`` for one batch, without a gradient: `carry` appends answers to its rows."""
 
     def __init__(self, policy: PackedPolicy, turns: TurnBatch, log_prob_B_T: torch.Tensor):
         super().__init__(policy)
         self._log_prob_B_T = log_prob_B_T
-        self._trunks = [
-            torch.tensor(p + r) for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)
-        ]
+        self._rows = [torch.tensor(p + r) for p, r in zip(turns.prompt_ids, turns.response_ids, strict=True)]
         self._lengths = [len(ids) for ids in turns.response_ids]
         self._carried: list[torch.Tensor] = []
 
     @torch.no_grad()
     def carry(self, branches: torch.Tensor) -> None:
-        """An answer behind a context that several rows share is computed once, and no row beyond its last new answer."""
-        grown = [list(_answers(row)) for row in branches.unbind()]
-        deepest = sorted(range(len(grown)), key=lambda row: -max((base for base, _ in grown[row]), default=0))
+        """An answer after a context that several rows share is computed once, and no row beyond its last new answer."""
+        answers_B = [list(_answers(row)) for row in branches.unbind()]
+        deepest = sorted(
+            range(len(answers_B)), key=lambda row: -max((base for base, _ in answers_B[row]), default=0)
+        )
         value_of, streams, shapes, keys = {}, [], [], []
         for row in deepest:
-            trunk = tuple(self._trunks[row].tolist())
+            row_ids = tuple(self._rows[row].tolist())
             new = {
-                (trunk[:base], ids): base for base, ids in grown[row] if (trunk[:base], ids) not in value_of
+                (row_ids[:base], ids): base
+                for base, ids in answers_B[row]
+                if (row_ids[:base], ids) not in value_of
             }
             value_of |= dict.fromkeys(new)
             if new:
                 answers = [torch.tensor(ids) for _, ids in new]
-                streams.append(torch.cat([self._trunks[row][: max(new.values())], *answers]))
+                streams.append(torch.cat([self._rows[row][: max(new.values())], *answers]))
                 shapes.append([(base, len(ids)) for (_, ids), base in new.items()])
                 keys.append(list(new))
         for place in self._policy.micro_batches([len(stream) for stream in streams]):
@@ -74,9 +76,10 @@ class PackedForward(PackedRows):
                 value_of |= dict(zip(keys[i], found.split(lengths), strict=True))
         self._carried = [
             torch.cat(
-                [value_of[tuple(trunk[:base].tolist()), ids] for base, ids in answers] or [trunk.new_zeros(0)]
+                [value_of[tuple(row_ids[:base].tolist()), ids] for base, ids in answers]
+                or [row_ids.new_zeros(0)]
             )
-            for trunk, answers in zip(self._trunks, grown, strict=True)
+            for row_ids, answers in zip(self._rows, answers_B, strict=True)
         ]
 
     def carried(self) -> list[torch.Tensor]:

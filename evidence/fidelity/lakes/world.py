@@ -1,4 +1,4 @@
-"""Lakes as a text tool: what `fidelity.rollout.roll` and `fidelity.values.values_of` ask of a protocol.
+"""Lakes as a text tool: what `roll` and `fidelity.values.values_of` ask of a protocol.
 
 Each turn the policy writes a call of the tool ``move``; the tool answers where one stands and how many moves are left. Any
 other text ends the episode with 0, and so does the last move that does not reach the goal.
@@ -17,8 +17,10 @@ from typing import Literal
 
 from lakes import text
 from lakes.lakes import DIRECTIONS, Lake
+from verl_credit.worlds.rollouts import rollout
 from verl_credit.worlds.rollouts.protocol import State, Step
-from verl_credit.worlds.rollouts.sampler import Ids
+from verl_credit.worlds.rollouts.rollout import Start, Trajectory
+from verl_credit.worlds.rollouts.sampler import Ids, TurnSampler
 
 Context = Literal["state", "history"]
 
@@ -28,6 +30,19 @@ class Place(State):
     """``question``: the number of the lake; ``turn``: moves made."""
 
     cell: int = 0
+
+
+def roll(sampler: TurnSampler, world: GridWorld, starts: Sequence[Start]) -> list[list[Trajectory]]:
+    """As `rollout.roll`; the ice decides about each trajectory by a random number of its own."""
+    return rollout.roll(sampler, world, starts, _by_luck)
+
+
+def _by_luck(starts, world, nodes, texts) -> list[list[Step]]:
+    luck = [rollout.numbers(starts, 1, state, at, "tool")[:, 0].tolist() for state, at in nodes]
+    return [
+        [world.drawn(state, text, number) for text, number in zip(of_node, numbers, strict=True)]
+        for (state, _), of_node, numbers in zip(nodes, texts, luck, strict=True)
+    ]
 
 
 class GridWorld:

@@ -6,13 +6,12 @@ import math
 import pytest
 import torch
 
+from kit.drawn_groups import draw_groups, group_gradients
 from verl_credit.credit import turn_credit
 from verl_credit.study.fidelity.exact.expectation import (
     advantages,
     as_world,
-    draw_groups,
     expected_gradient,
-    group_gradients,
     group_probability,
     list_groups,
 )

@@ -7,7 +7,7 @@ import pytest
 from verl_credit.credit.laws.subjects import Result
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.study.fidelity.exact.bias import LARGEST_OF_BATCH_SCOPE, exact_bias
+from verl_credit.study.fidelity.exact.bias import LARGEST_OF_BATCH_SCOPE, bias_rows
 from verl_credit.study.fidelity.exact.objectives import reward
 from verl_credit.study.fidelity.exact.operators import (
     Credit,
@@ -19,6 +19,10 @@ from verl_credit.study.fidelity.exact.operators import (
 from verl_credit.study.fidelity.exact.question import ONE_HOP, TWO_HOPS, Place, Question
 
 SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0.6, 1.0)}, "a", 2)
+
+
+def exact_bias(*given, **options):
+    return list(bias_rows(*given, **options))
 
 
 def test_every_outcome_operator_and_turn_mode_is_in_the_table():

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from kit.drawn_groups import draw_groups, group_gradients
 from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.exact.bias import cosine
 from verl_credit.study.fidelity.exact.expectation import (
     advantages,
     as_world,
-    draw_groups,
     expected_gradient,
-    group_gradients,
     list_groups,
 )
 from verl_credit.study.fidelity.exact.objectives import gradient, reward

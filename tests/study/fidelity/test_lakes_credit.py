@@ -8,8 +8,9 @@ import pytest
 from kit.lake_world import lake_world
 from lakes.credit import ANCHORS, GAMMAS, grid_credits, grid_tables
 from lakes.measure import measure
+from lakes.world import roll
 from verl_credit.credit import MODES
-from verl_credit.worlds.rollouts.rollout import Start, roll
+from verl_credit.worlds.rollouts.rollout import Start
 
 
 def measured(context, slippery, **options):

@@ -18,14 +18,14 @@ from verl_credit.worlds.rollouts.sampler import Ids
 
 PARTITION = "val"  # rows of an evaluation: no gain is scored while they are made
 RIGHT = "em"
-"""Of the reward function's values; the reward itself where it names no such one."""
+"""This value of the reward function is the outcome; the reward itself where the function returns no such value."""
 TRIES = 4
-"""Of a rollout that a tool's fault ends."""
+"""A rollout that a tool's fault ends is made so many times."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """``count`` rollouts of a question behind ``turns``. ``name``: what their random numbers follow from."""
+    """``count`` rollouts of a question after ``turns``. Their random numbers follow from ``name``."""
 
     question: int
     count: int
@@ -41,7 +41,7 @@ class Generator:
 
     def __call__(self, wanted: Sequence[Wanted]) -> Iterator[list[Row]]:
         """The rollouts of each, as they come: as many at a time as a step of training has, which engine and search server
-        bear. One that a tool's fault ended is drawn again.
+        can serve. One that a tool's fault ended is drawn again.
 
         Raises IntegrityError where one is missing, fails every time, or is neither right nor wrong.
         """
@@ -58,17 +58,17 @@ class Generator:
     def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         groups = self._made(wanted)
         for again in range(1, TRIES):
-            lost = {n: sum(bool(row.fault) for row in group) for n, group in enumerate(groups)}
-            lost = {n: count for n, count in lost.items() if count}
-            if not lost:
+            failed = {n: sum(bool(row.fault) for row in group) for n, group in enumerate(groups)}
+            failed = {n: count for n, count in failed.items() if count}
+            if not failed:
                 return groups
-            names = [(n, f"{wanted[n].name}, again {again}") for n in lost]
-            made = self._made([replace(wanted[n], count=lost[n], name=name) for n, name in names])
-            for n, new in zip(lost, made, strict=True):
+            names = [(n, f"{wanted[n].name}, again {again}") for n in failed]
+            made = self._made([replace(wanted[n], count=failed[n], name=name) for n, name in names])
+            for n, new in zip(failed, made, strict=True):
                 groups[n] = [row for row in groups[n] if not row.fault] + new
         if faults := [row.fault for group in groups for row in group if row.fault]:
             raise IntegrityError(
-                f"{len(faults)} rollouts failed {TRIES} times ({faults[0]}); what was made stays, and the same call goes on"
+                f"{len(faults)} rollouts failed {TRIES} times ({faults[0]}); finished ones stay, and the same call goes on"
             )
         return groups
 
@@ -107,7 +107,7 @@ class Generator:
         return batch
 
     def _rows(self, batch) -> dict[str, dict[int, dict]]:
-        """By prompt and number."""
+        """The columns of each row, by prompt and number."""
         turns = store.fetch_turn_batch(batch)
         rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
         found: dict[str, dict[int, dict]] = {}
@@ -131,7 +131,7 @@ class Generator:
 
 
 def pieces_of(one: Wanted, most: int) -> list[Wanted]:
-    """With at most ``most`` rollouts each; the first has the name."""
+    """Cuts into parts of at most ``most`` rollouts; the first has the name."""
     counts = [min(most, one.count - begin) for begin in range(0, one.count, most)]
     return [
         replace(one, count=count, name=one.name if not number else f"{one.name}, part {number}")
@@ -140,7 +140,7 @@ def pieces_of(one: Wanted, most: int) -> list[Wanted]:
 
 
 def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
-    """In order, with at most ``most`` rollouts together."""
+    """Joins neighbours to at most ``most`` rollouts."""
     part: list[Wanted] = []
     for one in wanted:
         if part and sum(other.count for other in part) + one.count > most:

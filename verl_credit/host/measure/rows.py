@@ -27,18 +27,18 @@ class Row:
 
     @property
     def fault(self) -> str:
-        """Why it does not count; empty where it does."""
+        """Why the rollout is not valid; empty where it is."""
         return self.record["tool_fault"] or (
             "" if max(self.turn_ids, default=-1) >= 0 else "no token of the policy's"
         )
 
     @property
     def texts(self) -> list[Ids]:
-        """Of its turns."""
+        """The token ids of its turns."""
         return [tuple(self.response_ids[first:end]) for first, end in turn_spans(self.turn_ids)]
 
     def states(self) -> list[State]:
-        """Before each turn."""
+        """The states before each turn."""
         start, ids = len(self.prompt_ids), (*self.prompt_ids, *self.response_ids)
         spans = turn_spans(self.turn_ids)
         return [
@@ -63,7 +63,7 @@ def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
 
 
 def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ...], ...]]]:
-    """Of each turn that searched: its searches, and the ids of the pages that they found."""
+    """For each turn that searched, its searches and the ids of the pages that they found."""
     found: dict[int, tuple] = {}
     for search in row.record["searches"]:
         calls, pages = found.get(search["turn"], ((), ()))
@@ -84,5 +84,5 @@ def replayed(row: Row, turns: Sequence[Ids]) -> bool:
 
 
 def reaches(row: Row, state: State) -> bool:
-    """Does it stand where ``state`` does? Not where a tool answered otherwise than before."""
+    """Does the row begin with ``state``? It does not where a tool answered otherwise than before."""
     return (*row.prompt_ids, *row.response_ids)[: len(state.ids)] == state.ids

@@ -1,7 +1,7 @@
 """A policy that is measured through its run's own rollouts: engine, agent loops, tools and reward are those of training.
 
-A context is reached by its turns: the agent loop says them again and calls their tools again (`host.rollout.replay`). Where
-a tool gives another answer than before, the turns are valued behind that answer, and such rollouts are counted.
+A context is reached by its turns: the agent loop writes them and calls their tools again (`host.rollout.replay`). Where
+a tool gives another answer than before, the turns are valued after that answer, and such rollouts are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verl_credit.worlds.rollouts.sampler import Ids, digest
 
 
 class RunSubject:
-    """``trainer`` has the policy loaded and its engine ready; ``say`` is told how far rollouts are."""
+    """``trainer`` has the policy loaded and its engine ready; ``say`` reports how far rollouts are."""
 
     def __init__(
         self, trainer, request: Request, say: Callable[[float, str], None] = lambda share, text: None
@@ -56,7 +56,7 @@ class RunSubject:
         return self._about
 
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
-        """From prompts, all of one name; or from contexts of such rollouts."""
+        """Rolls out from prompts, all with one name, or from contexts of such rollouts."""
         if all(start.state.ids for start in starts):
             return self._go_on(starts)
         groups = self._from_prompts(starts)
@@ -119,7 +119,7 @@ class RunSubject:
             )
 
     def _check_prompt(self, row: Row) -> None:
-        """A context is known by its tokens: they have to tell the question."""
+        """A context is identified by its tokens, so they have to determine the question."""
         other = self._question.setdefault(tuple(row.prompt_ids), row.question)
         one, same = self.data[row.question], self.data[other]
         if any(one.get(name) != same.get(name) for name in ("reward_model", "tools_kwargs")):

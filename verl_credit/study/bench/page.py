@@ -18,7 +18,7 @@ from verl_credit.study.fidelity.result import shown
 
 @dataclass
 class Bench:
-    """What is known so far; each part is there once it has been measured."""
+    """The results so far; each part is filled once it has been measured."""
 
     name: str
     compared: list[str]
@@ -33,8 +33,8 @@ class Bench:
 
     def law_lines(self) -> list[str]:
         held = sum(finding.verdict == "holds" for finding in self.findings)
-        said = [f"{finding.name}: {finding.says} {finding.detail}".strip() for finding in self.broken]
-        return [f"{held} laws hold, {len(said)} broken" + (":" if said else ""), *said]
+        lines = [f"{finding.name}: {finding.says} {finding.detail}".strip() for finding in self.broken]
+        return [f"{held} laws hold, {len(lines)} broken" + (":" if lines else ""), *lines]
 
     def exact_lines(self) -> list[str]:
         names = list(dict.fromkeys(row["mode"] for row in self.exact))

@@ -43,17 +43,17 @@ class Candidate:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def subject(self) -> laws.Subject:
-        """For the laws."""
+        """The operator for the laws."""
         if self.path in MODES:
             return laws.registered_subject("turn", self.path)
         return laws.own_subject(self.mode, self.path, kind="turn", params=dict(self.params))
 
     def exact(self) -> Credit:
-        """For the exact world."""
+        """The credit in the exact world."""
         return turn_credit_of(self.mode, self.path, **self.params)
 
     def overrides(self) -> list[str]:
-        """Of a recipe. An option that has a key of its own is given by it."""
+        """Overrides of a recipe. An option that has a key of its own is given by that key."""
         keys = {name: KEYS.get(name, f"+algorithm.turn_params.{name}") for name in self.params}
         given = [f"{keys[name]}={value}" for name, value in self.params.items()]
         return [f"algorithm.info_gain_norm_mode={self.path.replace(':', '.')}", *given]
@@ -100,7 +100,7 @@ LATER = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One credit on one policy."""
+    """A credit on a policy."""
 
     name: str
     pearson: Measure
@@ -184,7 +184,7 @@ def _rows(result: Result, candidate: Candidate) -> list[Row]:
 
 GRPO = "grpo"
 METRIC = "credit/outcome/em"
-"""Of a step's rollouts, before the policy is trained on them. 12 steps ask 192 of the lab's 2,048 questions, each once."""
+"""Exact match of a step's rollouts, before the policy is trained on them. 12 steps take 192 of 2,048 questions."""
 FILE, FOLDER = "learning.yaml", "learning"
 
 

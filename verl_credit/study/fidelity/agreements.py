@@ -1,7 +1,7 @@
 """How well a credit agrees with the true advantages of turns; every number with a bootstrap interval over prompts.
 
     pearson     corr(advantage, A*) over tool turns / sqrt(reliability of A*)
-    same turn   the same after both lost their mean over (prompt, turn number): what GRPO's groups alone cannot see
+    same turn   the same less both means over (prompt, turn number): what GRPO's groups alone cannot see
     pairs       share of a trajectory's pairs of tool turns in the right order, of those whose A* differ by 4 standard errors
     end pairs   the same for its ending turn beside each tool turn
 
@@ -29,7 +29,7 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of one credit."""
+    """How well one credit agrees; see the module."""
 
     pearson: Measure
     same_turn: Measure
@@ -86,14 +86,14 @@ class Agreements:
         )
 
     def of_credit(self, credit: Credit) -> Agreement | None:
-        """None where there is no credit."""
+        """The agreement of a whole credit; None where it has no advantages."""
         if credit.advantages is None:
             return None
         return self.of([credit.advantages[prompt][path][turn] for prompt, path, turn in self._places])
 
     @property
     def reliability(self) -> Measure:
-        """Of A* over tool turns."""
+        """The reliability of A* over tool turns."""
         return with_interval(
             self._reliability(*(half[self._tool] for half in self._halves)), int(self._tool.sum())
         )
@@ -170,7 +170,7 @@ def sure_pairs(turns: Sequence[ScoredTurn], standard_errors: float = SURE) -> li
 
 
 def _within(x: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """Without the mean of each cell."""
+    """Subtracts the mean of each cell."""
     if not len(x):
         return x
     count = np.bincount(cell)

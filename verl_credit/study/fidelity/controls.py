@@ -1,4 +1,4 @@
-"""Credit that no mode gives, beside which a mode's number can be read.
+"""Credit that no mode gives, to compare a mode's number with.
 
     random            standard normal for every turn
     constant          1 for every turn: without correlation or order
@@ -22,14 +22,13 @@ from verl_credit.records.report.again import TurnTables, credit_of_turns
 from verl_credit.study.fidelity.mode_credit import Advantages, Credit, nested, per_turn
 from verl_credit.study.fidelity.scored import true_advantages
 from verl_credit.study.fidelity.values import Value, part_of
-from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 
 PENALTY = 0.1
 CONTINUATIONS = (4, 8)
-"""Of Monte Carlo, beside half of all."""
+"""Monte Carlo credit is made by these, and by half of all."""
 GOLD = "gold_ids"
-"""Of the data set's ``extra_info``: the articles that the question needs."""
-Groups = Sequence[Sequence[Trajectory]]
+"""This field of the data set's ``extra_info`` has the articles that the question needs."""
 
 
 def controls(
@@ -87,7 +86,7 @@ def _first_brought(trajectory: Trajectory, missing: set[str]) -> list[bool]:
 
 
 def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Generator) -> list[Credit]:
-    """By 4, by 8 and by half of the continuations, and the last one shuffled."""
+    """A* by 4, by 8 and by half of the continuations, and the last one shuffled."""
     half = next(iter(values.values())).continuations // 2
     made = {
         f"Monte Carlo, {n}": (n, per_turn(groups, true_advantages(groups, part_of(values, slice(n)))))
@@ -106,7 +105,7 @@ def monte_carlo(groups: Groups, values: Mapping[str, Value], drawn: np.random.Ge
 
 
 def _shuffled(groups: Groups, credit: Advantages, drawn: np.random.Generator) -> Advantages:
-    """Within the prompt."""
+    """Deals the credit anew within each prompt."""
     flat = [[one for turns in group for one in turns] for group in credit]
     return per_turn(groups, [one for group in flat for one in drawn.permutation(group)])
 

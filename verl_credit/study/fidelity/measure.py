@@ -34,7 +34,7 @@ from verl_credit.study.fidelity.workers import Workers
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.rollouts.protocol import State
-from verl_credit.worlds.rollouts.rollout import Start, Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
 
 
@@ -55,7 +55,7 @@ class Measured(Protocol):
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         """The trajectories of every start."""
 
-    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
+    def batch(self, groups: Groups) -> TurnBatch:
         """Their rows, as a step of training reads them."""
 
     def forward(self) -> AbstractContextManager[Forward]:

@@ -1,4 +1,4 @@
-"""What the project's own code makes of sampled groups: information gain of every tool turn, and the credit of turn modes."""
+"""The credit that turn modes give to the turns of sampled groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import PreflightError, did_you_mean
 from verl_credit.records.report.again import NotOffered, TurnTables, credit_of_turns
-from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups
 
 ALPHAS = (0.3, 1.0)
 OUTCOMES = tuple(name for name, operator in OUTCOME_OPERATORS.items() if operator.scope != "batch")
@@ -29,12 +29,12 @@ class Credit:
 
     name: str
     advantages: Advantages | np.ndarray | None
-    """In a swap: of its decision's turn, [alternatives, completions]."""
+    """A swap has those of its decision's turn alone, [alternatives, completions]."""
     reason: str = ""
     kind: str = "mode"
     """``run``: as the run gives it; ``mode``; ``control``."""
     held_out: bool = False
-    """It is made from the first half of the continuations, and compared with A* by the second half."""
+    """The credit is made from the first half of the continuations, and compared with A* by the second half."""
 
 
 def find_modes(names: Sequence[str] | None) -> list[TurnMode]:
@@ -60,7 +60,7 @@ def mode_credits(
 ) -> list[Credit]:
     """Every mode with information gain as its turn reward, beside each other; ``sizes``: trajectories per prompt.
 
-    Modes see ``batch_prompts`` prompts at a time, as in training; what is left over at the end is a smaller batch.
+    Modes see ``batch_prompts`` prompts at a time, as in training; the last batch may be smaller.
     """
     parts = batches(tables, batch_prompts)
     return credits_of_parts(
@@ -116,7 +116,7 @@ def rows_of(tables: TurnTables, chosen_B: torch.Tensor) -> TurnTables:
 
 
 def variants(pipeline: Mapping, modes: Sequence[TurnMode]) -> list[tuple[TurnMode, dict]]:
-    """Modes with what is changed of their options."""
+    """Modes with the options in which each variant departs from the run's."""
     found: list[tuple[TurnMode, dict]] = []
     for mode in modes:
         if mode.name == "none":
@@ -129,7 +129,7 @@ def variants(pipeline: Mapping, modes: Sequence[TurnMode]) -> list[tuple[TurnMod
     return found
 
 
-def per_turn(groups: Sequence[Sequence[Trajectory]], credit: Iterable[float]) -> Advantages:
+def per_turn(groups: Groups, credit: Iterable[float]) -> Advantages:
     """Numbers in the order of prompts, trajectories and turns, by these. Raises ValueError where they are not as many."""
     steps = (step for group in groups for trajectory in group for step in trajectory.steps)
     numbers = iter([float(one) for one, _ in zip(credit, steps, strict=True)])
@@ -137,7 +137,7 @@ def per_turn(groups: Sequence[Sequence[Trajectory]], credit: Iterable[float]) ->
 
 
 def nested(advantage_B_K1: torch.Tensor, n_tool_turns_B: torch.Tensor, sizes: Sequence[int]) -> Advantages:
-    """Rows of a step as prompts' trajectories, without the columns behind a row's ending turn."""
+    """Rows of a step as prompts' trajectories, without the columns after a row's ending turn."""
     rows = iter(
         [row[: n + 1] for row, n in zip(advantage_B_K1.tolist(), n_tool_turns_B.tolist(), strict=True)]
     )

@@ -20,7 +20,7 @@ def turn_batch(
     trajectories: Sequence[Trajectory], truths: Sequence, data: Sequence[Mapping] | None = None
 ) -> TurnBatch:
     """``truths[question]``: the data set's ground truth; ``data[question]``: its whole row, which turn signals of the user's
-    may read. Turn ids are -1 on what the tool said."""
+    may read. Turn ids are -1 on the tool's answers."""
     prompts, responses, turn_ids = [], [], []
     for trajectory in trajectories:
         first, last = trajectory.steps[0].state, trajectory.steps[-1]
@@ -55,7 +55,7 @@ def turn_batch(
 
 
 def _record(trajectory: Trajectory) -> dict:
-    """The searches are what anchors by pages and a signal of the user's read."""
+    """Anchors by pages and signals of the user's read the searches."""
     searches = [
         {"turn": turn, "query": call.query, "pages": list(pages)}
         for turn, step in enumerate(trajectory.steps)
@@ -68,10 +68,10 @@ def _record(trajectory: Trajectory) -> dict:
 def kept_trajectories(
     columns: Mapping[str, list[Any]], rows: Collection[int], prompts: Collection[State], protocol: Protocol
 ) -> dict[int, Trajectory]:
-    """``columns``: of a table of rollouts; ``rows``: those that are wanted, by their places in the batch. Its outcome is the
-    protocol's, exact match.
+    """``columns``: of a table of rollouts; ``rows``: the wanted ones, by their places in the batch. The outcome is
+    the protocol's, exact match.
 
-    A row whose last turn the protocol would have answered ended for a reason of the run's, such as a fault, and is left out.
+    A row whose last turn the protocol would have answered ended for a reason of the run's, such as a fault; it is left out.
     Raises PreflightError for a prompt that is not among ``prompts``.
     """
     starts, found = {state.ids: state for state in prompts}, {}

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import isnan
 
 from verl_credit.study.fidelity.values import Value, part_of
-from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups
 from verl_credit.worlds.rollouts.sampler import digest
 
 TURNS = "turns.jsonl"
@@ -27,7 +27,7 @@ class ScoredTurn:
 
     prompt: int
     trajectory: int
-    """Among the prompt's."""
+    """Its number among the prompt's."""
     turn: int
     kind: str
     """``tool`` or ``ending``."""
@@ -36,7 +36,7 @@ class ScoredTurn:
     a_star: float
     a_first: float
     a_second: float
-    """By the halves of the continuations alone."""
+    """These two are A* by the halves of the continuations alone."""
     se: float
     variance_before: float
     variance_after: float
@@ -47,13 +47,13 @@ class ScoredTurn:
     value: float | None = None
     """V before the turn."""
     gold_probability: float | None = None
-    """Of the gold answer before the turn, by that scorer."""
+    """The gold answer's probability before the turn, by that scorer."""
     brought: bool | None = None
-    """A needed article, for the first time in its trajectory; None where the data set does not name them."""
+    """The turn is the first of its trajectory to bring a needed article; None where the data set names none."""
 
 
 def score_turns(
-    groups: Sequence[Sequence[Trajectory]],
+    groups: Groups,
     values: dict[str, Value],
     gains: Sequence[Sequence[Sequence[float]]] | None = None,
     gold: Sequence[Sequence[Sequence[float]]] | None = None,
@@ -117,7 +117,7 @@ def by_second_half(turns: Sequence[ScoredTurn], values: Mapping[str, Value]) -> 
     return found
 
 
-def true_advantages(groups: Sequence[Sequence[Trajectory]], values: Mapping[str, Value]) -> list[float]:
+def true_advantages(groups: Groups, values: Mapping[str, Value]) -> list[float]:
     """A* of every turn, in the order of `score_turns`."""
     found = []
     for trajectory in (trajectory for group in groups for trajectory in group):
@@ -128,7 +128,7 @@ def true_advantages(groups: Sequence[Sequence[Trajectory]], values: Mapping[str,
 
 @dataclass(frozen=True)
 class ZScore:
-    """Of a mean that is 0; None where fewer than two prompts differ."""
+    """The z score of a mean whose expectation is 0; None where fewer than two prompts differ."""
 
     name: str
     mean: float

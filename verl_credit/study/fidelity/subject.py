@@ -1,4 +1,4 @@
-"""What is measured: a policy of the lab, its questions, its index, and the limits that it was trained with."""
+"""The subject of a measurement: a policy of the lab, its questions, its index, and its limits in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.scorers import Forward
 from verl_credit.worlds.lab.retrieval import LocalRetriever
 from verl_credit.worlds.rollouts.protocol import Limits, Protocol, State
-from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
+from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory, roll
 from verl_credit.worlds.rollouts.sampler import ModelDecoder, TurnSampler
 
 
@@ -38,7 +38,6 @@ class Subject:
     protocol: Protocol
     prompts: list[State]
     truths: list
-    questions: list[str]
     data: list[dict]
     """The questions' rows of the data set."""
     step: int | None = None
@@ -47,7 +46,7 @@ class Subject:
     def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
         return roll(self.sampler(), self.protocol, starts)
 
-    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
+    def batch(self, groups: Groups) -> TurnBatch:
         return turn_batch([row for group in groups for row in group], self.truths, self.data)
 
     @contextmanager
@@ -64,7 +63,7 @@ class Subject:
         }
 
     def sampler(self, **options) -> TurnSampler:
-        """Of the policy's turns, as the rollout server stops them."""
+        """Samples the policy's turns, which stop where the rollout server stops them."""
         of_model = self.model.generation_config.eos_token_id
         stop = {*(of_model if isinstance(of_model, list) else [of_model]), self.tokenizer.eos_token_id} - {
             None
@@ -118,12 +117,12 @@ def make_subject(
     protocol = Protocol(tokenizer, retriever.search, limits, truths)
     return Subject(
         name, config, model, tokenizer, protocol, start_states(tokenizer, [row["prompt"] for row in rows]), truths,
-        [row["prompt"][-1]["content"] for row in rows], rows, step,
+        rows, step,
     )  # fmt: skip
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Of its weights."""
+    """A hash of the weights."""
     digest = hashlib.blake2b(digest_size=12)
     for name, weight in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -143,7 +142,7 @@ def start_states(tokenizer, prompts: Sequence[list[dict]]) -> list[State]:
 
 def load_policy(folder: Path) -> tuple[PreTrainedModel, object]:
     """A policy in Hugging Face format, float32. Raises PreflightError for a folder without one."""
-    transformers_logging.disable_progress_bar()  # small models are loaded in no time
+    transformers_logging.disable_progress_bar()  # a small model loads in less than a second
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True

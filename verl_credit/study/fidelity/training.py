@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -20,17 +19,17 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import gains_of, plan_gains, score_answers
 from verl_credit.turns.signals import Signal, StepRows, TrajectorySignal, signals_of
 from verl_credit.turns.token_stage import TokenStage
-from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups
 
 
 def rows_settings(settings: CreditSettings) -> CreditSettings:
-    """The same in a step that measures gains, and by rows: by the policy's ordinary forward."""
+    """The settings for a step that measures gains by rows, that is by the policy's ordinary forward."""
     changes = {"info_gain_scorer": "rows", "info_gain_every": 1, "info_gain_warmup_steps": 0}
     return replace(settings, algorithm=settings.algorithm.model_copy(update=changes))
 
 
 def gain_settings(settings: CreditSettings) -> CreditSettings:
-    """The same, with gains measured whatever the mode reads."""
+    """The settings with gains measured whatever the mode reads."""
     settings = rows_settings(settings)
     mode = settings.algorithm.info_gain_norm_mode
     changes = {
@@ -43,17 +42,20 @@ def gain_settings(settings: CreditSettings) -> CreditSettings:
     return replace(settings, algorithm=settings.algorithm.model_copy(update=changes))
 
 
-def outcomes_of(groups: Sequence[Sequence[Trajectory]]) -> tuple[torch.Tensor, torch.Tensor]:
+def outcomes_of(groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
     """(outcome_B, group_B), rows in the order of the groups."""
     outcome_B = torch.tensor([t.reward for group in groups for t in group], dtype=torch.float64)
     return outcome_B, torch.tensor([prompt for prompt, group in enumerate(groups) for _ in group])
 
 
 def tables_of(
-    batch: TurnBatch, groups: Sequence[Sequence[Trajectory]], settings: CreditSettings, forward, tokenizer
+    batch: TurnBatch, groups: Groups, settings: CreditSettings, forward, tokenizer
 ) -> tuple[TurnTables, torch.Tensor]:
-    """What turn modes read of the groups: outcomes, gains, states before turns, lengths. And gold_B_K1: the gold answer's
-    probability before every turn, whose differences are the gains of ``prob_diff``; NaN where it was not asked for."""
+    """(outcomes, gains, states before turns and lengths, as turn modes read them; gold_B_K1).
+
+    gold_B_K1 is the gold answer's probability before every turn; NaN where it was not scored. Gains of ``prob_diff`` are its
+    differences.
+    """
     plan = plan_gains(batch, gain_settings(settings), tokenizer)
     score_B_K1, asked_B_K1 = score_answers(plan, forward)
     gain_B_K, has_gain_B_K = gains_of(plan, score_B_K1, asked_B_K1, {})
@@ -66,7 +68,7 @@ def tables_of(
         pipeline={
             "mode": a.info_gain_norm_mode,
             "signals": {"info_gain": 1.0},
-            # One of the user's is in the credit of the run alone (`run_credit`).
+            # An operator of the user's is read by `run_credit` alone.
             "outcome_operator": a.advantage_mode if a.advantage_mode in OUTCOME_OPERATORS else "grpo",
             "tied_groups": a.tied_groups,
             "shared": {
@@ -89,7 +91,7 @@ def tables_of(
         n_tool_turns_B=table.n_tool_turns_B,
         tokens_B_K1=table.n_tokens_B_K1,
         anchor_B_K1=anchor_table(settings, rows),
-        advantage_B_K1=torch.zeros(shape),  # no run gave any
+        advantage_B_K1=torch.zeros(shape),  # no run gave credit
         clip_scale_B_K1=torch.ones(shape),
     )
     return tables, score_B_K1.exp().masked_fill(~asked_B_K1, torch.nan)
@@ -97,7 +99,7 @@ def tables_of(
 
 def run_credit(
     batch: TurnBatch,
-    groups: Sequence[Sequence[Trajectory]],
+    groups: Groups,
     settings: CreditSettings,
     forward,
     tokenizer,
@@ -105,9 +107,9 @@ def run_credit(
     step: int,
     planned_steps: int,
 ) -> Credit:
-    """As step ``step`` of ``planned_steps`` would give it to these rollouts, in a step that measures gains.
+    """The credit that step ``step`` of ``planned_steps`` would give to these rollouts, if it measures gains.
 
-    Of turns: a token transform that only spreads a turn's advantage is left out. Outcomes are the trajectories'.
+    A token transform that only spreads a turn's advantage is left out. Outcomes are the trajectories'.
     """
     name = f"this run: {settings.algorithm.info_gain_norm_mode}"
     settings = rows_settings(settings)

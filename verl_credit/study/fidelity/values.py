@@ -6,14 +6,14 @@ V(s)  = P(the final answer is right | s, policy at temperature 1), by M continua
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import append_json, read_json_lines
 from verl_credit.worlds.rollouts.protocol import State
-from verl_credit.worlds.rollouts.rollout import Roll, Start, Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Roll, Start
 from verl_credit.worlds.rollouts.sampler import digest
 
 VALUES = "values.jsonl"
@@ -25,7 +25,7 @@ Part = list[State]
 @dataclass(frozen=True)
 class Value:
     """``outcomes``: 1 for a continuation that ended right, 0 for another, in the order in which they were drawn.
-    ``otherwise``: of how many a tool answered otherwise on the way to the context."""
+    ``otherwise``: in how many a tool answered otherwise on the way to the context."""
 
     context: str
     outcomes: str
@@ -45,14 +45,14 @@ class Value:
 
     @property
     def halves(self) -> tuple[float, float]:
-        """V by each half alone: independent estimates."""
+        """V by each half alone; the two are independent estimates."""
         half = self.continuations // 2
         first, second = (self.outcomes[part].count("1") for part in (slice(half), slice(half, None)))
         return first / half, second / (self.continuations - half)
 
     @property
     def variance(self) -> float:
-        """Of the estimate: p (1 - p) / M with p = (successes + 1/2) / (M + 1), so that 0 of M is not taken for certain."""
+        """The estimate's variance p (1 - p) / M with p = (successes + 1/2) / (M + 1), so that 0 of M is not certain."""
         p = (self.successes + 0.5) / (self.continuations + 1)
         return p * (1 - p) / self.continuations
 
@@ -148,7 +148,7 @@ def part_of(values: Mapping[str, Value], part: slice) -> dict[str, Value]:
     return {name: Value(name, value.outcomes[part]) for name, value in values.items()}
 
 
-def states_of(groups: Sequence[Sequence[Trajectory]]) -> list[State]:
+def states_of(groups: Groups) -> list[State]:
     """The distinct contexts before the turns of these trajectories."""
     steps = [step for group in groups for trajectory in group for step in trajectory.steps]
     return list({step.state.ids: step.state for step in steps}.values())

@@ -1,4 +1,4 @@
-"""Processes that value contexts, a part of the prompts each: so many parts at a time as there are processes."""
+"""Processes that value contexts. Each takes a part of the prompts at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from verl_credit.worlds.rollouts.protocol import State
 FEWEST_PROMPTS = 32
 """Below it processes cost more than they gain on two cores: until they have begun, one has valued about 14 prompts."""
 _subject: Subject | None = None
-"""In a process of the pool: what `_begin` loaded."""
+"""A process of the pool has here what `_begin` loaded."""
 
 
 class Workers:
@@ -37,10 +37,10 @@ class Workers:
     def __init__(self, load: Callable[[], Subject], processes: int):
         context = multiprocessing.get_context("forkserver")  # what is imported is imported once for all
         context.set_forkserver_preload(["verl_credit.study.fidelity.workers"])
-        told, self._end = context.Pipe(duplex=False)
+        parent, self._end = context.Pipe(duplex=False)
         self._processes = processes
         self._pool = ProcessPoolExecutor(
-            processes, mp_context=context, initializer=_begin, initargs=(load, told)
+            processes, mp_context=context, initializer=_begin, initargs=(load, parent)
         )
 
     def __enter__(self) -> Workers:
@@ -70,8 +70,8 @@ class Workers:
                     yield one.result()
         except BrokenProcessPool as error:
             raise PreflightError(
-                f"one of {self._processes} processes died, perhaps for want of memory; the same call goes on, with fewer "
-                "by --parallel"
+                f"one of {self._processes} processes died, perhaps because memory ran out; the same call goes on, "
+                "with fewer by --parallel"
             ) from error
 
 
@@ -88,17 +88,17 @@ def workers_of(
     return nullcontext() if processes < 2 else Workers(load, processes)
 
 
-def _begin(load: Callable[[], Subject], told: Connection) -> None:
+def _begin(load: Callable[[], Subject], parent: Connection) -> None:
     global _subject
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that started us, too
-    threading.Thread(target=_end_with, args=(told,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     _subject = load()
 
 
-def _end_with(told: Connection) -> None:
-    told.poll(None)  # nothing is ever sent: the other end was closed
+def _end_with(parent: Connection) -> None:
+    parent.poll(None)  # nothing is ever sent: this returns when the parent closes its end, or dies
     os._exit(0)
 
 

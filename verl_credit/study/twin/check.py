@@ -1,4 +1,4 @@
-"""What the twin has no code for, refused by key before anything is built."""
+"""Refuses, by key and before anything is built, what the twin has no code for."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WITHOUT = {
     "max_hours": None,
     "probe.every": 0,
 }
-"""What the twin has no code for: the only value that each key may have."""
+"""The only value that each key may have: the twin has no code for others."""
 
 
 def check_twin(config: DictConfig) -> None:

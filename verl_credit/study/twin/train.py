@@ -129,7 +129,7 @@ class Twin:
         return roll(subject.sampler(greedy=greedy), subject.protocol, starts)
 
     def _prompts(self) -> Iterator[int]:
-        """In the order of verl's data loader with this seed."""
+        """The questions in the order of verl's data loader with this seed."""
         generator = torch.Generator().manual_seed(self.config.data.seed or self.config.seed)
         while True:
             yield from RandomSampler(self.train_set.prompts, generator=generator)

@@ -21,7 +21,7 @@ SEARCH = SCHEMA["function"]["name"]
 Search = Callable[[Sequence[str]], list[list[dict]]]
 """Queries -> per query the best documents ({"id", "contents"}), best first; the same query gives the same documents."""
 
-# A tool message is rendered behind some turn that calls a tool: which one does not matter to its tokens.
+# A tool message is rendered after some turn that calls a tool; its tokens do not depend on that turn.
 _BEFORE_TOOLS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -50,7 +50,7 @@ class State:
 
 @dataclass(frozen=True)
 class Call:
-    """An executed call. ``refused``: what the policy is told in place of pages."""
+    """An executed call. ``refused``: the text that the policy reads in place of pages."""
 
     name: str
     arguments: str
@@ -80,7 +80,7 @@ class Protocol:
         self._control = control_tokens(tokenizer)
         self._newline = tuple(tokenizer.encode("\n", add_special_tokens=False))
         self._turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-        self._told_of: dict[tuple[str, ...], Ids] = {}
+        self._tool_ids_of: dict[tuple[str, ...], Ids] = {}
         self._before = tokenizer.apply_chat_template(_BEFORE_TOOLS, tokenize=False)
 
     def budget(self, state: State) -> int:
@@ -88,25 +88,25 @@ class Protocol:
         return min(self.limits.max_new_tokens, self._room(state.ids, state))
 
     def steps(self, written: Sequence[tuple[State, Ids]]) -> list[Step]:
-        """What follows each turn; all searches are made at once."""
+        """The step of each turn; all searches are made at once."""
         calls = [self._calls(state, ids) for state, ids in written]
         queries = [call.query for made in calls for call in made if call.refused is None]
         found = iter(self._search(queries) if queries else ())
         steps = []
         for (state, ids), made in zip(written, calls, strict=True):
             documents = [next(found) if call.refused is None else [] for call in made]
-            shown = [
-                self._shown(some) if call.refused is None else call.refused
+            texts = [
+                self._message(some) if call.refused is None else call.refused
                 for call, some in zip(made, documents, strict=True)
             ]
-            after = self._after(state, ids, shown) if made else None
+            after = self._after(state, ids, texts) if made else None
             reward = self._reward(state, ids) if after is None else None
             pages = tuple(tuple(str(document["id"]) for document in some) for some in documents)
             steps.append(Step(state, ids, after, reward, made, pages))
         return steps
 
     def _calls(self, state: State, ids: Ids) -> tuple[Call, ...]:
-        """The turn's well-formed calls, as many as are executed; none where the trajectory ends with the turn anyhow."""
+        """The turn's well-formed calls, as many as are executed; none where the trajectory ends with the turn."""
         full = self._room((*state.ids, *ids), state) <= 0
         if full or state.turn >= self.limits.max_searches:
             return ()
@@ -123,35 +123,35 @@ class Protocol:
 
     def _checked(self, name: str, arguments: str) -> Call:
         if name != SEARCH:
-            shown = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
-            return Call(name, arguments, "", f"Error: there is no tool {shown!r}; available: {SEARCH}.")
+            written = without_markup(name.encode("utf-8", "replace").decode("utf-8"), self._control)
+            return Call(name, arguments, "", f"Error: there is no tool {written!r}; available: {SEARCH}.")
         refused, query = bad_query_reason(arguments)
         return Call(name, arguments, query, refused)
 
-    def _shown(self, documents: Sequence[dict]) -> str:
+    def _message(self, documents: Sequence[dict]) -> str:
         pages = []
         for document in documents:
             title, _, text = document["contents"].partition("\n")
             pages.append(Page(str(document["id"]), title, text, 0.0))
         return without_markup(format_pages(pages, self.limits.max_page_chars), self._control)
 
-    def _after(self, state: State, ids: Ids, shown: Sequence[str]) -> State | None:
-        """None where the answers of the tool do not fit the row: they are then not shown."""
-        # verl puts the newline behind <|im_end|> where the turn ended with it, and nothing behind a turn that was cut.
+    def _after(self, state: State, ids: Ids, texts: Sequence[str]) -> State | None:
+        """The state after the tool's answers; None where they do not fit the row, which ends the trajectory."""
+        # verl puts the newline after <|im_end|> where the turn ended with it, and nothing after a turn that was cut.
         newline = self._newline if ids[-1] == self._turn_end else ()
-        after = (*state.ids, *ids, *newline, *self._told(tuple(shown)))
+        after = (*state.ids, *ids, *newline, *self._tool_ids(tuple(texts)))
         if self._room(after, state) <= 0:
             return None
         return State(state.question, state.prompt_length, after, state.turn + 1)
 
-    def _told(self, shown: tuple[str, ...]) -> Ids:
+    def _tool_ids(self, texts: tuple[str, ...]) -> Ids:
         """Tokens of the tool messages and of the next turn's beginning."""
-        if shown not in self._told_of:
-            messages = [*_BEFORE_TOOLS, *({"role": "tool", "content": text} for text in shown)]
+        if texts not in self._tool_ids_of:
+            messages = [*_BEFORE_TOOLS, *({"role": "tool", "content": text} for text in texts)]
             whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            told = self._tokenizer.encode(whole[len(self._before) :], add_special_tokens=False)
-            self._told_of[shown] = tuple(told)
-        return self._told_of[shown]
+            ids = self._tokenizer.encode(whole[len(self._before) :], add_special_tokens=False)
+            self._tool_ids_of[texts] = tuple(ids)
+        return self._tool_ids_of[texts]
 
     def _reward(self, state: State, ids: Ids) -> float:
         text = self._tokenizer.decode(ids, skip_special_tokens=True)

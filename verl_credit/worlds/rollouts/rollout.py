@@ -32,25 +32,45 @@ class Trajectory:
 
     steps: list[Step]
     otherwise: bool = False
-    """It was to begin in a context, and a tool answered otherwise on the way there."""
+    """A tool answered otherwise on the way to the context in which the trajectory was to begin."""
 
     @property
     def reward(self) -> float:
         return self.steps[-1].reward
 
 
+Groups = Sequence[Sequence[Trajectory]]
+"""``[prompt][rollout]``."""
+Node = tuple[State, list[tuple[int, int]]]
+"""A context, and (start, number) of each trajectory that stands there."""
+Follow = Callable[[Sequence[Start], Protocol, Sequence[Node], Sequence[Sequence[Ids]]], list[list[Step]]]
 Roll = Callable[[Sequence[Start]], list[list[Trajectory]]]
 """The trajectories of every start."""
 
 
-def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> list[list[Trajectory]]:
+def follow_texts(
+    starts: Sequence[Start], protocol: Protocol, nodes: Sequence[Node], texts: Sequence
+) -> list[list[Step]]:
+    """The step after the text of each particle of each node: the same text has the same step."""
+    distinct = {
+        (state.ids, text): (state, text)
+        for (state, _), found in zip(nodes, texts, strict=True)
+        for text in found
+    }
+    step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
+    return [
+        [step_of[state.ids, text] for text in found] for (state, _), found in zip(nodes, texts, strict=True)
+    ]
+
+
+def roll(
+    sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start], follow: Follow = follow_texts
+) -> list[list[Trajectory]]:
     """The trajectories of every start.
 
     Trajectories of all starts go through the turns together: those that stand in the same context share its forward, never
     their random numbers. Starts may be of different turns.
-
-    Where the tool's answer is a matter of chance, the protocol has ``drawn(state, text, luck)`` in place of ``steps``: the
-    step of one trajectory, by its own number ``luck`` in [0, 1).
+    ``follow``: another function where a tool's answer is a matter of chance.
     """
     paths: list[list[list[Step]]] = [[[] for _ in range(start.count)] for start in starts]
     # turn number -> context -> (its state, which trajectories stand there)
@@ -66,9 +86,9 @@ def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> l
     while waiting:
         # Several ways may lead to a context: which particle has which number must not depend on who else is on them.
         nodes = [(state, sorted(at)) for state, at in waiting.pop(min(waiting)).values()]
-        asks = [Ask(state.ids, _numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
+        asks = [Ask(state.ids, numbers(starts, protocol.budget(state), state, at)) for state, at in nodes]
         texts = sampler.sample(asks)
-        for (_, at), steps in zip(nodes, _steps(starts, protocol, nodes, texts), strict=True):
+        for (_, at), steps in zip(nodes, follow(starts, protocol, nodes, texts), strict=True):
             for (owner, particle), step in zip(at, steps, strict=True):
                 paths[owner][particle].append(step)
                 if step.next is not None:
@@ -76,26 +96,7 @@ def roll(sampler: TurnSampler, protocol: Protocol, starts: Sequence[Start]) -> l
     return [[Trajectory(path) for path in of_start] for of_start in paths]
 
 
-def _steps(starts: Sequence[Start], protocol: Protocol, nodes: Sequence, texts: Sequence) -> list[list[Step]]:
-    """What follows the text of each particle of each node; without chance the same text has the same step."""
-    if drawn := getattr(protocol, "drawn", None):
-        luck = [_numbers(starts, 1, state, at, "tool")[:, 0].tolist() for state, at in nodes]
-        return [
-            [drawn(state, text, number) for text, number in zip(found, numbers, strict=True)]
-            for (state, _), found, numbers in zip(nodes, texts, luck, strict=True)
-        ]
-    distinct = {
-        (state.ids, text): (state, text)
-        for (state, _), found in zip(nodes, texts, strict=True)
-        for text in found
-    }
-    step_of = dict(zip(distinct, protocol.steps(list(distinct.values())), strict=True))
-    return [
-        [step_of[state.ids, text] for text in found] for (state, _), found in zip(nodes, texts, strict=True)
-    ]
-
-
-def _numbers(
+def numbers(
     starts: Sequence[Start], budget: int, state: State, at: Sequence[tuple[int, int]], *of: str
 ) -> np.ndarray:
     """Uniform numbers [particles, budget]; particles of one start are neighbours in ``at``. ``of``: what they are for,

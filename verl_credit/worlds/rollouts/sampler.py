@@ -1,8 +1,6 @@
-"""Next-token distributions of a growing set of texts behind given contexts: what the trie sampler asks of a policy.
+"""Independent samples of one turn, at the price of the distinct texts among them.
 
-Independent samples of one turn, at the price of the distinct texts among them.
-
-All samples ("particles") behind a context walk one trie: a node is a distinct text so far and has its next-token
+All samples ("particles") after a context walk one trie: a node is a distinct text so far and has its next-token
 distribution once, whatever the number of particles on it. Each particle draws with uniform numbers of its own, so that
 
     P(text) = prod_t pi(token_t | context, tokens before t)      for every particle, independently of the others.
@@ -30,7 +28,7 @@ class Decoder(Protocol):
     """Rows of equal depth. A table of probabilities can stand for a model."""
 
     def start(self, contexts: Sequence[Sequence[int]], most_new_tokens: int) -> torch.Tensor:
-        """log_prob_R_V of the token behind each context."""
+        """log_prob_R_V of the token after each context."""
 
     def extend(self, parent_R: torch.Tensor, token_R: torch.Tensor) -> torch.Tensor:
         """New rows, each an old row with one more token: log_prob_R_V of the next. Old rows are forgotten."""
@@ -108,11 +106,7 @@ def uniforms(*parts: object, particles: int, tokens: int) -> np.ndarray:
 
 
 class TurnSampler:
-    """Samples turns of a policy at temperature 1; greedy ones with ``greedy``.
-
-    ``forwards`` and ``drawn`` count nodes of the trie (tokens that the model computed a distribution for) and sampled
-    tokens: their ratio is what the trie saves.
-    """
+    """Samples turns of a policy at temperature 1; greedy ones with ``greedy``."""
 
     def __init__(
         self,
@@ -125,7 +119,6 @@ class TurnSampler:
     ):
         self._decoder, self._stop, self._greedy = decoder, np.array(sorted(stop_ids)), greedy
         self._drawable, self._at_once = drawable, contexts_at_once
-        self.forwards = self.drawn = self.contexts = 0
 
     def sample(self, asks: Sequence[Ask]) -> list[list[Ids]]:
         """The text of every particle of every ask; it ends with a stop token, or after its budget of tokens."""
@@ -147,11 +140,8 @@ class TurnSampler:
             first += size
         token_P_N = np.full(uniform_P_N.shape, -1)
         log_prob_R_V = self._decoder.start([ask.context for ask in asks], uniform_P_N.shape[1])
-        self.contexts += len(asks)
         alive, row = np.arange(sum(sizes)), np.repeat(np.arange(len(asks)), sizes)
         for step in range(uniform_P_N.shape[1]):
-            self.forwards += len(log_prob_R_V)
-            self.drawn += len(alive)
             token = self._draw(log_prob_R_V, row, uniform_P_N[alive, step])
             token_P_N[alive, step] = token
             goes_on = ~np.isin(token, self._stop) & (step + 1 < budget_P[alive])

@@ -1,7 +1,4 @@
-"""Two gradients beside each other.
-
-The exact bias of every operator: for each set of questions, stop probability and group size.
-"""
+"""The exact bias of every operator: for each set of questions, stop probability and group size."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ NOTHING = 1e-12  # a shorter gradient is rounding, and has no direction
 
 
 def cosine(a_D: torch.Tensor, b_D: torch.Tensor) -> float | None:
-    """None where one of them has no direction: undefined, not 0."""
+    """The cosine of two gradients; None where one has no direction: undefined, not 0."""
     lengths = float(a_D.norm()), float(b_D.norm())
     if min(lengths) < NOTHING:
         return None
@@ -58,11 +55,6 @@ def share_beyond(expected_D: torch.Tensor, basis_D_J: torch.Tensor) -> float | N
 GROUP_SIZES = tuple(range(2, 9))
 STOPS = (0.1, 0.3, 0.5, 0.7)
 LARGEST_OF_BATCH_SCOPE = 5
-
-
-def exact_bias(*given, **options) -> list[dict[str, object]]:
-    """`bias_rows` as a list."""
-    return list(bias_rows(*given, **options))
 
 
 def bias_rows(

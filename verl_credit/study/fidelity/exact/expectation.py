@@ -1,8 +1,6 @@
-"""Trajectories as the batch that operators read. One token a turn: a mode's advantage_B_T is its turns'.
+"""The expected gradient of an operator: a sum over all groups of trajectories, with no sampling.
 
-All groups of G trajectories: multisets, with their multinomial probabilities.
-
-The expected gradient of an operator: a sum over all groups of trajectories, with no sampling.
+Groups are multisets with their multinomial probabilities. One token stands for a turn: advantage_B_T is the turns'.
 """
 
 from __future__ import annotations
@@ -79,12 +77,6 @@ def group_probability(group_M_G: torch.Tensor, probability_N: torch.Tensor) -> t
     return log_orders_M.exp().round() * probability_N[group_M_G].prod(1)
 
 
-def draw_groups(probability_N: torch.Tensor, groups: int, size: int, random: torch.Generator) -> torch.Tensor:
-    """Independent groups, int64 [groups, G]."""
-    drawn = probability_N.multinomial(groups * size, replacement=True, generator=random)
-    return drawn.view(groups, size)
-
-
 def advantages(credit: Credit, world: World, group_M_G: torch.Tensor) -> torch.Tensor:
     """The operator's advantage of every turn of every row of every group, float64 [M, G, K1]; 0 past the answer.
 
@@ -118,15 +110,3 @@ def expected_gradient(
         0, group_M_G.flatten(), (weight_M[:, None, None] * advantage_M_G_K1).flatten(0, 1)
     )
     return torch.einsum("nk,nkd->d", credited_N_K1, trajectories.score_N_K1_D(logits_D))
-
-
-def group_gradients(
-    advantage_M_G_K1: torch.Tensor,
-    group_M_G: torch.Tensor,
-    trajectories: Trajectories,
-    logits_D: torch.Tensor,
-) -> torch.Tensor:
-    """g of each group, [M, D]: what a run would see of it."""
-    score_N_K1_D = trajectories.score_N_K1_D(logits_D)
-    summed_M_D = torch.einsum("mgk,mgkd->md", advantage_M_G_K1, score_N_K1_D[group_M_G])
-    return summed_M_D / group_M_G.shape[1]

@@ -1,4 +1,4 @@
-"""What a mode may optimise, as a differentiable function of the policy, and its exact gradient."""
+"""Objectives of modes as differentiable functions of the policy, and their exact gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.study.fidelity.exact.trajectories import Trajectories, true_advantages
+from verl_credit.study.fidelity.exact.trajectories import Trajectories
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Expected:
         return (self.probability_N * self.trajectories.n_turns_N).sum()
 
     def gain(self, gamma: float = 1.0) -> torch.Tensor:
-        """Of sum over turns k = 0, 1, ... of gamma^k gain_k."""
+        """E[sum over turns k = 0, 1, ... of gamma^k gain_k]."""
         gain_N_K = self.trajectories.gain_N_K
         return (self.probability_N * (gain_N_K @ gamma ** torch.arange(gain_N_K.shape[1]).double())).sum()
 
@@ -84,9 +84,3 @@ def gradient(
     return torch.autograd.grad(
         objective(Expected(trajectories, trajectories.probability_N(leaf_D)), group_size), leaf_D
     )[0]
-
-
-def theorem_gradient(trajectories: Trajectories, logits_D: torch.Tensor) -> torch.Tensor:
-    """grad E[r] by the policy gradient theorem: E[sum over turns of A*_k grad log pi_k], [D]."""
-    weight_N_K1 = trajectories.probability_N(logits_D)[:, None] * true_advantages(trajectories, logits_D)
-    return torch.einsum("nk,nkd->d", weight_N_K1, trajectories.score_N_K1_D(logits_D))

@@ -1,6 +1,6 @@
 """The operators that are compared: a name, a function from a batch to token advantages, and what it optimises.
 
-What stands in the table: every registered outcome operator and turn mode, some with other options, and two controls.
+`all_credits` is the table: every registered outcome operator and turn mode, some with other options, and two controls.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from verl_credit.study.fidelity.exact.objectives import (
 
 @dataclass(frozen=True)
 class Credit:
-    """One row of the comparison."""
+    """A row of the comparison."""
 
     name: str
     run: Callable[[World], Result]
     scope: str = "group"
-    """Of its operator: row, group or batch. With batch, every group is a batch of its own here."""
+    """The operator's scope: row, group or batch. With batch, every group is a batch of its own here."""
     reads_policy: bool = False
     """It reads values, log-probs or entropies: its advantages change with the policy."""
     own: Objective | None = None
@@ -117,7 +117,7 @@ OBJECTIVES = {
     "log p, n - 1 terms": log_success,
     "2 arcsin sqrt(p), large groups": arcsine,
 }
-"""What an outcome operator may name as its `objective`."""
+"""An outcome operator may name these as its `objective`."""
 UNBIASED = "turn-group-unbiased"
 
 

@@ -1,6 +1,7 @@
-"""A question as a small decision process: what can be read, what it is worth, and how long one may search.
+"""A question as a small decision process, and the tabular softmax policy over its choices.
 
-A tabular softmax over the choices of a question: one logit per state and action, float64.
+A question says what can be read, what that is worth, and how long one may search. The policy has one logit per state and
+action, in float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Every trajectory of a question, with its probability.
-
-V, Q and A* of every turn by dynamic programming.
-"""
+"""Every trajectory of a question with its probability; V, Q and A* of every turn by dynamic programming."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Batches of prompts, and the mean cosine of a batch's gradient with a direction.
-
-A batch of 16 prompts is one of many that the P prompts could have made, and the mean over all of them has less noise than
-that over one cut into P / 16. So batches are drawn: the prompts are shuffled and cut, again and again.
-
-How well a mode's gradient agrees with grad E[r], by statistics in which no noise is multiplied with itself.
+"""How well a mode's gradient agrees with grad E[r], by statistics in which no noise is multiplied with itself.
 
 g_p is a prompt's credited gradient, h_p the same with the true advantages (so that E[h_p] is grad E[r], but for a factor),
 h'_p that of independent rollouts of the same prompt. A batch b has the prompts that `draw_batches` gives it.
@@ -20,6 +15,9 @@ mean of the batches' cosines, weighted by their |E[h'_b]|.
 
 `token-mean` divides a batch's gradient by its tokens. That changes no cosine of a batch. Signal to noise has it to first
 order. Bias leaves it out: it adds a term of the order Cov(g_p, tokens of p) / batch_prompts to E[g_b].
+
+A batch of 16 prompts is one of many that the P prompts could have made, and the mean over all of them has less noise than
+that over one cut into P / 16. So batches are drawn: the prompts are shuffled and cut, again and again.
 
 Intervals are the jackknife's over prompts: everything is taken again without each prompt, from the batches that lack it.
 """
@@ -95,7 +93,7 @@ class PromptSums:
     first_P_S: np.ndarray
     second_P_S: np.ndarray
     held_out: bool = False
-    """Made from the values' first half: on the same prompt only the second half of another sum is independent of it."""
+    """Made from the values' first half: on a prompt, only the second half of another sum is independent of these."""
     square_P: np.ndarray | None = None
     """|E[g_p | prompt]|^2, unbiased; see `square_of_means`."""
 
@@ -106,7 +104,7 @@ class PromptSums:
 
 @dataclass(frozen=True)
 class GradientAgreement:
-    """Of one mode; ``n`` is the number of prompts.
+    """The agreement of one mode; ``n`` is the number of prompts.
 
     Undefined where credit is 0 everywhere and where the estimate of a squared length is not positive. The cosines of batches
     need two prompts more than a batch has.
@@ -117,7 +115,7 @@ class GradientAgreement:
     """Where |E[g]|^2 is not estimated above 0 the value is None, and the interval is still given."""
     step: Measure
     step_difference: Measure
-    """To the mode `none`, paired by batch."""
+    """The difference to the mode `none`, paired by batch."""
     own: Measure
     own_difference: Measure
 

@@ -1,7 +1,4 @@
-"""Credited gradients of a prompt's rollouts: what the statistics read, in place of turns.
-
-The gradient side of one measurement: turns' gradients, each mode's agreement with grad E[r], and its own check.
-"""
+"""The gradient side of one measurement: credited gradients of prompts, and each credit's agreement with grad E[r]."""
 
 from __future__ import annotations
 
@@ -20,21 +17,19 @@ from verl_credit.study.fidelity.gradient.alignment import (
 from verl_credit.study.fidelity.gradient.turns import BUCKETS, TurnGradients, turn_gradients
 from verl_credit.study.fidelity.mode_credit import Advantages, Credit, per_turn
 from verl_credit.study.fidelity.scored import ScoredTurn
-from verl_credit.worlds.rollouts.rollout import Trajectory
-
-Groups = Sequence[Sequence[Trajectory]]
+from verl_credit.worlds.rollouts.rollout import Groups
 
 
 def credited(
     groups: Groups, gradients: TurnGradients, advantages: Advantages, *, held_out: bool = False
 ) -> PromptSums:
-    """Of a mode or a control."""
+    """The sums of a mode or a control."""
     sums_P_S = np.stack([rows.sum(0) for rows in _by_trajectory(groups, gradients, advantages)])
     return PromptSums(sums_P_S, sums_P_S, held_out)
 
 
 def true_credit(groups: Groups, gradients: TurnGradients, turns: Sequence[ScoredTurn]) -> PromptSums:
-    """Of A*:  E[sum over a prompt's n rollouts of A* x G] = n grad E[r].  ``turns`` are the groups', in order."""
+    """The sums of A*:  E[sum over a prompt's n rollouts of A* x G] = n grad E[r].  ``turns`` are the groups', in order."""
     halves = [
         list(_by_trajectory(groups, gradients, per_turn(groups, [getattr(turn, name) for turn in turns])))
         for name in ("a_first", "a_second")
@@ -77,7 +72,7 @@ def _by_trajectory(groups: Groups, gradients: TurnGradients, advantages: Advanta
 
 
 GRPO = "none, grpo"
-"""What differences are taken to."""
+"""Differences are taken to this credit."""
 RLOO = "none, rloo"
 REFERENCE = "Monte Carlo, all continuations"
 
@@ -95,7 +90,7 @@ def gradient_agreement(
     seed: int = 0,
     say: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, GradientAgreement]:
-    """By the name of each credit that has advantages, and of `REFERENCE`: A* as a mode of its own.
+    """Returns agreements by the name of each credit that has advantages, and of `REFERENCE`: A* as a mode of its own.
 
     ``turns`` are those of ``groups``, in order, ``replicate_turns`` those of the replicate. The bias of `REFERENCE` is 1 by
     construction: the others' is taken against it. Raises ValueError where no credit is named `GRPO`.

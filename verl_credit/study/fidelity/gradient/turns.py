@@ -1,16 +1,16 @@
-"""A count sketch: a long vector in few numbers that keeps inner products on average.
+"""The gradient of every distinct turn, sketched.
+
+    G = grad sum over the turn's tokens of log pi(token | context, tokens before it)        at temperature 1
+
+The turn's tokens are those that the policy wrote, with the stop token that it sampled: those of training's response mask.
+The tool's answers are context. The gradient is over all parameters. Equal turns (context and text) have equal gradients.
+
+A count sketch S keeps a long vector in few numbers, and inner products on average:
 
     S(x)_b = sum over the i with bucket b of sign_i x_i        E[S(x) . S(y)] = x . y        sd <= sqrt(2 / buckets) |x| |y|
 
 Bucket and sign of each place are drawn at random, once; the expectation is over that draw. S is linear. With 16,384 buckets
 a cosine is off by about .008. Source: Charikar, Chen and Farach-Colton 2002; Weinberger et al. 2009.
-
-The gradient of every distinct turn, sketched.
-
-    G = grad sum over the turn's tokens of log pi(token | context, tokens before it)        at temperature 1
-
-The turn's tokens are those that the policy wrote, with the stop token that it sampled: those of training's response mask.
-What the tool said is context. The gradient is over all parameters. Equal turns (context and text) have equal gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUCKETS = 16_384
 
 
 class CountSketch:
-    """Of vectors of ``length`` entries; the same ``seed``, the same sketch."""
+    """Sketches vectors of ``length`` entries; the same ``seed`` gives the same sketch."""
 
     def __init__(self, length: int, *, buckets: int = BUCKETS, seed: int = 0):
         random = torch.Generator().manual_seed(seed)
@@ -66,7 +66,7 @@ def turn_gradients(
     seed: int = 0,
     say: Callable[[int, int], None] = lambda done, of: None,
 ) -> TurnGradients:
-    """One backward pass for each distinct turn; the model is in eval mode, its weights in float32 or float64."""
+    """Makes a backward pass for each distinct turn; the model is in eval mode, its weights in float32 or float64."""
     turns = list(
         dict.fromkeys((step.state.ids, step.turn_ids) for path in trajectories for step in path.steps)
     )

@@ -1,7 +1,4 @@
-"""Decisions of sampled trajectories, what the policy itself would do in place of each, and how it goes on from there.
-
-What an alternative is worth: V behind one that searches, the outcome of one that ends.
-"""
+"""Decisions of sampled trajectories: the policy's own alternatives to each, how it goes on, and what they are worth."""
 
 from __future__ import annotations
 
@@ -14,22 +11,21 @@ import numpy as np
 from verl_credit.study.fidelity.scored import ScoredTurn
 from verl_credit.study.fidelity.values import Value
 from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
-from verl_credit.worlds.rollouts.rollout import Start, Trajectory, roll
+from verl_credit.worlds.rollouts.rollout import Groups, Start, Trajectory, roll
 from verl_credit.worlds.rollouts.sampler import Ask, Ids, TurnSampler, digest, uniforms
 
 ALTERNATIVES = 8
 """Draws from the policy, the original among them."""
 PER_PROMPT = 2
-Groups = Sequence[Sequence[Trajectory]]
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One distinct text: a search, or a turn that ends (``step.next`` is None)."""
+    """A distinct text: a search, or a turn that ends (``step.next`` is None)."""
 
     step: Step
     times: int
-    """How many of the draws it is."""
+    """So many draws have this text."""
 
 
 @dataclass(frozen=True)

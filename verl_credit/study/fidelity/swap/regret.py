@@ -1,18 +1,18 @@
 """Does a credit choose the better of a decision's alternatives? True values of the alternatives, order, and regret.
 
-    Q(a)      V(s_{k+1}) behind an alternative that searches, r of one that ends. A*(a) = Q(a) - V(s_k), and V(s_k) is the
+    Q(a)      V(s_{k+1}) after an alternative that searches, r of one that ends. A*(a) = Q(a) - V(s_k), and V(s_k) is the
               same for all alternatives of a decision: it cancels in everything here, and adds no error.
     pairs     share of the alternatives' pairs in the right order, of those whose Q differ by 4 standard errors; a tie of
               credit is one half
     searches  the same of pairs of two searches: which one, and not whether to search on
-    within    correlation of credit and Q after both lost their mean over the decision, corrected for the noise of Q
+    within    correlation of credit and Q less their means over the decision, corrected for the noise of Q
     regret    Q(b) - Q(c): b is best by the first half of the continuations, c has the most credit (the mean over those that
               tie), and both are valued by the second half, so that luck in choosing b is not taken for worth. Where c is
               better than b it is negative
 
 Each twice, because an outcome depends on what came after the turn:
 
-    one       credit from one completion behind each alternative, as a training step gives it; mean over the completions
+    one       credit from one completion after each alternative, as a training step gives it; mean over the completions
     mean      credit that is the mean over the completions: the luck of a single one is mostly gone, and what is still in
               the wrong order is the credit's own doing
 
@@ -34,7 +34,7 @@ from verl_credit.study.fidelity.values import Value, part_of
 from verl_credit.study.stats import RESAMPLES, Measure, prompt_weights, with_interval
 
 CreditOfDecisions = Sequence[np.ndarray]
-"""Of each decision [alternatives, completions]."""
+"""An array [alternatives, completions] for each decision."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class SwapAgreement:
-    """Of one credit."""
+    """The choices of one credit; see the module."""
 
     one: Choice
     mean: Choice
@@ -92,7 +92,7 @@ class SwapAgreements:
         return SwapAgreement(one=self._choice(credit, held_out), mean=self._choice(mean, held_out))
 
     def regret_of_draws(self, decisions: Sequence[Decision]) -> Measure:
-        """Of what the policy does by itself: the mean over its draws."""
+        """The regret of what the policy does by itself: the mean over its draws."""
         times = [np.array([a.times for a in d.alternatives]) for d in decisions]
         return self._regret([n[:, None] / n.sum() for n in times])
 

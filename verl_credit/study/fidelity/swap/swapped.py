@@ -1,4 +1,4 @@
-"""The credit of a decision's turn when another rollout stands in the place of its own.
+"""The credit of a decision's turn when another rollout replaces its own.
 
 For every alternative and completion the group has the prompt's other rollouts, unchanged, and this one. A mode is called as
 in training: one of batch scope sees the other groups of the training batch, too.
@@ -19,10 +19,10 @@ from verl_credit.records.report.again import TurnTables
 from verl_credit.study.fidelity.controls import CONTINUATIONS, brought, fewer_turns
 from verl_credit.study.fidelity.mode_credit import Credit, batches, credits_of_parts, rows_of
 from verl_credit.study.fidelity.subject import Subject
-from verl_credit.study.fidelity.swap.decisions import Decision, Groups, worth
+from verl_credit.study.fidelity.swap.decisions import Decision, worth
 from verl_credit.study.fidelity.training import tables_of
 from verl_credit.study.fidelity.values import Value, part_of
-from verl_credit.worlds.rollouts.rollout import Trajectory
+from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
 from verl_credit.worlds.rollouts.sampler import digest
 
 
@@ -68,9 +68,9 @@ def _reshaped(credit: Credit, shape: tuple[int, int]) -> Credit:
 
 
 def swapped_groups(
-    group: Sequence[Trajectory], decision: Decision, completed: Sequence[Sequence[Trajectory]]
+    group: Sequence[Trajectory], decision: Decision, completed: Groups
 ) -> list[list[Trajectory]]:
-    """The group once for every alternative and completion, in this order, with it in place of the decision's trajectory."""
+    """The group for every alternative and completion, in this order, with each in place of the decision's trajectory."""
     place = decision.trajectory
     return [[*group[:place], path, *group[place + 1 :]] for paths in completed for path in paths]
 
@@ -78,7 +78,7 @@ def swapped_groups(
 def credit_of_modes(
     tables: TurnTables, decision: Decision, modes: Sequence[TurnMode], others: TurnTables | None
 ) -> list[Credit]:
-    """For every group of ``tables`` (`swapped_groups`) the credit of the decision's turn.
+    """The credit of the decision's turn in every group of ``tables`` (`swapped_groups`).
 
     ``others``: the other groups of the batch, for modes that read them.
     """
@@ -131,7 +131,7 @@ def _joined(a: torch.Tensor, b: torch.Tensor, fill: float) -> torch.Tensor:
 
 def credit_of_controls(
     tables: TurnTables,
-    groups: Sequence[Sequence[Trajectory]],
+    groups: Groups,
     decision: Decision,
     data: Sequence[Mapping],
     drawn: np.random.Generator,

@@ -14,7 +14,6 @@ from verl_credit.study.fidelity.subject import Subject
 from verl_credit.study.fidelity.swap.decisions import (
     ALTERNATIVES,
     Decision,
-    Groups,
     completed,
     find_decisions,
     worth,
@@ -24,6 +23,7 @@ from verl_credit.study.fidelity.swap.swapped import Maker
 from verl_credit.study.fidelity.values import VALUES, Value, values_of
 from verl_credit.study.stats import Measure
 from verl_credit.worlds.rollouts.protocol import State
+from verl_credit.worlds.rollouts.rollout import Groups
 from verl_credit.worlds.rollouts.sampler import digest
 
 SWAPS = "swaps.jsonl"
