@@ -45,7 +45,7 @@ def exact_value(question: int, good: int, turn: int) -> float:
 
 
 class ChoiceDecoder:
-    """`fidelity.decoder.Decoder` of that policy; counts the rows that it was asked for."""
+    """`rollouts.sampler.Decoder` of that policy; counts the rows that it was asked for."""
 
     def __init__(self, questions: int):
         self._questions, self.rows = questions, 0

@@ -1,4 +1,4 @@
-"""Lakes (evidence/fidelity/lakes) without a model: a policy given by a table, as `fidelity.decoder.Decoder`."""
+"""Lakes (evidence/fidelity/lakes) without a model: a policy given by a table, as `rollouts.sampler.Decoder`."""
 
 from __future__ import annotations
 
