@@ -1,5 +1,5 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
-# make test-nightly: runs of Ray and the real vLLM that make test has no time for; one runs it before closing a larger change.
+# make test-nightly: runs of Ray and the real vLLM that make test has no time for; run it before you close a larger change.
 # make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs; make test draws 120.
 #   With it the probe's estimators over thousands of drawn batches.
 # make reliability: what the project was put through, hours of two cores, resumable (evidence/reliability/).

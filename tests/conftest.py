@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +37,18 @@ def recipes_composed_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("verl_credit.recipe.compose.compose_recipe", composed_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once():
+    """Each client of httpx reads all certificates, for longer than a test takes to ask it: here a process does so once."""
+    import httpx
+
+    once = cache(httpx.create_ssl_context)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in (httpx, httpx._transports.default):
+            patch.setattr(place, "create_ssl_context", once)
         yield
 
 
