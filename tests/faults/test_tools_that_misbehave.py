@@ -49,9 +49,7 @@ tokenizer, composed = cache(make_tokenizer), cache(load_config)
 
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
-    """Recipes are composed and certificates read once: no loop changes the one, no address here needs the other."""
-    tls = httpx.create_ssl_context(trust_env=False)
-    monkeypatch.setattr(httpx, "create_ssl_context", lambda **_: tls)
+    """Recipes are composed once: no loop changes them."""
     monkeypatch.setattr(trajectories, "load_config", lambda name, overrides: composed(name, tuple(overrides)))
 
 
