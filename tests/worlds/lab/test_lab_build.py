@@ -16,12 +16,11 @@ from verl_credit.cli.run import train as train_module
 from verl_credit.errors import ExitCode
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab
-from verl_credit.worlds.lab.cache import NAME, settings_of
-from verl_credit.worlds.lab.config import SIZES
+from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
 from verl_credit.worlds.lab.evaluate import Roller, summarize
-from verl_credit.worlds.lab.policy import WarmStart
 from verl_credit.worlds.lab.questions import make_splits
 from verl_credit.worlds.lab.retrieval import LocalRetriever, recall, swap_contents
+from verl_credit.worlds.lab.supervised import WarmStart
 from verl_credit.worlds.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 

@@ -8,7 +8,7 @@ import pytest
 from verl_credit.names import AGENT_NAME
 from verl_credit.recipe.doctor.inputs.row import checked_row
 from verl_credit.turns.reward.qa import compute_score
-from verl_credit.worlds.data.rows import SCHEMA
+from verl_credit.worlds.data.output import SCHEMA
 from verl_credit.worlds.real.arithmetic import SHOWN, make_records, write_arithmetic
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
+from verl_credit.turns.search.client import client_for
 from verl_credit.turns.search.protocol import SCHEMA
-from verl_credit.turns.search.settings import client_for
 
 
 class Lookup(NamedTuple):

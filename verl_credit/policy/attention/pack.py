@@ -1,4 +1,4 @@
-"""The places of rows and their branches in a packed stream, with the tables that the kernels need."""
+"""The places of rows and their branches in a packed stream, with the tables and memory limits of the kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+KEY_TOKENS = 2**16
+"""varlen: tokens whose keys and values are gathered at a time."""
+MASK_NUMBERS = 2**24
+"""SDPA: numbers in a mask, queries x keys; with a softcap, in the scores of all heads."""
+
 
 Branch = tuple[int, int]
 """(base, tokens): the branch sees the first ``base`` tokens of its row's trunk, and itself."""

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from verl_credit.policy.attention.limits import MASK_NUMBERS
-from verl_credit.policy.attention.pack import Pack, PackedRow
+from verl_credit.policy.attention.pack import MASK_NUMBERS, Pack, PackedRow
 
 LEAST_QUERIES = 512
 """Least queries of a piece, also under a shorter window, to avoid many small calls."""

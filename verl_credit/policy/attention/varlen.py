@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from verl_credit.policy.attention.limits import KEY_TOKENS
-from verl_credit.policy.attention.pack import Pack, PackedRow
+from verl_credit.policy.attention.pack import KEY_TOKENS, Pack, PackedRow
 
 
 @dataclass(frozen=True)

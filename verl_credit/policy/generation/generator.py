@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.generation.decode_attention import grouped_decode_attention
-from verl_credit.policy.generation.kv_cache import GrowingCache
+from verl_credit.policy.generation.decoding import GrowingCache, grouped_decode_attention
 from verl_credit.policy.generation.sampling import RowSampler, SamplingParams
 
 __all__ = ["BatchGenerator", "Generation", "SamplingParams"]

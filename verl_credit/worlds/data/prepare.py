@@ -9,11 +9,8 @@ from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
 from verl_credit.worlds.data.catalogue import DataSet, find
-from verl_credit.worlds.data.clean import clean
-from verl_credit.worlds.data.corpus import CorpusWriter
-from verl_credit.worlds.data.folder import check_free, staged
-from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected
-from verl_credit.worlds.data.rows import write_rows
+from verl_credit.worlds.data.output import CorpusWriter, check_free, staged, write_rows
+from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
 from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
 from verl_credit.worlds.data.tally import SplitTally, Tally
 

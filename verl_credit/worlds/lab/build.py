@@ -15,8 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.worlds.lab import protocol
-from verl_credit.worlds.lab.cache import NAME, PARTS, LabPaths, settings_of
-from verl_credit.worlds.lab.config import SIZES, LabConfig
+from verl_credit.worlds.lab.config import NAME, PARTS, SIZES, LabConfig, LabPaths, settings_of
 from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
 from verl_credit.worlds.lab.questions import Question, make_splits, to_rows
 from verl_credit.worlds.lab.retrieval import LocalRetriever, recall

@@ -16,9 +16,9 @@ import pyarrow.parquet as parquet
 
 from verl_credit.turns.reward.qa import BOXED
 from verl_credit.worlds.data.catalogue import DataSet
+from verl_credit.worlds.data.output import SCHEMA, to_row
 from verl_credit.worlds.data.readers import read_fields
 from verl_credit.worlds.data.records import Record
-from verl_credit.worlds.data.rows import SCHEMA, to_row
 
 ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
 EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # none of them is a question
@@ -40,7 +40,7 @@ def make_records(seed: int, count: int) -> list[Record]:
 
 
 def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 600, test: int = 256) -> None:
-    """Writes ``train.parquet`` and ``test.parquet`` in the form of `verl_credit.worlds.data.rows`.
+    """Writes ``train.parquet`` and ``test.parquet`` in the form of `verl_credit.worlds.data.output`.
 
     A question and the one with its numbers exchanged stand in the same file: 3 + 8 is no test of who has seen 8 + 3. Raises
     ValueError when there are fewer than ``train + test`` questions.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
 from verl_credit.worlds.real.arithmetic import SHOWN, write_arithmetic
+from verl_credit.worlds.real.gguf import write_policy
 from verl_credit.worlds.real.multihop import Shown, start_settings, write_questions, write_start
 from verl_credit.worlds.real.packages import ENCODER, POLICY, RealError, folder_of
-from verl_credit.worlds.real.policy import write_policy
 
 VERSION = 2  # greater whenever a build would give other files than before
 LAYERS = {"full": None, "tiny": 2}

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from verl_credit.turns.search.pages import Page, format_pages
-from verl_credit.turns.search.protocol import SCHEMA
+from verl_credit.turns.search.protocol import SCHEMA, Page, format_pages
 from verl_credit.worlds.real.packages import RealError
 
 Search = Callable[[str], list[Page]]  # query -> pages, best first

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_credit.built_folder import Progress
 from verl_credit.precision import cpu_precision
-from verl_credit.turns.search.pages import Page
+from verl_credit.turns.search.protocol import Page
 from verl_credit.worlds.data.prepare import prepare
 from verl_credit.worlds.data.records import PrepareError
 from verl_credit.worlds.real.demonstrations import Supported, demonstrations, encode
