@@ -20,7 +20,7 @@ from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
 from verl_credit.worlds.lab.evaluate import Roller, summarize
 from verl_credit.worlds.lab.questions import make_splits
 from verl_credit.worlds.lab.retrieval import LocalRetriever, recall, swap_contents
-from verl_credit.worlds.lab.supervised import WarmStart
+from verl_credit.worlds.lab.tiny_policy import WarmStart
 from verl_credit.worlds.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 

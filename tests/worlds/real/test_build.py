@@ -15,7 +15,7 @@ from kit.small_gguf import write_gguf
 from verl_credit.cli import main
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.world import build_command, world_of
-from verl_credit.worlds.real import build, multihop, packages, warm_start
+from verl_credit.worlds.real import build, multihop, packages
 
 NAMES = ("baker", "bridge", "mayor", "river", "town", "born")
 
@@ -37,7 +37,7 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.setattr(multihop, "MOST", 4)
     monkeypatch.setattr(multihop, "HELD_OUT", 2)
     monkeypatch.setattr(
-        multihop, "WarmStart", lambda: warm_start.WarmStart(epochs=1, batch=2, lr=1e-3, warmup=1)
+        multihop, "WarmStart", lambda style=multihop.WarmStart: style(epochs=1, batch=2, lr=1e-3, warmup=1)
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from verl_credit.built_folder import MANIFEST
 from verl_credit.worlds.lab.demos import DemoStyle
-from verl_credit.worlds.lab.supervised import WarmStart
+from verl_credit.worlds.lab.tiny_policy import WarmStart
 from verl_credit.worlds.lab.world import WorldSize
 
 # Increase this whenever a build would give another lab than before; cached labs are then rebuilt.

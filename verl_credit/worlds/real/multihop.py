@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
 
 import pyarrow.parquet as parquet
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from verl_credit.built_folder import Progress
 from verl_credit.precision import cpu_precision
@@ -20,12 +23,23 @@ from verl_credit.worlds.data.prepare import prepare
 from verl_credit.worlds.data.records import PrepareError
 from verl_credit.worlds.real.demonstrations import Supported, demonstrations, encode
 from verl_credit.worlds.real.packages import RealError
-from verl_credit.worlds.real.warm_start import WarmStart, train
+from verl_credit.worlds.supervised import token_losses, updates
 from verl_credit_retriever.encoder import SentenceEncoder
 from verl_credit_retriever.index.build import build_index
 from verl_credit_retriever.index.search import SearchIndex
 
 MOST, HELD_OUT = 70, 35
+Demo = tuple[list[int], list[int]]  # token ids, 1 where the policy wrote the token
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The supervised start; ``warmup`` is in updates."""
+
+    epochs: int = 3
+    batch: int = 4
+    lr: float = 5e-5
+    warmup: int = 5
 
 
 @dataclass(frozen=True)
@@ -134,3 +148,45 @@ def _training_questions(multihop: Path) -> list[Supported]:
 def _page(document: Mapping[str, str], score: float) -> Page:
     title, _, text = document["contents"].partition("\n")
     return Page(document["id"], title, text, score)
+
+
+def train(
+    model: PreTrainedModel,
+    demos: Sequence[Demo],
+    style: WarmStart,
+    seed: int,
+    on_step: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> list[float]:
+    """The loss of every update: the mean over the tokens that the policy wrote, in nats.
+
+    AdamW updates weights in float32; the forward has the precision that the CPU multiplies fastest. The learning rate rises
+    over ``warmup`` updates and falls linearly to zero.
+    """
+    steps, losses = style.epochs * -(-len(demos) // style.batch), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=style.lr, weight_decay=0.0, betas=(0.9, 0.95))
+    scales = [min((step + 1) / style.warmup, (steps - step) / steps) for step in range(steps)]
+    batches = _batches(demos, style, random.Random(f"supervised start {seed}"))
+    for loss in updates(model, [optimizer], scales, lambda: _backward(model, next(batches))):
+        losses.append(loss)
+        on_step(len(losses), steps, loss)
+    return losses
+
+
+def _batches(demos: Sequence[Demo], style: WarmStart, rng: random.Random) -> Iterator[list[Demo]]:
+    for _ in range(style.epochs):
+        order = rng.sample(range(len(demos)), len(demos))
+        for start in range(0, len(order), style.batch):
+            yield [demos[i] for i in order[start : start + style.batch]]
+
+
+def _backward(model: PreTrainedModel, batch: Sequence[Demo]) -> float:
+    """A row at a time: there is no padding, and only the logits of one row are held."""
+    written, loss = sum(sum(mask) for _, mask in batch), 0.0
+    for ids, mask in batch:
+        chosen_1_T = torch.tensor([mask], dtype=torch.bool)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cpu_precision() == "bf16"):
+            part = token_losses(model, torch.tensor([ids]), chosen_1_T, reduction="sum") / written
+        part.backward()
+        loss += part.item()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss
