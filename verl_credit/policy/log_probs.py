@@ -22,14 +22,14 @@ FLASH, OURS, LOOP, FUSED = "flash", "ours", "loop", "fused"
 LOOP_SECONDS = 1e-4
 """Seconds per token of verl's loop: 40 to 130 microseconds of Python, measured on CPUs."""
 CHUNK_LOGITS, CHUNK_LOGITS_CPU = 2**24, 2**20
-"""Logits in one chunk of our path: on a CPU they stay in its cache, elsewhere they are worth a kernel's launch."""
+"""Logits in one chunk of our path. On a CPU a chunk stays in the cache; elsewhere it is worth a kernel's launch."""
 HELD_BYTES = 8
 """Bytes per logit of a chunk, which is held twice in float32."""
 
 
 def log_prob_path(*, flash: bool, fused: bool = False, distills: bool = False) -> str:
     """The path in verl's FSDP engine. ``flash``: flash-attn's loss runs; ``fused``: model.use_fused_kernels; ``distills``:
-    the logits themselves are needed, too."""
+    the logits themselves are read, too."""
     if fused:
         return FUSED
     if flash:
@@ -99,14 +99,14 @@ def token_values(
     entropy: bool,
     inplace_backward: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """``log_probs`` and, where asked for, ``entropy``: [T] each, under the names of verl's outputs of a model."""
+    """``log_probs`` and, with ``entropy``, that too: [T] each, under the names of a model's outputs in verl."""
     if not entropy:
         log_prob_T = log_probs_from_logits(
             logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward
         )
         return {"log_probs": log_prob_T}
-    made = log_probs_and_entropy(logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward)
-    return dict(zip(("log_probs", "entropy"), made, strict=True))
+    values = log_probs_and_entropy(logits_T_V, labels_T, temperature_T, inplace_backward=inplace_backward)
+    return dict(zip(("log_probs", "entropy"), values, strict=True))
 
 
 def entropy_from_logits(

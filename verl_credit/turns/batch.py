@@ -29,22 +29,22 @@ class TurnBatch:
     """The reward function's other values (em, f1, format_ok)."""
     ground_truths: list
     extra_infos: list[dict]
-    """What the data set says of the row (question, index, ...)."""
+    """The row's extra_info in the data set (question, index, ...)."""
     columns: list[dict]
-    """The data file's other columns, those that a turn signal reads."""
+    """The data file's other columns that a turn signal reads."""
     is_padding: list[bool]
     row_valid_B: torch.Tensor
-    """False for padding rows (copies of real rows) and rows lost to a tool fault."""
+    """False for padding rows (copies of real rows) and for rows with a tool fault."""
     n_turns_B: torch.Tensor
     turn_rewards: list[list[float | None]]
-    """Per row and tool turn what its calls earned, None where no reward is known; [] for a padding row."""
+    """Per row and tool turn the reward of its calls, None where it has none; [] for a padding row."""
 
 
 CALL = "a mapping with the call's turn, name, arguments and reward"
 
 
 def no_turn_ids(row: int) -> str:
-    """Where a row has them neither as a field of its own nor among its extra fields."""
+    """The message for a row without turn ids."""
     return (
         f"row {row}: rollouts carry no {TURN_IDS!r}: set the rows' agent_name (or rollout.agent.default_agent_loop) to "
         f"{' or '.join(map(repr, AGENTS))}; an agent loop of your own puts extra_fields[{TURN_IDS!r}] into its "
@@ -53,7 +53,7 @@ def no_turn_ids(row: int) -> str:
 
 
 def record_of(extra_fields: Mapping, row: int) -> dict:
-    """Every field of `RowRecord`, with its default where the loop says nothing. Raises ValueError for what is no record."""
+    """Every field of `RowRecord`, the missing ones with their defaults. Raises ValueError for anything but a record."""
     given, record = extra_fields.get(ROW_RECORD), RowRecord().as_dict()
     if given is None:
         return record
@@ -71,7 +71,7 @@ def record_of(extra_fields: Mapping, row: int) -> dict:
 
 
 def _as_declared(value, default, where: str):
-    """``value`` where it is of the kind of the field's default."""
+    """``value``, if it has the type of the field's default. Raises ValueError."""
     if isinstance(default, list):
         return _listed(value, where, "a list")
     if isinstance(default, int):
@@ -83,7 +83,7 @@ def _as_declared(value, default, where: str):
 
 
 def _call(call, where: str) -> dict:
-    """A call of the record; one that says nothing of a reward has none."""
+    """A call of the record; without a reward it gets None."""
     if not isinstance(call, Mapping) or "turn" not in call:
         raise ValueError(f"{where}={shown(call)}; expected {CALL}")
     turn = _whole(call["turn"], f"{where}: turn=", "the number of the turn that made it")
@@ -99,7 +99,7 @@ def _whole(value, where: str, expected: str) -> int:
 
 
 def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
-    """A number per response token. Raises ValueError for another length and for what is no whole number."""
+    """A number per response token. Raises ValueError for another length and for other values."""
     where = f"row {row}: extra_fields[{TURN_IDS!r}]"
     given = _listed(extra_fields[TURN_IDS], where, "a list of whole numbers")
     if len(given) != length:
@@ -109,9 +109,9 @@ def turn_ids_of(extra_fields: Mapping, row: int, length: int) -> list[int]:
 
 
 def turn_rewards_of(extra_fields: Mapping, row: int, n_turns: int) -> list[float | None]:
-    """One per tool turn, None for each where the loop gave none; an entry of the answer turn is read and left out.
+    """One per tool turn; all None where the loop gave no rewards. An entry of the answer turn is checked and dropped.
 
-    Raises ValueError for another length and for what is neither a finite number nor None.
+    Raises ValueError for another length, and for an entry that is neither a finite number nor None.
     """
     tool_turns = max(n_turns - 1, 0)
     if extra_fields.get(TURN_REWARDS) is None:

@@ -37,7 +37,7 @@ class TokenInputs:
 
     step: int
     mask_B_T: torch.Tensor
-    """Tokens that the policy wrote, those included that rollout correction then rejects."""
+    """Tokens that the policy wrote, also those that rollout correction rejects."""
     token_ids_B_T: torch.Tensor
     log_prob_B_T: torch.Tensor
     entropy_B_T: torch.Tensor | None
@@ -45,7 +45,7 @@ class TokenInputs:
 
 
 class TokenStage:
-    """Built once per run, where a wrong dotted path or a missing model ends the run; keeps SEPA's state."""
+    """The operators and SEPA's state of a run. A wrong dotted path or a missing model is an error when it is made."""
 
     def __init__(self, settings: Algorithm, tokenizer):
         self.settings = settings
@@ -55,9 +55,9 @@ class TokenStage:
             self.outcome_operator = outcome_operator(
                 found, settings.advantage_mode, settings.advantage_params
             )
-        self._algorithm = (
-            load(settings.algorithm_mode, "algorithm.algorithm_mode") if settings.algorithm_mode else None
-        )
+        self._algorithm = None
+        if settings.algorithm_mode:
+            self._algorithm = load(settings.algorithm_mode, "algorithm.algorithm_mode")
         self._transform = None
         if settings.own_transform and self._algorithm is None:
             found = load(settings.transform_mode, "algorithm.transform_mode")
@@ -67,19 +67,12 @@ class TokenStage:
             found = load(settings.uncertainty_kind, "algorithm.uncertainty_kind")
             self._uncertainty = as_uncertainty_spec(found, settings.uncertainty_kind)
         spec = self._transform or TRANSFORMS.get(settings.transform_mode)
-        everything = self._algorithm is not None
-        self._detect = None
-        pooled = everything or (spec is not None and spec.uses_sepa_controller)
+        self.detect: Detector | None = None
+        """Marks planning tokens; None where no operator reads them."""
+        pooled = self._algorithm is not None or (spec is not None and spec.uses_sepa_controller)
         if pooled or (spec is not None and spec.needs_planning):  # the controller observes execution tokens
-            self._detect = planning_detector(settings, tokenizer)
-        self.controller = None
-        if pooled:
-            self.controller = SepaController(**settings.sepa.model_dump())
-
-    @property
-    def detect(self) -> Detector | None:
-        """Finds planning tokens; None where no operator asks for them."""
-        return self._detect
+            self.detect = planning_detector(settings, tokenizer)
+        self.controller = SepaController(**settings.sepa.model_dump()) if pooled else None
 
     @property
     def active(self) -> bool:
@@ -95,17 +88,17 @@ class TokenStage:
         trained_B_T: torch.Tensor,
         turns: TurnInputs | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """(advantage_B_T, metrics). lambda is what it was before this step; then the step is observed.
+        """(advantage_B_T, metrics) with lambda as it was before this step; then the controller observes the step.
 
-        ``trained_B_T``: the policy's tokens that the loss counts. Rollout correction (``rollout_rs``) has left out those
-        that it rejects, so that no statistic of uncertainties has them; planning phrases are found in the text as it was
-        written. ``turns``: handed to an algorithm of the user's.
+        ``trained_B_T``: the policy's tokens in the loss. They lack the tokens that rollout correction (``rollout_rs``)
+        rejects, so that no statistic of uncertainties has these; planning phrases are sought in the whole text. ``turns``:
+        an argument of the user's algorithm.
         """
         settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]
         mask_B_T = written_B_T & trained_B_T.bool()
         planning_B_T = None
-        if self._detect is not None:
-            planning_B_T = self._detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
+        if self.detect is not None:
+            planning_B_T = self.detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
         uncertainty_B_T = self._uncertainties(inputs, mask_B_T, planning_B_T)
         lam = 0.0 if self.controller is None else self.controller.lam(inputs.step)
         shared = {
@@ -164,20 +157,15 @@ class TokenStage:
             extra = weight_metrics(credit.weight_B_T, mask_B_T)
         if stats is None:
             stats = token_stats(uncertainty_B_T, planning_B_T, mask_B_T)
-        metrics = {f"credit/{name}": float(value) for name, value in (stats | extra).items()}
+        values = stats | extra
         if mask_B_T.any():
-            metrics["credit/advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean().item()
+            values["advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean()
         if planning_B_T is not None:
-            metrics |= {
-                f"credit/{name}": float(value) for name, value in coverage(planning_B_T, mask_B_T).items()
-            }
+            values |= coverage(planning_B_T, mask_B_T)
         if self.controller is not None:
-            metrics |= {
-                f"credit/{name}": float(value) for name, value in self.controller.metrics(inputs.step).items()
-            }
-            metrics["credit/sepa_lambda"] = lam
+            values |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
             self._observe(inputs, outcome_B, uncertainty_B_T, planning_B_T, mask_B_T)
-        return advantage_B_T, metrics
+        return advantage_B_T, {f"credit/{name}": float(value) for name, value in values.items()}
 
     def _uncertainties(self, inputs: TokenInputs, mask_B_T, planning_B_T) -> torch.Tensor:
         if self._uncertainty is not None:
@@ -240,9 +228,9 @@ Detector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def planning_detector(settings: Algorithm, tokenizer) -> Detector:
-    """``f(token_ids_B_T, mask_B_T) -> planning_B_T`` of the configured detector.
+    """The configured detector, ``f(token_ids_B_T, mask_B_T) -> planning_B_T``.
 
-    A detector of the user's is ``f(token_ids_B_T, mask_B_T, decode)``; what it returns is checked.
+    A user's detector is ``f(token_ids_B_T, mask_B_T, decode)``; its mask is checked.
     """
     decode = pieces_of(tokenizer)
     if settings.planning.detector == "grams":
@@ -256,19 +244,19 @@ def planning_detector(settings: Algorithm, tokenizer) -> Detector:
     own = load(settings.planning.detector, "algorithm.planning.detector")
 
     def detect(token_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-        found = torch.as_tensor(own(token_ids_B_T, mask_B_T, decode))
-        if found.shape != mask_B_T.shape or not bool(((found == 0) | (found == 1)).all()):
+        planning = torch.as_tensor(own(token_ids_B_T, mask_B_T, decode))
+        if planning.shape != mask_B_T.shape or not bool(((planning == 0) | (planning == 1)).all()):
             raise ValueError(
-                f"algorithm.planning.detector={settings.planning.detector!r} returned shape {tuple(found.shape)} "
-                f"({found.dtype}); expected a mask of shape {tuple(mask_B_T.shape)}"
+                f"algorithm.planning.detector={settings.planning.detector!r} returned shape {tuple(planning.shape)} "
+                f"({planning.dtype}); expected a mask of shape {tuple(mask_B_T.shape)}"
             )
-        return found.bool() & mask_B_T.bool()
+        return planning.bool() & mask_B_T.bool()
 
     return detect
 
 
 def pieces_of(tokenizer) -> Callable[[list[int]], list[str]]:
-    """Token ids to their pieces of text, each by itself."""
+    """A function from token ids to the text of each token."""
 
     def decode(token_ids: list[int]) -> list[str]:
         return tokenizer.batch_decode([[i] for i in token_ids], clean_up_tokenization_spaces=False)

@@ -159,13 +159,13 @@ def chosen(implementation: str) -> list[Choice]:
 
     Errors: RuntimeError when no kernel can train.
     """
-    met = {key[:4] for key in _choices if key[0] == implementation}
-    return [_chosen(*key, gradients) for key in sorted(met, key=str) for gradients in (False, True)]
+    kinds = {key[:4] for key in _choices if key[0] == implementation}
+    return [_chosen(*key, gradients) for key in sorted(kinds, key=str) for gradients in (False, True)]
 
 
 @contextmanager
 def forced(kernel: str):
-    """For tests and benchmarks: each of our names selects this kernel inside the block."""
+    """Each of our names selects this kernel inside the block, for tests and benchmarks."""
     _forced.append(named(kernel))
     try:
         yield
@@ -204,10 +204,10 @@ def sliding_layers(text_config) -> tuple[int, str]:
     return text_config.num_hidden_layers, "sliding_window"
 
 
-def require_windows(text_config, found: dict[int, int | None]) -> None:
+def require_windows(text_config, windows: dict[int, int | None]) -> None:
     """Raises NotImplementedError when fewer layers passed a window than the config sets."""
     wanted, key = sliding_layers(text_config)
-    passed = sum(window is not None for window in found.values())
+    passed = sum(window is not None for window in windows.values())
     if passed < wanted:
         uses = hasattr(text_config, "use_sliding_window")
         off = "use_sliding_window=false" if uses else "sliding_window=null"

@@ -72,8 +72,8 @@ class Heads(NamedTuple):
 def trial(kernel: Callable, device: torch.device, dtype: torch.dtype, heads: Heads, gradients: bool) -> float:
     """Largest difference from the definition in float64, relative where values exceed 1.
 
-    On three rows, two of them with branches; plain, with windows below and above a block, with a softcap; of the output
-    and, with ``gradients``, of the gradients. Gradients count half, because roundings add up in them.
+    There are three rows, two of them with branches. The options are: none, windows below and above a block, a softcap. The
+    difference is that of the output and, with ``gradients``, half of the gradients', because roundings add up in them.
     """
     pack = pack_rows(TRUNKS, BRANCHES)
     given, loss = draw(pack, heads, device, dtype)
@@ -89,9 +89,9 @@ def trial(kernel: Callable, device: torch.device, dtype: torch.dtype, heads: Hea
     apart = []
     for options in OPTIONS:
         with trying():
-            found = run(kernel, pack, dtype, **options)
+            values = run(kernel, pack, dtype, **options)
         exact = run(row_by_row, pack.rows, torch.float64, **options)
-        for weight, ours, right in zip((1, 0.5, 0.5, 0.5), found, exact, strict=False):
+        for weight, ours, right in zip((1, 0.5, 0.5, 0.5), values, exact, strict=False):
             apart.append(weight * ((ours.double() - right).abs() / right.abs().clamp(min=1)).max())
     return float(torch.stack(apart).max())  # NaN where one is NaN
 

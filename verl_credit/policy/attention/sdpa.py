@@ -39,8 +39,8 @@ class Piece:
 
 def sdpa(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
     """One causal call per trunk; then its branches, some at a time, over the trunk and themselves with a mask."""
-    made = ("pieces", window, MASK_NUMBERS, query.device)
-    pieces = pack.once(made, lambda: list(_pieces(pack, window, query.device)))
+    key_of_table = ("pieces", window, MASK_NUMBERS, query.device)
+    pieces = pack.once(key_of_table, lambda: list(_pieces(pack, window, query.device)))
     heads, groups = key.shape[1], query.shape[1] // key.shape[1]
     q, k, v = query[0].unflatten(0, (heads, groups)), key[0], value[0]
     fused = query.is_cuda and query.dtype != torch.float64

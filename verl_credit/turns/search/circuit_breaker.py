@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 
 class CircuitBreaker:
-    """A closed breaker lets every request through; `failures` in a row open it, and it refuses all requests.
+    """A closed breaker admits every request; `failures` in a row open it, and it refuses all requests.
 
-    `pause_s` after it opened, one request goes through as a probe (half-open) and the others are still refused. The
+    `pause_s` after it opened, one request is admitted as a probe (half-open) and the others are still refused. The
     breaker closes if the probe succeeds; otherwise the pause begins again. A request gets a ticket from `enter` and
     reports its outcome with it exactly once.
 
     A failure counts only when its request began after the last counted failure. So 60 searches that fail together
-    count once: one broken worker process takes many searches with it, and the server may be healthy. While the
+    count once: one broken worker process fails many searches, and the server may be healthy. While the
     breaker is open, only the probe's outcome counts.
 
     `clock` is monotonic, in seconds. For one event loop: there are no locks.
@@ -80,7 +80,7 @@ class Server:
 class ServerList:
     """Successive searches begin at successive servers, and each search tries the servers in a circle.
 
-    `ready` maps the address of a server that sent Retry-After to the clock time until which it asks to wait.
+    `ready` maps the address of a server that sent Retry-After to the clock time when that is over.
     """
 
     def __init__(self, urls: list[str], *, failures: int, pause_s: float, clock: Callable[[], float]):
@@ -97,7 +97,7 @@ class ServerList:
     def pick(self, start: int, attempt: int, ready: dict[str, float]) -> tuple[Server, int] | None:
         """(server, ticket of its breaker); None when every breaker refuses.
 
-        Servers are tried from number `start + attempt` on; those that asked to wait come last.
+        Servers are tried from number `start + attempt` on; servers with a Retry-After come last.
         """
         count, now = len(self.servers), self._clock()
         order = [self.servers[(start + attempt + offset) % count] for offset in range(count)]
@@ -107,7 +107,7 @@ class ServerList:
         return None
 
     def wait(self, ready: dict[str, float]) -> float:
-        """Seconds until the first server whose breaker is not open is ready: 0 when one did not ask to wait."""
+        """Seconds until the first server whose breaker is not open is ready: 0 when one sent no Retry-After."""
         usable = [s for s in self.servers if not s.breaker.refuses] or self.servers
         now = self._clock()
         return max(0.0, min(ready.get(server.url, now) for server in usable) - now)

@@ -44,8 +44,8 @@ class SearchClient:
 
     `timeout_s` bounds a whole search including retries and pauses. Every request carries the time that is left
     (X-Deadline-Ms), so that the server can drop expired requests. A failed connection, 429 and 503 are retried at most
-    `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); nothing else
-    is retried. A server that failed `breaker_failures` times in a row gets no search for `breaker_pause_s`, then one
+    `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); other faults
+    are not retried. A server that failed `breaker_failures` times in a row gets no search for `breaker_pause_s`, then one
     as a probe (see CircuitBreaker); when this holds for all servers, a search fails at once. `token` is sent as a
     bearer token. `shuffle_seed` puts the pages into an order drawn from (seed, query): a control for policies that
     trust the rank instead of reading. With `index_fingerprint` an answer from another index is a fault: a server that
@@ -94,7 +94,7 @@ class SearchClient:
     async def search(self, query: str) -> SearchResult:
         """The `topk` best pages for `query`. Errors: SearchFault."""
         begin, start = self._clock(), self._servers.start()
-        fault, ready = None, {}  # ready: the time until which a server's Retry-After asks to wait
+        fault, ready = None, {}  # ready: the time when a server's Retry-After is over
         for attempt in range(self.max_retries + 1):
             left_s = begin + self.timeout_s - self._clock()
             if fault is not None and left_s <= 0:

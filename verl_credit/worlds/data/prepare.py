@@ -11,7 +11,7 @@ from verl_credit.built_folder import sha256_of
 from verl_credit.worlds.data.catalogue import DataSet, find
 from verl_credit.worlds.data.output import CorpusWriter, check_free, staged, write_rows
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
-from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
+from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, FileSource, HubSource, open_source
 from verl_credit.worlds.data.tally import SplitTally, Tally
 
 FORMAT = 1  # of manifest.json and report.json
@@ -82,7 +82,12 @@ def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
 
 
 def _read(
-    source: Source, split: str, data_set: DataSet, limit: int | None, tally: Tally, corpus: CorpusWriter
+    source: FileSource | HubSource,
+    split: str,
+    data_set: DataSet,
+    limit: int | None,
+    tally: Tally,
+    corpus: CorpusWriter,
 ) -> list[Record]:
     counts, kept = tally.of(split), []
     seen: dict[str, set[frozenset[str]]] = {}

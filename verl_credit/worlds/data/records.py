@@ -24,7 +24,7 @@ DUPLICATE = "repeated"
 
 
 class PrepareError(Exception):
-    """`prepare` wrote nothing; the message names what is wrong and what would be right."""
+    """`prepare` wrote nothing; the message names what is wrong and what is accepted."""
 
 
 class Rejected(Exception):
@@ -39,8 +39,8 @@ class Rejected(Exception):
 class Record:
     """A question with all its gold answers, the canonical one first.
 
-    ``derived`` are a release's normalised copies of answers, kept only when they match something that ``answers`` do
-    not. ``paragraphs`` are the question's (title, text) pairs.
+    ``derived`` are a release's normalised copies of answers, kept only when no entry of ``answers`` matches them.
+    ``paragraphs`` are the question's (title, text) pairs.
     """
 
     question: str
@@ -49,7 +49,7 @@ class Record:
     derived: list = field(default_factory=list)
     paragraphs: list[tuple[str, str]] = field(default_factory=list)
     supporting: list[str] = field(default_factory=list)
-    """Titles of the paragraphs that the answer rests on, where the release names them."""
+    """Titles of the paragraphs that support the answer, where the release names them."""
     origin: str = ""
     """The source's split: train, val or test."""
 

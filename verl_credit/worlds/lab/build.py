@@ -44,11 +44,11 @@ def build_lab(
     progress: Progress = lambda share, text: None,
     rebuild: bool = False,
 ) -> LabPaths:
-    """The lab of ``world_seed`` in ``directory``: a valid one is reused, else it is built.
+    """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one.
 
-    The build uses one thread: that gives the same bits on every processor of one kind (others round differently, and the
-    policy is then another one), and several threads of so small a model wait much longer than they compute. Torch's number
-    of threads and global random state are unchanged afterwards.
+    The build uses one thread. It then gives the same bits on every processor of one kind (others round differently, and the
+    policy is then another one), and more threads would only slow so small a model down. Torch's number of threads and
+    global random state are unchanged afterwards.
 
     Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
     when the policy's exact match is outside the gate.
@@ -68,7 +68,7 @@ def build_lab(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes with one thread, and then with as many as before."""
+    """Inside the block torch computes with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

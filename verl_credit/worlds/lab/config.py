@@ -68,5 +68,5 @@ class LabPaths:
 
 
 def settings_of(world_seed: int, size: str) -> dict[str, object]:
-    """What makes a lab another one."""
+    """The settings that determine a lab's contents."""
     return {"generator_version": GENERATOR_VERSION, "world_seed": world_seed, "size": size}

@@ -1,4 +1,4 @@
-"""Builds what the recipes with trained weights need, each part in a folder of its own that is used again."""
+"""Builds the policy, the encoder and the data of the recipes with trained weights, each in a folder that is reused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
-from verl_credit.worlds.real.arithmetic import SHOWN, write_arithmetic
+from verl_credit.worlds.real.arithmetic import WORKED, write_arithmetic
 from verl_credit.worlds.real.gguf import write_policy
-from verl_credit.worlds.real.multihop import Shown, start_settings, write_questions, write_start
+from verl_credit.worlds.real.multihop import View, start_settings, write_questions, write_start
 from verl_credit.worlds.real.packages import ENCODER, POLICY, RealError, folder_of
 
-VERSION = 2  # greater whenever a build would give other files than before
+VERSION = 2  # increased whenever a build would give other files than before
 LAYERS = {"full": None, "tiny": 2}
 ARITHMETIC = {"train": 600, "test": 256}
 POLICY_FILES = (
@@ -23,7 +23,7 @@ POLICY_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-# What a build may replace, in each folder.
+# The names that a build may replace in each folder.
 PARTS = {
     "policy": POLICY_FILES,
     "encoder": tuple(name.partition("/")[0] for name in ENCODER.files),
@@ -48,11 +48,11 @@ def build_real(
     task: str,
     size: str = "full",
     questions: str | None = None,
-    shown: Shown | None = None,
+    view: View | None = None,
     seed: int = 0,
     progress: Progress = lambda share, text: None,
 ) -> RealPaths:
-    """What the recipes of this task need, in ``directory``: ``questions`` and ``shown`` are read for multihop.
+    """Build the folders of this task's recipes in ``directory``; multihop needs ``questions`` and ``view``.
 
     Raises RealError, and FileExistsError for a folder that holds other files.
     """
@@ -62,7 +62,7 @@ def build_real(
         build_arithmetic(paths, seed, progress)
         return paths
     build_encoder(paths, progress)
-    build_multihop(paths, questions, shown, seed, progress)
+    build_multihop(paths, questions, view, seed, progress)
     return paths
 
 
@@ -93,30 +93,28 @@ def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
         write_arithmetic(folder, seed=seed, **ARITHMETIC)
         return {}
 
-    shown = [text for text, _ in SHOWN]
-    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC, "examples": shown}, fill, progress)
+    examples = [text for text, _ in WORKED]
+    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC, "examples": examples}, fill, progress)
 
 
-def build_multihop(paths: RealPaths, questions: str, shown: Shown, seed: int, progress: Progress) -> None:
+def build_multihop(paths: RealPaths, questions: str, view: View, seed: int, progress: Progress) -> None:
     progress(0.0, "questions and index")
     file = Path(questions).expanduser()
     if file.is_dir():
         raise RealError(f"real.questions={questions} is a folder; expected a file, or OWNER/NAME on the hub")
     read = sha256_of(file) if file.is_file() else questions
-    asked = {"questions": read, "seed": seed}
+    source = {"questions": read, "seed": seed}
     _part(
         paths.multihop,
-        asked,
+        source,
         lambda folder: write_questions(folder, paths.encoder, questions, seed),
         progress,
     )
-    made_of = start_settings(shown, asked, {"policy": read_manifest(paths.policy, "the policy")["files"]})
+    settings = start_settings(view, source, {"policy": read_manifest(paths.policy, "the policy")["files"]})
     _part(
         paths.start,
-        made_of,
-        lambda folder: write_start(
-            folder, paths.policy, paths.encoder, paths.multihop, shown, seed, progress
-        ),
+        settings,
+        lambda folder: write_start(folder, paths.policy, paths.encoder, paths.multihop, view, seed, progress),
         progress,
     )
 

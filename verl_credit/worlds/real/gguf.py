@@ -1,4 +1,4 @@
-"""A Hugging Face folder of the policy from its GGUF, which verl, the rollout engines and transformers read."""
+"""The policy's GGUF as a Hugging Face folder for verl, the rollout engines and transformers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ TURN_END, PAD = "<|im_end|>", "<|endoftext|>"
 
 
 def write_policy(gguf: Path, folder: Path, layers: int | None = None) -> None:
-    """In float32, as the weights are dequantised. ``layers``: the first ones only, for tests. Raises RealError.
+    """Write the folder in float32, the dtype of the dequantised weights. ``layers``: the first ones only, for tests. Raises
+    RealError.
 
-    transformers takes ``<|im_start|>`` for the end of a sequence of this file; the file says ``<|im_end|>``, and a policy
-    with the other token would write on behind its turns. The file pads with ``<|im_end|>``, too; we pad with a token of its
-    own, so that no mask can take the end of a turn for padding.
+    transformers reads ``<|im_start|>`` as the end of a sequence from this file. The file has ``<|im_end|>``, and a policy
+    with the other token would write on after its turns. The file also pads with ``<|im_end|>``; we pad with another token,
+    so that no mask can take the end of a turn for padding.
     """
     model, tokenizer = read_gguf(gguf)
     if layers is not None:
@@ -30,13 +31,13 @@ def write_policy(gguf: Path, folder: Path, layers: int | None = None) -> None:
     tokenizer.model_max_length = model.config.max_position_embeddings
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    model.config._name_or_path = ""  # the name of a file of the training's authors
+    model.config._name_or_path = ""  # the name of a file on another machine
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Raises RealError, naming the file, when the package gguf is not there or the file does not hold a model."""
+    """(model, tokenizer). Raises RealError, with the file, without the package gguf and for a file without a model."""
     where = {"gguf_file": gguf.name, "local_files_only": True}
     try:
         with redirect_stderr(io.StringIO()):  # progress bars
@@ -45,8 +46,8 @@ def read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     except ImportError as error:
         raise RealError(f"{gguf} cannot be read without the package gguf: {INSTALL}") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise RealError(f"{gguf}: no model can be made of it ({type(error).__name__}: {said})") from error
+        reason = " ".join(str(error).split())[:200]
+        raise RealError(f"{gguf}: no model can be made of it ({type(error).__name__}: {reason})") from error
     for token in (TURN_END, PAD):
         if token not in tokenizer.get_vocab():
             raise RealError(

@@ -43,14 +43,14 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """How the policy is told of its tool and of what it found: as in the recipe."""
+class View:
+    """The text of the tool and of its results for the policy, as in the recipe."""
 
     chat_template: str
     topk: int
     max_page_chars: int
     max_tokens: int
-    """of a conversation"""
+    """the longest conversation"""
 
 
 def write_questions(folder: Path, encoder: Path, questions: str, seed: int) -> Mapping[str, object]:
@@ -71,12 +71,12 @@ def write_questions(folder: Path, encoder: Path, questions: str, seed: int) -> M
 
 
 def _encoder(folder: Path) -> SentenceEncoder:
-    """It was trained without prefixes."""
+    """The encoder, which was trained without prefixes."""
     return SentenceEncoder(folder, query_prefix="", passage_prefix="")
 
 
 def write_start(
-    folder: Path, policy: Path, encoder: Path, multihop: Path, shown: Shown, seed: int, progress: Progress
+    folder: Path, policy: Path, encoder: Path, multihop: Path, view: View, seed: int, progress: Progress
 ) -> Mapping[str, object]:
     """The policy after demonstrations on the training half. Raises RealError."""
     began = time.monotonic()
@@ -84,34 +84,36 @@ def write_start(
     index, ask = SearchIndex.load(multihop / "index"), _encoder(encoder)
 
     def search(query: str) -> list[Page]:
-        (hits,) = index.search(ask.encode_queries([query]), shown.topk)
+        (hits,) = index.search(ask.encode_queries([query]), view.topk)
         return [_page(document, score) for document, score in hits]
 
-    told = [
-        m
-        for asked in _training_questions(multihop)
-        for m in demonstrations(asked, search, shown.max_page_chars)
+    conversations = [
+        messages
+        for question in _training_questions(multihop)
+        for messages in demonstrations(question, search, view.max_page_chars)
     ]
     try:
-        written = [encode(messages, tokenizer, shown.chat_template) for messages in told]
+        written = [encode(messages, tokenizer, view.chat_template) for messages in conversations]
     except RealError as error:
         raise RealError(f"actor_rollout_ref.model.custom_chat_template: {error}") from None
-    fits = [len(ids) <= shown.max_tokens for ids, _ in written]
-    demos, told = (list(compress(rows, fits)) for rows in (written, told))
+    fits = [len(ids) <= view.max_tokens for ids, _ in written]
+    demos, conversations = (list(compress(rows, fits)) for rows in (written, conversations))
     if not demos:
         raise RealError(
-            f"real.questions: no training question whose answer the index finds in {shown.max_tokens} tokens"
+            f"real.questions: no training question whose answer the index finds in {view.max_tokens} tokens"
         )
     model = AutoModelForCausalLM.from_pretrained(policy)
     style, precision = WarmStart(), cpu_precision()
 
-    def say(step: int, steps: int, loss: float) -> None:
+    def report(step: int, steps: int, loss: float) -> None:
         progress(step / steps, f"supervised start in {precision}: update {step} of {steps}, loss {loss:.3f}")
 
-    losses = train(model, demos, style, seed, say)
+    losses = train(model, demos, style, seed, report)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "demonstrations.jsonl").write_text("".join(json.dumps(messages) + "\n" for messages in told))
+    (folder / "demonstrations.jsonl").write_text(
+        "".join(json.dumps(messages) + "\n" for messages in conversations)
+    )
     return {
         "demonstrations": len(demos),
         "too_long": len(fits) - len(demos),
@@ -125,10 +127,10 @@ def write_start(
 
 
 def start_settings(
-    shown: Shown, questions: Mapping[str, object], policy: Mapping[str, object]
+    view: View, questions: Mapping[str, object], policy: Mapping[str, object]
 ) -> dict[str, object]:
-    """What makes a start another one."""
-    text = json.dumps([asdict(shown), asdict(WarmStart()), questions, policy], sort_keys=True)
+    """The settings that determine a start's weights."""
+    text = json.dumps([asdict(view), asdict(WarmStart()), questions, policy], sort_keys=True)
     return {"made_of": hashlib.sha256(text.encode()).hexdigest()}
 
 
