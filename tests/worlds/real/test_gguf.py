@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.small_gguf import write_gguf
-from verl_credit.worlds.real.gguf import write_policy
+from verl_credit.worlds.real.build import write_policy
 from verl_credit.worlds.real.packages import POLICY, Package, RealError, check_file, folder_of
 
 (SHA,) = POLICY.files.values()

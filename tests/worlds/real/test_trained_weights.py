@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_credit.worlds.real.gguf import write_policy
+from verl_credit.worlds.real.build import write_policy
 from verl_credit.worlds.real.packages import ENCODER, POLICY, RealError, folder_of
 from verl_credit_retriever.encoder import SentenceEncoder
 

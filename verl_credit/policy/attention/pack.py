@@ -96,14 +96,14 @@ def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None
     """
     branches = [()] * len(trunks) if branches is None else branches
     rows, start = [], 0
-    for number, (trunk, grown) in enumerate(zip(trunks, branches, strict=True)):
-        for base, tokens in grown:
+    for number, (trunk, own) in enumerate(zip(trunks, branches, strict=True)):
+        for base, tokens in own:
             if not 0 < base <= trunk or tokens < 1:
                 raise ValueError(
                     f"row {number} of {trunk} tokens has a branch of {tokens} tokens at {base}; "
                     f"expected at least one token, at 1 to {trunk}"
                 )
-        row = PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in grown))
+        row = PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in own))
         rows.append(row)
         start += row.length
     return Pack(tuple(rows))

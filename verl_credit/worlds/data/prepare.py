@@ -9,10 +9,9 @@ from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
 from verl_credit.worlds.data.catalogue import DataSet, find
-from verl_credit.worlds.data.output import CorpusWriter, check_free, staged, write_rows
+from verl_credit.worlds.data.output import CorpusWriter, SplitTally, Tally, check_free, staged, write_rows
 from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
 from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, FileSource, HubSource, open_source
-from verl_credit.worlds.data.tally import SplitTally, Tally
 
 FORMAT = 1  # of manifest.json and report.json
 
