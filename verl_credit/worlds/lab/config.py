@@ -22,7 +22,6 @@ class Gate:
     high: float = 0.45
     chunk_steps: int = 150
     max_chunks: int = 3
-    questions: int = 384
 
 
 @dataclass(frozen=True)
