@@ -25,7 +25,7 @@ from verl_credit.host.rollout.search_agent import SearchTool
 from verl_credit.host.step.metrics import row_metrics
 from verl_credit.host.step.stops import check_tool_faults
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.settings import client_for
+from verl_credit.turns.search.client import client_for
 from verl_credit.turns.signals import StepRows, find_signal, step_rewards
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 

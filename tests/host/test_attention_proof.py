@@ -11,7 +11,7 @@ from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
 from verl_credit.host.engine.attention_proof import BRANCH_SHAPES, PACK_TOKENS, ROWS, prove
 from verl_credit.policy.attention import kernels, pack_rows
-from verl_credit.policy.attention.windows import sliding_layers
+from verl_credit.policy.attention.implementation import sliding_layers
 
 RIGHT = kernels.KERNELS["sdpa"]
 

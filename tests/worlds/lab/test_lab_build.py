@@ -1,8 +1,10 @@
 """A tiny lab, built once: its files, its cache, its policy's turns and the control index."""
 
 import json
+import runpy
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -16,12 +18,11 @@ from verl_credit.cli.run import train as train_module
 from verl_credit.errors import ExitCode
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab
-from verl_credit.worlds.lab.cache import NAME, settings_of
-from verl_credit.worlds.lab.config import SIZES
+from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
 from verl_credit.worlds.lab.evaluate import Roller, summarize
-from verl_credit.worlds.lab.policy import WarmStart
 from verl_credit.worlds.lab.questions import make_splits
-from verl_credit.worlds.lab.retrieval import LocalRetriever, recall, swap_contents
+from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
+from verl_credit.worlds.lab.tiny_policy import WarmStart
 from verl_credit.worlds.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 
@@ -173,7 +174,8 @@ def test_a_summary_counts_exact_matches(rolled):
 
 
 def test_swapped_contents_keep_titles_and_vectors_alone(lab, tmp_path):
-    swapped = SearchIndex.load(swap_contents(lab.index, tmp_path / "swapped", seed=1))
+    script = runpy.run_path(str(Path(__file__).parents[3] / "evidence" / "lab" / "run.py"))
+    swapped = SearchIndex.load(script["swap_contents"](lab.index, tmp_path / "swapped", seed=1))
     original = SearchIndex.load(lab.index)
     vector = torch.nn.functional.normalize(torch.randn(5, original._faiss.d), dim=-1).numpy()
     for before, after in zip(original.search(vector, 3), swapped.search(vector, 3), strict=True):

@@ -14,8 +14,15 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
-from verl_credit.policy.log_prob_path import FLASH, LOOP, OURS, describe, log_prob_path
-from verl_credit.policy.log_probs import entropy_from_logits, token_values
+from verl_credit.policy.log_probs import (
+    FLASH,
+    LOOP,
+    OURS,
+    describe,
+    entropy_from_logits,
+    log_prob_path,
+    token_values,
+)
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 """Options of a batch that need verl's scaled logits. verl's v1 trainer sets them only for distillation."""

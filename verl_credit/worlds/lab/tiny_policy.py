@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from verl_credit.worlds.lab.demos import Segment
 from verl_credit.worlds.lab.encoder import NamePermuter
+from verl_credit.worlds.supervised import token_losses, updates
 
 # Quintic Newton-Schulz coefficients: they push every singular value towards 1, fast rather than exactly.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -88,25 +89,28 @@ class Trainer:
             Muon(matrices, lr=style.muon_lr, weight_decay=style.weight_decay),
             torch.optim.AdamW(rest, lr=style.adamw_lr, weight_decay=style.weight_decay, betas=(0.9, 0.95)),
         ]
-        self._full_lr = [style.muon_lr, style.adamw_lr]
         self.step = 0
 
     def run(
         self, steps: int, on_step: Callable[[int], None] = lambda step: None, lr_scale: float = 1.0
     ) -> None:
-        """``steps`` updates: warm up, hold, decay linearly over the last half."""
-        self.model.train()
-        for done in range(steps):
-            scale = lr_scale * min(1.0, (done + 1) / self._style.warmup, 2 * (1 - done / steps))
-            for optimizer, lr in zip(self._optimizers, self._full_lr, strict=True):
-                optimizer.param_groups[0]["lr"] = lr * scale
-                optimizer.zero_grad()
-            self._loss(self._batch()).backward()
-            for optimizer in self._optimizers:
-                optimizer.step()
+        """``steps`` updates: the learning rate rises, stays, and falls linearly over the last half."""
+        warmup = self._style.warmup
+        scales = [lr_scale * min(1.0, (step + 1) / warmup, 2 * (1 - step / steps)) for step in range(steps)]
+        for _ in updates(self.model, self._optimizers, scales, self._backward):
             self.step += 1
             on_step(self.step)
-        self.model.eval()
+
+    def _backward(self) -> float:
+        batch = self._batch()
+        rows = [self._permute.draw()[demo.ids_T] for demo in batch]
+        ids_B_T = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        weight_B_T = nn.utils.rnn.pad_sequence([d.weight_T for d in batch], batch_first=True)
+        loss_N = token_losses(self.model, ids_B_T, weight_B_T > 0)
+        weight_N = weight_B_T[:, 1:][weight_B_T[:, 1:] > 0]
+        loss = (loss_N * weight_N).sum() / weight_N.sum()
+        loss.backward()
+        return loss.item()
 
     def _batch(self) -> list[Demo]:
         """Samples of similar length, which saves padding."""
@@ -116,18 +120,6 @@ class Trainer:
         start = rng.randrange(max(1, available - 4 * style.batch))
         window = self._demos[start : start + 4 * style.batch]
         return rng.sample(window, min(style.batch, len(window)))
-
-    def _loss(self, batch: list[Demo]) -> torch.Tensor:
-        rows = [self._permute.draw()[demo.ids_T] for demo in batch]
-        ids_B_T = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        weight_B_T = nn.utils.rnn.pad_sequence([d.weight_T for d in batch], batch_first=True)
-        # Causal attention of real tokens never reaches the padding on their right, so no mask is needed.
-        hidden_B_T_D = self.model.model(input_ids=ids_B_T, use_cache=False).last_hidden_state
-        wanted = weight_B_T[:, 1:] > 0
-        logits_N_V = self.model.lm_head(hidden_B_T_D[:, :-1][wanted])
-        loss_N = nn.functional.cross_entropy(logits_N_V, ids_B_T[:, 1:][wanted], reduction="none")
-        weight_N = weight_B_T[:, 1:][wanted]
-        return (loss_N * weight_N).sum() / weight_N.sum()
 
 
 class Muon(torch.optim.Optimizer):
@@ -145,7 +137,7 @@ class Muon(torch.optim.Optimizer):
                     raise ValueError(f"Muon takes matrices, got a parameter of shape {tuple(p.shape)}")
 
     def step(self) -> None:
-        """Two matrices at a time, on two cores. Each is computed as it would be alone, bit by bit."""
+        """Computes two matrices at a time, on two cores. Each is computed as it would be alone, bit by bit."""
         pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not hasattr(self, "_threads"):  # the first step of this optimizer, or of a copy
             self._threads = ThreadPoolExecutor(2)

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.small_gguf import write_gguf
+from verl_credit.worlds.real.build import write_policy
 from verl_credit.worlds.real.packages import POLICY, Package, RealError, check_file, folder_of
-from verl_credit.worlds.real.policy import write_policy
 
 (SHA,) = POLICY.files.values()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verl_credit.worlds.real.warm_start import WarmStart, train
+from verl_credit.worlds.real.multihop import WarmStart, train
 
 DEMOS = [([5, 6, 7, 8, 9, 10], [0, 0, 1, 1, 0, 1]), ([3, 4, 3], [0, 1, 0])]
 
