@@ -70,11 +70,14 @@ MOVED = {
     "verl_credit.reward": "verl_credit.turns.reward",
     "verl_credit.run": "verl_credit.records.run",
     "verl_credit.search": "verl_credit.turns.search",
+    "verl_credit.search.pages": "verl_credit.turns.search.protocol",
     "verl_credit.twin": "verl_credit.study.twin",
 }
 """Packages and modules that have moved: recipes, plug-ins and saved configurations may still name the old place."""
 
-_OLD_PLACE = re.compile(rf"\b({'|'.join(re.escape(name) for name in MOVED)})(?![\w-])")
+_OLD_PLACE = re.compile(
+    rf"\b({'|'.join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))})(?![\w-])"
+)
 
 
 def place_now(text: str) -> str:
