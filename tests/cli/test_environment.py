@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.cli.run.with_verl import set_environment
+from verl_credit.cli.train.with_verl import set_environment
 
 
 @pytest.fixture

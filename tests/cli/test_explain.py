@@ -12,9 +12,8 @@ from omegaconf import OmegaConf
 
 from kit.recipes import OWN, load_config
 from verl_credit.cli import main
-from verl_credit.cli.pages.keys import keys_page
-from verl_credit.cli.pages.modes import modes_page
-from verl_credit.cli.run.explain import missing
+from verl_credit.cli.pages import keys_page, modes_page
+from verl_credit.cli.recipe.stages import missing
 from verl_credit.config.keys import our_keys
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.modes import MODES

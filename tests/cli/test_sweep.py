@@ -9,8 +9,9 @@ from collections import namedtuple
 
 import pytest
 
-from verl_credit.cli.run import sweep as module
-from verl_credit.cli.run.sweep import expand, sweep
+from verl_credit.cli import main
+from verl_credit.cli.train import sweep as module
+from verl_credit.cli.train.sweep import expand
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.doctor.hardware import disk
 from verl_credit.recipe.machine.facts import GIB
@@ -53,6 +54,10 @@ def test_what_hydra_cannot_parse_is_a_config_error():
         expand(["seed=[1,2"])
 
 
+def sweep(name, overrides):
+    return main(["train", "-m", "--config-name", name, *overrides])
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Commands that would have run, and the exit codes they are given."""
@@ -63,6 +68,7 @@ def started(monkeypatch):
         return codes.pop(0) if codes else 0
 
     monkeypatch.setattr(module, "run_child", run)
+    monkeypatch.setattr("verl_credit.recipe.doctor.network.ray_on_loopback", lambda environment: None)
     return commands, codes
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.run import twin as command
+from verl_credit.cli.train import twin as command
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run.files import read_json_lines
 from verl_credit.study.twin.check import check_twin

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.cli.saved_run import CONFIG
 from verl_credit.cli.trials.facts import at_start, hardware, kept_when, notes, specialist, store_folder
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
 from verl_credit.recipe.machine.facts import Facts
@@ -24,7 +25,6 @@ from verl_credit.records.run.finished import planned_in_all
 if TYPE_CHECKING:
     from verl_credit.cli.trials.numbers import Metric
 
-CONFIG = "config.yaml"
 LABELS = {
     Reason.TIME_LIMIT: FailureLabel.TRAIN_BUDGET_OVERRUN,
     Reason.EVALUATION_OVERRUN: FailureLabel.EVAL_BUDGET_OVERRUN,

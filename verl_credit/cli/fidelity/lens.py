@@ -1,6 +1,6 @@
 """`verl-credit fidelity lens RUN`: A* of the turns that the credit lens of the run's report shows.
 
-The rollouts of step N were written by the policy after step N - 1: their contexts are valued under that one.
+The rollouts of step N were written by the policy after step N - 1: their contexts are valued under that policy.
 """
 
 from __future__ import annotations
@@ -8,55 +8,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+from typer import Argument, Option
 
-from verl_credit.cli.run.diff import run_config
-from verl_credit.cli.run.train import terminate_as_interrupt
-from verl_credit.cli.study.fidelity_policies import policies_of, step_numbers
-from verl_credit.cli.study.fidelity_run import why_by_run
-from verl_credit.cli.study.probe_rollouts import checkpoints_of, saved_steps
-from verl_credit.cli.trials.row import CONFIG
-from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
-from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
+from verl_credit.cli.command import GOES_ON, ends, one_thread
+from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_steps
+from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import DamagedFile, append_json
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.records.run.tables import ROLLOUTS, TOKENS, DamagedTable, read_table, table_path, tables_of
-from verl_credit.study.fidelity.about import check_about
-from verl_credit.study.fidelity.gradient.agreement import score_without_gains
-from verl_credit.study.fidelity.kept import kept_trajectories
-from verl_credit.study.fidelity.subject import Subject
-from verl_credit.study.fidelity.values import VALUES, states_of, values_of
+
+if TYPE_CHECKING:
+    from verl_credit.study.fidelity.subject import Subject
 
 OF_TURN = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
 
 
-def fidelity_lens(folder: Path, *, steps: str | None, continuations: int, lab: Path | None, seed: int) -> int:
-    """``steps``: whose rollouts; all that can be measured where None. Exit code 4 for what is refused, in one line."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model waits for several threads longer than it computes
-    try:
-        folder = folder.expanduser().resolve()
-        with terminate_as_interrupt():
-            for step in _measurable(folder, step_numbers(steps)):
-                (policy,) = policies_of(folder, [step - 1], lab)
-                if why := why_by_run(policy.config):
-                    raise PreflightError(f"{why}: the lens has true advantages of the lab's own search alone")
-                subject = policy.load(lab=lab, split="train", prompts=None)
-                turns, rows = _measure(folder, step, subject, continuations, seed)
-                say_at_once(
-                    f"A* of {turns} turns in {rows} rollouts of step {step}: {stars_path(folder, step)}"
-                )
-        print(f"the lens shows them: verl-credit report {folder}")
-    except (ConfigError, PreflightError, DamagedFile, DamagedTable, OSError) as error:
-        print(f"verl-credit fidelity lens {folder}: {one_line(str(error))}")
-        return ExitCode.PREFLIGHT
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on")
-        return ExitCode.INTERRUPTED
-    finally:
-        torch.set_num_threads(threads)
-    return ExitCode.DONE
+@ends("fidelity lens {folder}", DamagedFile, DamagedTable, OSError, interrupted=GOES_ON)
+def fidelity_lens(
+    folder: Annotated[Path, Argument(help="a run, with keep_rollouts and keep_checkpoints")],
+    steps: Annotated[
+        str | None, Option(help="whose rollouts: 5,10; all that can be measured if not given")
+    ] = None,
+    continuations: Annotated[int, Option(help="per distinct context; an even number")] = 64,
+    lab: Annotated[Path | None, Option(help="the lab's folder, where it was moved")] = None,
+    seed: Annotated[int, Option(parser=int, help="of continuations")] = 0,
+) -> None:
+    from verl_credit.cli.fidelity.by_run import why_by_run
+    from verl_credit.cli.fidelity.policies import policies_of, step_numbers
+    from verl_credit.cli.train.start import terminate_as_interrupt
+    from verl_credit.records.report.lens_stars import stars_path
+
+    run = folder.expanduser().resolve()
+    with one_thread(), terminate_as_interrupt():
+        for step in _measurable(run, step_numbers(steps)):
+            (policy,) = policies_of(run, [step - 1], lab)
+            if why := why_by_run(policy.config):
+                raise PreflightError(f"{why}: the lens has true advantages of the lab's own search alone")
+            subject = policy.load(lab=lab, split="train", prompts=None)
+            turns, rows = _measure(run, step, subject, continuations, seed)
+            say_at_once(f"A* of {turns} turns in {rows} rollouts of step {step}: {stars_path(run, step)}")
+    print(f"the lens shows them: verl-credit report {run}")
 
 
 def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
@@ -71,26 +64,32 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
             "keep those of the last N steps"
         )
     if unknown := [step for step in steps or () if step not in kept]:
-        said = ", ".join(map(str, kept))
         raise PreflightError(
-            f"--steps: tables/ has no rollouts or token tables of {', '.join(map(str, unknown))}; accepted are {said}"
+            f"--steps: tables/ has no rollouts or token tables of {', '.join(map(str, unknown))}; accepted are "
+            f"{', '.join(map(str, kept))}"
         )
     saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
     wanted = steps or kept
-    lost = [step for step in wanted if step - 1 not in saved]
-    if lost:
+    unsaved = [step for step in wanted if step - 1 not in saved]
+    if unsaved:
         why = (
-            f"the policy that wrote the rollouts of step {', '.join(map(str, lost))} is that of the step before, and not "
-            f"saved: train with keep_checkpoints=[{','.join(str(step - 1) for step in lost)}]"
+            f"the policy that wrote the rollouts of step {', '.join(map(str, unsaved))} is that of the step before, and not "
+            f"saved: train with keep_checkpoints=[{','.join(str(step - 1) for step in unsaved)}]"
         )
-        if steps or len(lost) == len(wanted):
+        if steps or len(unsaved) == len(wanted):
             raise PreflightError(why)
         say_at_once(why)
-    return [step for step in wanted if step not in lost]
+    return [step for step in wanted if step not in unsaved]
 
 
 def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
-    """(turns, rollouts) that have A* now."""
+    """Returns the numbers of turns and rollouts that have A* now."""
+    from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
+    from verl_credit.study.fidelity.about import check_about
+    from verl_credit.study.fidelity.gradient.agreement import score_without_gains
+    from verl_credit.study.fidelity.kept import kept_trajectories
+    from verl_credit.study.fidelity.values import VALUES, states_of, values_of
+
     out = stars_folder(folder, step)
     out.mkdir(parents=True, exist_ok=True)
     check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")

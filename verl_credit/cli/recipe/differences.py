@@ -1,24 +1,19 @@
-"""`verl-credit diff A B`: two runs or recipes, key by key."""
+"""Two runs or recipes, key by key."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from verl_credit.errors import ConfigError, ExitCode, one_line, show_value
+from verl_credit.cli.saved_run import CONFIG, run_config
+from verl_credit.errors import ConfigError, show_value
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.versions import installed_versions, read_versions
 
-CONFIG = "config.yaml"
 ACTOR = "actor_rollout_ref.actor."
 
 # The first group that matches has the key.
@@ -93,17 +88,6 @@ class Difference:
         return not any(rows for name, rows in self.groups.items() if name != LAST)
 
 
-def diff(a: str, b: str, config_dir: str | None = None, as_json: bool = False) -> int:
-    """Print what differs. Exit code 0 equal, 1 different, 4 when one of them cannot be read."""
-    try:
-        found = compare(read_side(a, config_dir), read_side(b, config_dir))
-    except (ConfigError, ValueError, OSError) as error:
-        print(f"verl-credit diff: {one_line(str(error))}")
-        return ExitCode.PREFLIGHT
-    print(json.dumps(as_data(found), indent=1, default=str) if as_json else "\n".join(page(found)))
-    return ExitCode.DONE if found.equal else ExitCode.DIFFERENT
-
-
 def read_side(text: str, config_dir: str | None = None) -> Side:
     """A folder is a run; anything else is a recipe's name, with overrides behind it. Raises ConfigError, ValueError.
 
@@ -134,20 +118,6 @@ def read_run_side(folder: Path) -> Side:
     config = run_config(folder)
     versions = read_versions(folder)
     return Side(str(folder), flat_values(config), versions or {}, last_scores(folder))
-
-
-def run_config(folder: Path) -> DictConfig:
-    """The resolved configuration of a run. Raises ConfigError where there is none, or a damaged one."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
-    try:
-        config = OmegaConf.load(path)
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
-    return config
 
 
 def last_scores(folder: Path) -> dict[str, float]:

@@ -91,24 +91,20 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
     A run that fails does not stop the others. Exit code: 0 when all are done, now or before, else that of the first that
     is not; 4 when one of them cannot start, before the first if that can be told from its configuration; 130 for Ctrl-C.
     """
-    try:
-        runs = expand(overrides)
-        run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
-        configs = [
-            unchecked_config(name, in_folder(chosen, run_dir), config_dir)
-            for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
-        ]
-        _refuse_shared(runs, configs)
-    except ConfigError as error:
-        print(f"verl-credit train: {error}", flush=True)
-        return ExitCode.PREFLIGHT
+    runs = expand(overrides)
+    run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
+    configs = [
+        unchecked_config(name, in_folder(chosen, run_dir), config_dir)
+        for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
+    ]
+    _refuse_shared(runs, configs)
     for line in sweep_warnings(configs):
         print(line, flush=True)
-    told = ask_for(configs)
+    answers = ask_for(configs)
     codes = []
     for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
         print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
-        codes.append(run_child(train_command(name, [*in_folder(chosen, run_dir), *told], config_dir)))
+        codes.append(run_child(train_command(name, [*in_folder(chosen, run_dir), *answers], config_dir)))
         if codes[-1] in ENDS_ALL:
             return codes[-1]
     for (label, _), code in zip(runs, codes, strict=True):

@@ -10,20 +10,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.errors import ConfigError, ExitCode, PreflightError
+from verl_credit.cli.command import ChildFailed
+from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.recipe.world import serves_search
 from verl_credit.study.campaign.child import Children, train_command
 
 RECIPE, LOG = "another_run", "train.log"
 DATA_ORDER = "data.pt"
-
-
-class ChildFailed(RuntimeError):
-    """The other run ended with ``code``."""
-
-    def __init__(self, text: str, code: ExitCode):
-        super().__init__(text)
-        self.code = code
 
 
 def own_folder(folder: Path) -> dict:
@@ -106,10 +99,10 @@ def _hidden(key: str, value) -> Iterator[tuple[str, str]]:
 
 
 def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
-    """A process of its own, for Ray and verl to start afresh; what it says goes to ``folder``/train.log.
+    """Trains in a process of its own, so that Ray and verl start afresh; its output goes to ``folder``/train.log.
 
-    Raises PreflightError where it is refused, ChildFailed where it fails, both with ``otherwise`` and the end of that file,
-    and KeyboardInterrupt where it was told to stop.
+    Raises PreflightError where it is refused and ChildFailed or IntegrityError where it fails, with ``otherwise`` and the
+    end of that file, and KeyboardInterrupt where a signal stopped it.
     """
     log = folder / LOG
     with Children() as children:
@@ -118,9 +111,9 @@ def run_alone(folder: Path, overrides: Sequence[str], otherwise: str) -> None:
     if children.stopped or code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code != ExitCode.DONE:
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        last = said[-1:] if code == ExitCode.PREFLIGHT else said[-8:]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        last = lines[-1:] if code == ExitCode.PREFLIGHT else lines[-8:]
         text = "\n".join([f"{otherwise}: it ended with exit code {code} ({log}):", *last])
         if code == ExitCode.PREFLIGHT:
             raise PreflightError(text)
-        raise ChildFailed(text, ExitCode.INTEGRITY if code == ExitCode.INTEGRITY else ExitCode.FAILED)
+        raise (IntegrityError if code == ExitCode.INTEGRITY else ChildFailed)(text)

@@ -1,4 +1,4 @@
-"""`verl-credit explain`: the pipeline that a configuration would run, without running anything."""
+"""The stages that a configuration would run, in words for `explain`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.cli.run.outcome_formula import outcome_formula
 from verl_credit.cli.trials.facts import kept_when, store_folder
 from verl_credit.config.keys import AUTO, Algorithm
 from verl_credit.config.settings import INFO_GAIN, CreditSettings
+from verl_credit.credit.operator import leave_one_out_factor
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind
-from verl_credit.errors import ConfigError, ExitCode, printable, show_value
-from verl_credit.recipe.compose import load_config
+from verl_credit.credit.turn.mode import TurnMode
+from verl_credit.errors import printable, show_value
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
@@ -41,17 +41,6 @@ class Stage:
     says: str
     reads: str
     cost: str = ""
-
-
-def explain(name: str, overrides: list[str], config_dir: str | None = None, values: bool = False) -> int:
-    """Print it. Exit code 0, or 4 for a configuration that would be refused."""
-    try:
-        config = load_config(name, overrides, config_dir)
-    except ConfigError as error:
-        print(f"verl-credit explain: this would be refused: {error}")
-        return ExitCode.PREFLIGHT
-    print(explanation(name, config, values))
-    return ExitCode.DONE
 
 
 def explanation(name: str, config: DictConfig, values: bool = False) -> str:
@@ -299,3 +288,19 @@ def _registered(level: str, name: str, own: str = "", note: str = "") -> Stage:
         return Stage(level, name, f"yours; {own}", "rewards of a prompt", PYTHON_LISTS)
     says = operator.equation + (f"  [{note}]" if note else "")
     return Stage(level, name, says, ", ".join(operator.reads) or "the turns' advantages")
+
+
+def outcome_formula(mode: TurnMode, given: dict) -> str | None:
+    """What R is under a turn mode when ``advantage_mode`` is grpo; None where the mode does not say."""
+    if mode.without_gains.factor is leave_one_out_factor:
+        return "R_i = r_i - mean of the others' r; nothing is divided by a std"
+    options = {**mode.options, **given}
+    if not {"norm_by_std", "ddof", "variance_floor", "eps"} <= set(options):
+        return None
+    if not options["norm_by_std"]:
+        return "R_i = r_i - mean(r); nothing is divided by a std"
+    floor = f" + {options['variance_floor']:g}" if options["variance_floor"] else ""
+    over = f"n - {options['ddof']}" if options["ddof"] else "n"
+    return (
+        f"R_i = (r_i - mean(r)) / (sqrt(sum((r - mean(r))^2) / ({over}){floor}) + {options['eps']:g}), n rows"
+    )

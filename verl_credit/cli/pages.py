@@ -1,16 +1,72 @@
-"""docs/modes.md, written from the registry."""
+"""`verl-credit keys` and `verl-credit modes`: docs/keys.md from the declared keys, docs/modes.md from the registry."""
 
 from __future__ import annotations
 
-from verl_credit.cli.pages.keys import written
-from verl_credit.config.keys import our_keys
+import sys
+
+from verl_credit.config.keys import OURS, Key, keys_of, our_keys
 from verl_credit.credit.operator import Operator
 from verl_credit.credit.registry import REGISTRY
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import modes_that
+from verl_credit.errors import ExitCode
 from verl_credit.recipe.rules.turn_mode import KEYS
 
-HEAD = """# Every operator
+
+def keys() -> ExitCode:
+    return _print(keys_page())
+
+
+def modes() -> ExitCode:
+    return _print(modes_page())
+
+
+def _print(page: str) -> ExitCode:
+    """A page is meant for a file."""
+    try:
+        print(page, end="", flush=True)
+    except BrokenPipeError:  # typer ends quietly: the reader has seen enough
+        raise
+    except OSError as error:
+        sys.stdout = None  # else Python writes the rest again at exit
+        print(f"verl-credit: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return ExitCode.PREFLIGHT
+    return ExitCode.DONE
+
+
+def written(value) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return '""' if value == "" else str(value)
+
+
+KEYS_HEAD = """# Every key
+
+Written by `verl-credit keys > docs/keys.md` from `verl_credit/config/keys/`, where each key is declared once; the tests
+compare the two. Set them in a recipe or on the command line: `verl-credit train --config-name lab algorithm.gamma=0.9`.
+Keys of verl itself are in verl's documentation; `verl-credit explain --values` shows every value that is not a default.
+"""
+
+
+def keys_page() -> str:
+    parts = [KEYS_HEAD]
+    for section in OURS:
+        title = f"`{section.prefix}.*`" if section.prefix else "The run"
+        rows = "\n".join(_row(key) for key in keys_of(section))
+        parts.append(f"## {title}\n\n| key | default | accepted | |\n|---|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _row(key: Key) -> str:
+    cells = (f"`{key.name}`", f"`{written(key.default)}`", key.expected, key.field.description or "")
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+MODES_HEAD = """# Every operator
 
 Written by `verl-credit modes > docs/modes.md` from what each operator declares in its own file; the tests compare the two.
 `verl-credit explain [overrides]` shows the pipeline that a configuration runs, `verl-credit check` runs the laws.
@@ -48,7 +104,7 @@ TITLES = {
 
 
 def modes_page() -> str:
-    sections = [HEAD]
+    sections = [MODES_HEAD]
     for level, (title, key) in TITLES.items():
         operators = [operator for (other, _), operator in REGISTRY.items() if other == level]
         sections.append(f"## {title}\n\n{key}\n\n" + "\n".join(map(_entry, operators)))

@@ -1,27 +1,41 @@
-"""The command: what is printed, which exit code."""
+"""`verl-credit doctor`: what the checks of this machine, and of what a recipe needs, have found."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Annotated
 
 from omegaconf import DictConfig
+from typer import Option
 
+from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir, Overrides
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.doctor.checks import examine
-from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.result import Result, Status, failed, passed, skipped
-from verl_credit.recipe.machine.gather import gather
 
 SIGNS = {Status.PASS: "ok  ", Status.WARN: "warn", Status.FAIL: "FAIL", Status.SKIP: "-   "}
 
 
+WORDS = {
+    Status.FAIL: "failed",
+    Status.WARN: "with a warning",
+    Status.PASS: "passed",
+    Status.SKIP: "not applicable",
+}
+
+
 def doctor(
-    name: str | None, overrides: list[str], config_dir: str | None = None, as_json: bool = False
-) -> int:
-    """Look at this machine, and at what recipe ``name`` asks of it. Exit code 0, or 4 when a check failed."""
-    config, first = _recipe(name, overrides, config_dir)
+    config_name: Annotated[str | None, Option(help=f"{SHIPPED}; none: the machine alone")] = None,
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+    overrides: Overrides = (),
+) -> ExitCode:
+    """Exit code 4 when a check failed."""
+    from verl_credit.recipe.doctor.checks import examine
+    from verl_credit.recipe.doctor.context import Context
+    from verl_credit.recipe.machine.gather import gather
+
+    config, first = _recipe(config_name, overrides, config_dir)
     results = examine(Context(gather(), config), first=[first])
     failures = [r for r in results if r.status is Status.FAIL]
     if as_json:
@@ -44,14 +58,6 @@ def page(results: list[Result]) -> list[str]:
     return [*lines, "", counts]
 
 
-WORDS = {
-    Status.FAIL: "failed",
-    Status.WARN: "with a warning",
-    Status.PASS: "passed",
-    Status.SKIP: "not applicable",
-}
-
-
 def _recipe(
     name: str | None, overrides: list[str], config_dir: str | None
 ) -> tuple[DictConfig | None, Result]:
@@ -61,6 +67,8 @@ def _recipe(
                                 "a recipe that they belong to", "--config-name NAME", "recipe")  # fmt: skip
         why = "no recipe was given: the machine alone is looked at (--config-name NAME)"
         return None, skipped(why, "recipe")
+    from verl_credit.recipe.compose import load_config
+
     try:
         config = load_config(name, overrides, config_dir)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Which policies `verl-credit fidelity` is told to measure: steps of a run, a checkpoint, or a policy that no run made."""
+"""The policies that `verl-credit fidelity` measures: steps of a run, a checkpoint, or a policy that no run made."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.cli.run.diff import run_config
-from verl_credit.cli.study.probe_rollouts import checkpoints_of, saved_step, saved_steps
-from verl_credit.cli.trials.row import CONFIG
+from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.compose import load_config, quoted
 from verl_credit.records.run.finished import last_checkpoint
@@ -28,7 +26,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """Of its folder among the results."""
+        """The name of its folder among the results."""
         return "policy" if self.step is None else f"step_{self.step}"
 
     def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
@@ -48,7 +46,7 @@ class Policy:
 
 
 def step_numbers(text: str | None) -> list[int] | None:
-    """Of ``--steps``. Raises PreflightError."""
+    """Reads ``--steps``. Raises PreflightError."""
     if text is None:
         return None
     try:

@@ -1,21 +1,17 @@
-"""`verl-credit probe --checkpoint RUN/checkpoints/global_step_N`: does one update change the entropy as first order says?"""
+"""One update of a saved step, measured on its rollouts, and the result in a few lines."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from verl_credit.cli.study.probe_rollouts import SavedStep, collect, saved_step
-from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
-from verl_credit.recipe.declared import declared, read_tree
-from verl_credit.records.report.probe_picture import picture
-from verl_credit.records.run.files import plain, write_text
-from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.records.run.tables import ROLLOUTS, DamagedTable, table_path
+from verl_credit.cli.probe.fresh_rollouts import collect
+from verl_credit.cli.saved_run import SavedStep
+from verl_credit.errors import ConfigError
+from verl_credit.records.run.tables import ROLLOUTS, table_path
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.measure import Objective, Probe
@@ -23,34 +19,8 @@ from verl_credit.study.probe.rollouts import Rollouts
 from verl_credit.study.probe.settings import ProbeSettings
 from verl_credit.study.probe.stored import RolloutFacts, read_rollouts
 
-RESULT, PICTURE = "probe.json", "probe.png"
 
-
-def probe(checkpoint: Path, config: Path | None, out: Path | None, overrides: Sequence[str]) -> int:
-    """Exit code 4 for what is refused, 1 where the trainer's step or the measurement fails; nothing is written then."""
-    try:
-        settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
-        saved = saved_step(checkpoint)
-        folder = out or saved.run_dir.parent / "probes" / f"{saved.run_dir.name}-step-{saved.step}"
-        settings = _with_mini_batch(settings, saved)
-        print(f"probe: {settings.banner()}")
-        path = _rollout_file(saved, folder, settings, overrides)
-        result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
-    except (ConfigError, PreflightError, DamagedTable, ValueError, OSError) as error:
-        print(f"verl-credit probe: {one_line(str(error))}")
-        return ExitCode.PREFLIGHT
-    except RuntimeError as error:  # the trainer's step, or memory
-        print(f"verl-credit probe: {error}")
-        return ExitCode.FAILED
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / RESULT, json.dumps(plain(result), indent=1, allow_nan=False) + "\n")
-    (folder / PICTURE).write_bytes(picture(result))
-    print("\n".join(summary(result)))
-    print(f"{folder / RESULT}\n{folder / PICTURE}")
-    return ExitCode.DONE
-
-
-def _with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
+def with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
     """An update of the run is made from ``ppo_mini_batch_size`` prompts."""
     batch = settings.batch_config
     if batch.B_U is None:
@@ -107,7 +77,7 @@ def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollo
     return rollouts.of_prompts([prompts[i] for i in e]), rollouts.of_prompts([prompts[i] for i in u])
 
 
-def _rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overrides: Sequence[str]) -> Path:
+def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overrides: Sequence[str]) -> Path:
     if settings.generation.source == "stored":
         _refuse_overrides(overrides, "generation.source=stored samples nothing")
         path = table_path(saved.run_dir, ROLLOUTS, saved.step + 1)

@@ -6,15 +6,13 @@ a folder of their own; the run that saved the checkpoint is only read, and may s
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_credit.cli.run.another_run import (
+from verl_credit.cli.probe.another_run import (
     LOG,
     RECIPE,
     check_overrides,
@@ -24,27 +22,13 @@ from verl_credit.cli.run.another_run import (
     run_alone,
     write_recipe,
 )
-from verl_credit.cli.run.diff import run_config
-from verl_credit.cli.trials.row import CONFIG
+from verl_credit.cli.saved_run import SavedStep, saved_step
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.compose import load_config
-from verl_credit.records.run.finished import last_checkpoint
 from verl_credit.records.run.lock import holder_is_gone
 from verl_credit.records.run.state import planned_steps
 from verl_credit.records.run.tables import ROLLOUTS, table_path, tables_of
-
-_STEP = re.compile(r"global_step_(\d+)")
-
-
-@dataclass(frozen=True)
-class SavedStep:
-    """Step ``step`` of the run in ``run_dir``, saved in ``folder``."""
-
-    run_dir: Path
-    folder: Path
-    step: int
-    config: DictConfig
 
 
 def collect(
@@ -78,42 +62,6 @@ def collect(
     if not path.exists():
         raise RuntimeError(f"step {saved.step + 1} left no rollout that counts; {folder / LOG} says more")
     return path
-
-
-def saved_step(checkpoint: Path) -> SavedStep:
-    """Raises PreflightError, with the steps that are saved where this one is not."""
-    checkpoint = checkpoint.expanduser().resolve()
-    match = _STEP.fullmatch(checkpoint.name)
-    run_dir = next(
-        (place for place in (checkpoint.parent, checkpoint.parent.parent) if (place / CONFIG).is_file()), None
-    )
-    if match is None or run_dir is None:
-        lacks = (
-            "" if match is None else f": neither {checkpoint.parent} nor the folder above it has a {CONFIG}"
-        )
-        raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
-    config, step = run_config(run_dir), int(match[1])
-    folder = checkpoint.parent if (checkpoint / "actor").is_dir() else checkpoints_of(run_dir, config)
-    steps = saved_steps(folder)
-    if step not in steps:
-        said = ", ".join(map(str, steps)) or "no step"
-        raise PreflightError(f"{checkpoint}: step {step} is not saved; {folder} has {said}")
-    return SavedStep(run_dir, folder / checkpoint.name, step, config)
-
-
-def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
-    """Also of a run whose folder was moved."""
-    folder, before = Path(config.trainer.default_local_dir), Path(config.run_dir)
-    return run_dir / folder.relative_to(before) if folder.is_relative_to(before) else folder
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Complete ones: verl names the last in a file, and empties old ones."""
-    found = [
-        int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))
-    ]
-    last = last_checkpoint(folder)
-    return sorted(step for step in found if last is None or step <= last)
 
 
 def _check_folder(folder: Path, saved: SavedStep) -> None:

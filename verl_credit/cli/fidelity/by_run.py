@@ -17,7 +17,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.cli.run.another_run import (
+from verl_credit.cli.fidelity.policies import Policy
+from verl_credit.cli.probe.another_run import (
     LOG,
     RECIPE,
     check_overrides,
@@ -43,7 +44,7 @@ from verl_credit.study.fidelity.values import VALUES
 FOLDER = "run"
 REWARD = "pkg://verl_credit.turns.reward.qa"
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
-"""Keys that decide how a rollout goes on and what it earns, but for the weights."""
+"""Keys beside the weights that decide how a rollout continues and which reward it gets."""
 
 
 def why_by_run(config: DictConfig) -> str | None:
@@ -62,37 +63,43 @@ def why_by_run(config: DictConfig) -> str | None:
     return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)
 
 
-def measure_by_run(
-    config: DictConfig, checkpoint: Path | None, request: Request, overrides: Sequence[str]
-) -> tuple[Mapping, Sequence[str]]:
-    """(what ``fidelity.json`` has of the policy, the table's lines). ``config``: the run's; ``checkpoint`` None: the policy
-    that it starts from.
+def measure_policy(
+    policy: Policy,
+    out: Path,
+    settings: Mapping,
+    modes: Sequence[str] | None,
+    minutes: float | None,
+    overrides: Sequence[str],
+) -> Mapping:
+    """The policy's part of ``fidelity.json``; prints its table.
 
-    Raises PreflightError and ConfigError for what is refused, ChildFailed where the run fails.
+    Raises PreflightError and ConfigError for what is refused, ChildFailed and IntegrityError where the run fails.
     """
-    out, folder = Path(request.out), Path(request.out) / FOLDER
-    fixed = {
-        **own_folder(folder),
-        "trainer.v1.trainer_mode": MEASURE_MODE,
-        "trainer.save_freq": -1,
-        # A value without some of its continuations is another one.
-        "faults.max_failed_rollouts": 0.0,
-        **({"trainer.resume_mode": "disable"} if checkpoint is None else resumed(folder, checkpoint)),
-    }
-    if config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
-        # An engine without a seed per request begins with the same random numbers at every start.
-        begun = sum(len(read_json_lines(out / name)) for name in (VALUES, ROLLOUTS))
-        fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun
-    check_overrides(overrides, fixed, config, "fidelity")
+    out = (out / policy.name).resolve()
+    folder, checkpoint = out / FOLDER, policy.folder if policy.step else None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    request = Request(
+        out=str(out),
+        name=policy.name,
+        policy=str(policy.folder),
+        step=policy.step,
+        modes=modes,
+        minutes=minutes,
+        about={},
+        folder=str(Path.cwd()),
+        **settings,
+    )
+    fixed = _fixed(policy.config, folder, checkpoint, request)
+    check_overrides(overrides, fixed, policy.config, "fidelity")
     if checkpoint is not None and not list(checkpoint.glob("actor/model_world_size_*")):
         raise PreflightError(
             f"{checkpoint}/actor: no shards of verl's (the twin writes none); expected --engine sampler"
         )
     if (folder / LOCK).exists() and not holder_is_gone(folder):
         raise PreflightError(f"{folder}: another measurement is going on there")
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier try; values and rollouts stand outside
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are kept outside
     folder.mkdir(parents=True)
-    write_recipe(folder, config, fixed)
+    write_recipe(folder, policy.config, fixed)
     composed = load_config(RECIPE, overrides, str(folder))
     _refuse(composed)
     request = replace(request, about=_about(composed, checkpoint, request))
@@ -102,14 +109,30 @@ def measure_by_run(
     request.write(folder)
     for name in (RESULT, TABLE):
         (out / name).unlink(missing_ok=True)
-    log = folder / LOG
-    say_at_once(
-        f"fidelity {request.name}: through the run's own rollouts; Ray and verl say the rest in {log}"
-    )
-    with _followed(log, f"fidelity {request.name}"):
-        run_alone(folder, overrides, f"{request.name} is not measured")
-    (policy,) = json.loads((out / RESULT).read_text())["policies"]
-    return policy, (out / TABLE).read_text().splitlines()
+    log, mark = folder / LOG, f"fidelity {policy.name}"
+    say_at_once(f"{mark}: through the run's own rollouts; Ray and verl say the rest in {log}")
+    with _followed(log, mark):
+        run_alone(folder, overrides, f"{policy.name} is not measured")
+    (result,) = json.loads((out / RESULT).read_text())["policies"]
+    print("\n".join((out / TABLE).read_text().splitlines()))
+    return result
+
+
+def _fixed(config: DictConfig, folder: Path, checkpoint: Path | None, request: Request) -> dict:
+    """The keys of the measuring run that no override may change."""
+    fixed = {
+        **own_folder(folder),
+        "trainer.v1.trainer_mode": MEASURE_MODE,
+        "trainer.save_freq": -1,
+        # A value without some of its continuations would be another value.
+        "faults.max_failed_rollouts": 0.0,
+        **({"trainer.resume_mode": "disable"} if checkpoint is None else resumed(folder, checkpoint)),
+    }
+    if config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+        # An engine without a seed per request begins with the same random numbers at every start.
+        begun = sum(len(read_json_lines(folder.parent / name)) for name in (VALUES, ROLLOUTS))
+        fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun
+    return fixed
 
 
 def _refuse(config: DictConfig) -> None:
@@ -123,7 +146,7 @@ def _refuse(config: DictConfig) -> None:
 
 
 def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dict:
-    """What its values are of: weights, data, and all that decides how a rollout goes on and what it earns."""
+    """What the values depend on: weights, data, and the keys that decide rollouts and rewards."""
     rollout = config.actor_rollout_ref.rollout
     decides = {key: text for key, text in deciding_keys(config).items() if key.startswith(DECIDES)}
     decides.pop("actor_rollout_ref.rollout.seed", None)
@@ -141,7 +164,7 @@ def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dic
 
 
 def _stamps(places: Iterable[str | Path | None]) -> list[str]:
-    """Name, size and time of each file, or of those in each folder; of what is not here (a name on the hub) the name."""
+    """Name, size and time of each file in each place; a name on the hub has no files here and stays a name."""
     found = []
     for place in places:
         path = Path(str(place)).expanduser()
@@ -156,7 +179,7 @@ def _stamps(places: Iterable[str | Path | None]) -> list[str]:
 
 @contextmanager
 def _followed(log: Path, mark: str, *, every_s: float = 1.0) -> Iterator[None]:
-    """Says the lines of ``log`` that have ``mark``, as they come."""
+    """Prints the lines of ``log`` that have ``mark`` when they are written."""
     ended, place = threading.Event(), 0
 
     def look() -> None:

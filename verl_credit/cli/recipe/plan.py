@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from typer import Argument, Option
+
+from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.plan.plan import Plan, make_plan
-from verl_credit.recipe.plan.report import HEADER, as_json, columns, line, text
+
+if TYPE_CHECKING:
+    from verl_credit.recipe.plan.plan import Plan
 
 OURS = ("plan.", "hardware.")
 
 
-def plan_command(
-    recipes: Sequence[str],
-    overrides: Sequence[str],
-    config_dir: str | None = None,
-    hardware: str | None = None,
-    devices: int | None = None,
-    every: bool = False,
-    as_json_text: bool = False,
-) -> int:
+def plan(
+    config_name: Annotated[list[str], Option(help=f"{SHIPPED}; repeatable")] = ("lab",),
+    config_dir: ConfigDir = None,
+    every: Annotated[bool, Option("--all", help="every shipped recipe, as a table")] = False,
+    hardware: Annotated[
+        str | None, Option(help="h20, h100, h200, a100, gb10 (spark), cpu (this machine)")
+    ] = None,
+    devices: Annotated[
+        int | None, Option(parser=int, help="devices in all; the recipe's number otherwise")
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Annotated[
+        list[str], Argument(help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE")
+    ] = (),
+) -> ExitCode:
     """Exit code 0: all fit; 4: one does not, or cannot be planned when it was named.
 
     With ``every``, shipped recipes that need a key of yours (a model, say) are listed with the reason.
     """
     from verl_credit.recipe.folders import shipped_recipes
+    from verl_credit.recipe.plan.plan import make_plan
 
-    names = shipped_recipes() if every else list(recipes)
+    names = shipped_recipes() if every else list(config_name)
     plans, refused = [], []
     for name in names:
         try:
@@ -36,7 +50,7 @@ def plan_command(
         except ConfigError as error:
             refused.append((name, str(error)))
     several = every or len(names) > 1
-    print(_json(plans, refused, several) if as_json_text else _text(plans, refused, several), end="")
+    print((_json if as_json else _text)(plans, refused, several))
     failed = bool(refused) and (not every or not plans)
     return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
 
@@ -54,8 +68,6 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 def _values(config, ours: Sequence[str]) -> dict:
     """What a plan reads of a configuration, with ``ours`` (``plan.`` and ``hardware.`` overrides) put in."""
-    from omegaconf import OmegaConf
-
     values = {}
     for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab"):
         if block in config:
@@ -69,9 +81,6 @@ def _values(config, ours: Sequence[str]) -> dict:
 
 def _resolved(config, key: str) -> dict:
     """Values that are missing (???) or cannot be resolved here are left out."""
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     node = OmegaConf.select(config, key)
     found = {}
     for name in node or {}:
@@ -84,6 +93,8 @@ def _resolved(config, key: str) -> dict:
 
 
 def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
+    from verl_credit.recipe.plan.report import HEADER, columns, line, text
+
     parts = []
     if several and plans:
         parts += columns([HEADER, *(line(plan) for plan in plans)])
@@ -92,11 +103,13 @@ def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> s
     elif plans:
         parts.append(text(plans[0]).rstrip("\n"))
     parts += [f"{name}: cannot be planned: {reason}" for name, reason in refused]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts)
 
 
 def _json(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
+    from verl_credit.recipe.plan.report import as_json
+
     found = [as_json(plan) for plan in plans] + [
         {"recipe": name, "error": reason} for name, reason in refused
     ]
-    return json.dumps(found if several else found[0], indent=1) + "\n"
+    return json.dumps(found if several else found[0], indent=1)

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from omegaconf import DictConfig, open_dict
+from typer import Option
 
-from verl_credit.cli.run.train import command_line, how_it_ended, save_config, terminate_as_interrupt
-from verl_credit.cli.trials.row import TrialRow
-from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
-from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.machine.gather import gather
-from verl_credit.recipe.world import world_of
+from verl_credit.cli.command import ConfigDir, Overrides, ends
+from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS
 from verl_credit.records.run.finished import planned_in_all
 from verl_credit.records.run.lock import run_lock
 from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.study.twin.check import check_twin
+
+if TYPE_CHECKING:
+    from verl_credit.cli.trials.row import TrialRow
 
 NOT_ON = "a run of the twin does not go on"
 
 
-def twin(name: str, overrides: list[str], config_dir: str | None = None) -> int:
-    try:
-        config = load_config(name, overrides, config_dir)
-        check_twin(config)
-        return _run(config, command_line(name, overrides, config_dir, "twin"))
-    except (ConfigError, PreflightError) as error:
-        print(f"verl-credit twin: {error}", flush=True)
-        return ExitCode.PREFLIGHT
-    except IntegrityError as error:
-        print(f"verl-credit twin: {error}", flush=True)
-        return ExitCode.INTEGRITY
-    except KeyboardInterrupt:
-        print(f"interrupted; {NOT_ON}: start it again in another folder", flush=True)
-        return ExitCode.INTERRUPTED
+@ends(
+    "twin",
+    failed={IntegrityError: ExitCode.INTEGRITY},
+    interrupted=f"interrupted; {NOT_ON}: start it again in another folder",
+)
+def twin(
+    config_name: Annotated[str, Option(help="lab, or a recipe of yours based on it")],
+    config_dir: ConfigDir = None,
+    overrides: Overrides = (),
+) -> None:
+    """The run is recorded as `train` records one: its events, and a row in the table of trials, however it ends."""
+    from verl_credit.cli.train.start import command_line, how_it_ended, terminate_as_interrupt
+    from verl_credit.cli.trials.row import TrialRow
+    from verl_credit.recipe.compose import load_config
+    from verl_credit.study.twin.check import check_twin
 
-
-def _run(config: DictConfig, command: str) -> int:
-    """Recorded as `train` records a run: its events, and a row in the table of trials, however it ends."""
+    config = load_config(config_name, overrides, config_dir)
+    check_twin(config)
+    command = command_line(config_name, overrides, config_dir, "twin")
     run_dir = Path(config.run_dir).expanduser().resolve()
     with open_dict(config):
         config.run_dir = str(run_dir)
@@ -52,13 +52,18 @@ def _run(config: DictConfig, command: str) -> int:
         try:
             _train(config, run_dir, row)
         except BaseException as error:
-            _end(config, *_how(error), row, error)
+            code, why = how_it_ended(error)
+            _end(config, code, NOT_ON if code is ExitCode.INTERRUPTED else why, row, error)
             raise
         _end(config, ExitCode.DONE, "", row)
-    return ExitCode.DONE
 
 
 def _train(config: DictConfig, run_dir: Path, row: TrialRow) -> None:
+    import torch
+
+    from verl_credit.cli.train.start import save_config
+    from verl_credit.recipe.machine.gather import gather
+    from verl_credit.recipe.world import world_of
     from verl_credit.study.twin.train import Twin
 
     say_at_once(row.begin())
@@ -69,18 +74,10 @@ def _train(config: DictConfig, run_dir: Path, row: TrialRow) -> None:
     Twin(config, run_dir, say_at_once).run()
 
 
-def _how(error: BaseException) -> tuple[ExitCode, str]:
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED, NOT_ON
-    if isinstance(error, IntegrityError):
-        return ExitCode.INTEGRITY, str(error)
-    return how_it_ended(error)
-
-
 def _end(
     config: DictConfig, code: ExitCode, why: str, row: TrialRow, error: BaseException | None = None
 ) -> None:
-    """What `twin` says itself, a refusal, a fault or an interruption, is only written down here."""
+    """Records the end. The command itself prints a refusal, a fault or an interruption."""
     trial = row.end(code, why, error)
     text = events.end(Path(config.run_dir), code, why, planned_in_all(config), trial=trial)
     if code in (ExitCode.DONE, ExitCode.FAILED):

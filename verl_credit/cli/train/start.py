@@ -1,4 +1,4 @@
-"""`verl-credit train`: check everything, start what is needed, run, report, clean up."""
+"""One start of `verl-credit train`: check everything, start what is needed, run, report, clean up."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_credit.cli.run.with_verl import check_with_verl, set_environment
+from verl_credit.cli.train.with_verl import check_with_verl, set_environment
 from verl_credit.cli.trials.row import TrialRow
-from verl_credit.errors import ConfigError, ExitCode, PreflightError, Terminated
+from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.doctor.checks import Stage, require
 from verl_credit.recipe.doctor.context import Context
@@ -33,26 +33,19 @@ from verl_credit.records.run.versions import write_versions
 from verl_credit.redact import override_without_secrets, without_secrets
 
 
-def train(name: str, overrides: list[str], config_dir: str | None = None) -> int:
-    """Run it, or say why not. The exit codes are those of ExitCode."""
-    try:
-        config = load_config(name, overrides, config_dir)
-        if missing := missing_line(config):
-            raise PreflightError(missing)
-        return _train(config, command_line(name, overrides, config_dir))
-    except (ConfigError, PreflightError) as error:
-        print(f"verl-credit train: {error}", flush=True)
-        return ExitCode.PREFLIGHT
-    except KeyboardInterrupt:
-        print("interrupted; the next run goes on from the last checkpoint", flush=True)
-        return ExitCode.INTERRUPTED
+def start(name: str, overrides: list[str], config_dir: str | None = None) -> ExitCode:
+    """Raises ConfigError and PreflightError for what is refused, KeyboardInterrupt for Ctrl-C and SIGTERM."""
+    config = load_config(name, overrides, config_dir)
+    if missing := missing_line(config):
+        raise PreflightError(missing)
+    return _train(config, command_line(name, overrides, config_dir))
 
 
 def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
-    """As a shell takes it, without secrets."""
-    of_user = ["--config-dir", config_dir] if config_dir else []
+    """The command line as a shell takes it, without secrets."""
+    folder = ["--config-dir", config_dir] if config_dir else []
     given = map(override_without_secrets, overrides)
-    return shlex.join(["verl-credit", command, "--config-name", name, *of_user, *given])
+    return shlex.join(["verl-credit", command, "--config-name", name, *folder, *given])
 
 
 def _train(config: DictConfig, command: str) -> int:
@@ -94,6 +87,8 @@ def how_it_ended(error: BaseException) -> tuple[ExitCode, str]:
         return ExitCode.INTERRUPTED, "the next run goes on from the last checkpoint"
     if isinstance(error, ConfigError | PreflightError):
         return ExitCode.PREFLIGHT, str(error)
+    if isinstance(error, IntegrityError):
+        return ExitCode.INTEGRITY, str(error)
     return ExitCode.FAILED, f"{type(error).__name__}: {error}"
 
 
@@ -190,7 +185,6 @@ def save_config(config: DictConfig, run_dir: Path) -> None:
 
 
 def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, str]:
-    from verl_credit.errors import IntegrityError
     from verl_credit.host.process.launch import RunFailed, launch
 
     try:
