@@ -35,7 +35,7 @@ def ends(
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Ends a command with a line and an exit code for the errors that it expects; any other error is a traceback.
 
-    ``line`` stands before the message and may have the command's arguments in braces. ``refused`` end with 4, as
+    ``line`` precedes the message and may have the command's arguments in braces. ``refused`` end with 4, as
     ConfigError and PreflightError always do, ``failed`` with their own code, and Ctrl-C with 130 after ``interrupted``.
     A command that returns nothing is done.
     """
@@ -56,10 +56,10 @@ def ends(
                 return ExitCode.INTERRUPTED
             bound = signature(work).bind(*given, **named)
             bound.apply_defaults()
-            shown = {
+            values = {
                 k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in bound.arguments.items()
             }
-            command = line.format(**shown)
+            command = line.format(**values)
             print(f"verl-credit {command}: {text}", file=getattr(sys, to), flush=True)
             return code
 

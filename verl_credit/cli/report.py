@@ -39,7 +39,7 @@ def report(
 
 
 def _differences(a: Path, b: Path) -> dict[str, list[tuple[str, str, str]]] | None:
-    """As `verl-credit diff` finds them, without paths and logging; None where a run has no configuration."""
+    """The differences of `verl-credit diff` without paths and logging; None where a run has no configuration."""
     from verl_credit.cli.recipe.differences import LAST, compare, read_run_side
     from verl_credit.cli.saved_run import CONFIG
 

@@ -1,4 +1,4 @@
-"""What a run has saved: its configuration and its checkpoints. The run is only read, and may still be going."""
+"""A run's saved configuration and checkpoints. The run is only read, and may still be going."""
 
 from __future__ import annotations
 

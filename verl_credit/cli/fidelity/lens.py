@@ -17,7 +17,6 @@ from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_
 from verl_credit.errors import PreflightError
 from verl_credit.records.run.files import DamagedFile, append_json
 from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.records.run.tables import ROLLOUTS, TOKENS, DamagedTable, read_table, table_path, tables_of
 
 if TYPE_CHECKING:
     from verl_credit.study.fidelity.subject import Subject
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 OF_TURN = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
 
 
-@ends("fidelity lens {folder}", DamagedFile, DamagedTable, OSError, interrupted=GOES_ON)
+@ends("fidelity lens {folder}", DamagedFile, OSError, interrupted=GOES_ON)
 def fidelity_lens(
     folder: Annotated[Path, Argument(help="a run, with keep_rollouts and keep_checkpoints")],
     steps: Annotated[
@@ -55,6 +54,8 @@ def fidelity_lens(
 def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
     """Steps whose rollouts are kept and whose policy is saved. Raises PreflightError where there is none, or where one of
     ``steps`` is none."""
+    from verl_credit.records.run.tables import ROLLOUTS, TOKENS, tables_of
+
     if not (folder / CONFIG).is_file():
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
     kept = sorted(tables_of(folder, ROLLOUTS).keys() & tables_of(folder, TOKENS).keys())
@@ -85,6 +86,7 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
 def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
     """Returns the numbers of turns and rollouts that have A* now."""
     from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
+    from verl_credit.records.run.tables import ROLLOUTS, TOKENS, read_table, table_path
     from verl_credit.study.fidelity.about import check_about
     from verl_credit.study.fidelity.gradient.agreement import score_without_gains
     from verl_credit.study.fidelity.kept import kept_trajectories

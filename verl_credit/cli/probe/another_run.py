@@ -1,4 +1,4 @@
-"""A run in a folder of its own that begins where another one stands: with its configuration, from one of its checkpoints.
+"""A run in a folder of its own that starts with the configuration and a checkpoint of another run.
 
 The other run is only read, and may still be going.
 """

@@ -1,7 +1,7 @@
 """Fresh rollouts of a saved policy for the entropy probe: verl's trainer, resumed from the checkpoint for one more step.
 
-The run's own configuration, engine and reward make them, so that they are what its next step could have been. They stand in
-a folder of their own; the run that saved the checkpoint is only read, and may still be going.
+The run's own configuration, engine and reward make them, so they are what the run's next step could have been. They are
+written to a folder of their own; the run that saved the checkpoint is only read, and may still be going.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def collect(
     (or one in which an earlier try failed).
 
     ``checkpoint``: RUN/global_step_N or RUN/checkpoints/global_step_N. The step makes one update with all rollouts;
-    ``save`` keeps what it made, in ``folder``/checkpoints/global_step_{N+1}. Prompts are the first ones of the run's data in
-    the order of ``data.seed``: each at most once, and the same ones at every call. ``overrides``: Hydra's, of the run's
-    resolved configuration, in which a key no longer follows another one.
+    ``save`` keeps the updated policy, in ``folder``/checkpoints/global_step_{N+1}. Prompts are the first of the run's data
+    in the order of ``data.seed``: each at most once, and the same at every call. ``overrides``: Hydra's, of the run's
+    resolved configuration, in which a key no longer follows another key.
     Raises PreflightError and ConfigError for what is refused, RuntimeError where the step fails (the message has the end of
-    ``folder``/train.log), KeyboardInterrupt where it was told to stop.
+    ``folder``/train.log), KeyboardInterrupt where a signal stopped it.
     """
     saved, folder = saved_step(Path(checkpoint)), Path(folder).expanduser().resolve()
     _check_folder(folder, saved)
@@ -71,7 +71,7 @@ def _check_folder(folder: Path, saved: SavedStep) -> None:
         )
     failed = (folder / f"{RECIPE}.yaml").is_file() and not tables_of(folder, ROLLOUTS)
     if failed and holder_is_gone(folder):
-        shutil.rmtree(folder)  # an earlier try
+        shutil.rmtree(folder)  # an earlier try failed
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PreflightError(f"{folder} is not empty; give a new folder for the rollouts")
 

@@ -40,7 +40,7 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
     dtype = getattr(torch, settings.runtime.dtype)
     for note in notes:
         print(f"probe: {note}")
-    found = Probe(
+    measured = Probe(
         model=build_model(saved.folder, checkpoint.parameters, dtype, torch.device(settings.runtime.device)),
         e=e,
         u=u,
@@ -60,7 +60,7 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
         "step": saved.step,
         "rollouts": str(path),
         "notes": notes,
-        **found,
+        **measured,
     }
 
 
@@ -87,15 +87,15 @@ def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overri
                 f"{saved.step + 1}: train with keep_rollouts=N, which keeps those of the last N steps, or use source=run"
             )
         return path
-    made = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)
-    if made.exists():
-        _refuse_overrides(overrides, f"{made} is there; give another --out for other rollouts")
+    earlier = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)
+    if earlier.exists():
+        _refuse_overrides(overrides, f"{earlier} is there; give another --out for other rollouts")
         if (folder / "rollouts" / "from" / saved.folder.name / "actor").resolve() != (
             saved.folder / "actor"
         ).resolve():
-            raise ConfigError(f"{made}: of another run's step {saved.step}; give another --out")
-        print(f"probe: rollouts of an earlier probe, {made}")
-        return made
+            raise ConfigError(f"{earlier}: of another run's step {saved.step}; give another --out")
+        print(f"probe: rollouts of an earlier probe, {earlier}")
+        return earlier
     prompts = settings.batch_config.B_E + settings.batch_config.B_U
     print(
         f"probe: verl's trainer samples rollouts of {prompts} prompts; what it says is in {folder / 'rollouts'}"
@@ -120,7 +120,7 @@ def _check_facts(saved: SavedStep, path: Path, facts: RolloutFacts) -> None:
 
 
 def _left_out(facts: RolloutFacts) -> list[str]:
-    """What the run's update has and Y has not."""
+    """Names the parts of the run's update that Y leaves out."""
     o, notes = facts.objective, []
     if o["use_kl_loss"] and o["kl_loss_coef"]:
         notes.append(f"Y leaves out the KL term of the loss (kl_loss_coef={o['kl_loss_coef']})")

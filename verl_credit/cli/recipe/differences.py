@@ -35,19 +35,8 @@ GROUPS = (
     ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.")),
     ("other", ("*",)),
 )  # fmt: skip
-ORDER = (
-    "credit",
-    "model",
-    "data",
-    "optimiser",
-    "rollout",
-    "machine",
-    "other",
-    "seeds",
-    "versions",
-    "paths and logging",
-)
 LAST = "paths and logging"
+ORDER = ("credit", "model", "data", "optimiser", "rollout", "machine", "other", "seeds", "versions", LAST)
 SCORES = (
     "credit/outcome/em",
     "credit/outcome/f1",
@@ -84,12 +73,12 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Paths and logging differ between any two runs and change no number: they are shown and do not count."""
+        """Paths and logging differ between any two runs and change no number: they are printed and do not decide."""
         return not any(rows for name, rows in self.groups.items() if name != LAST)
 
 
 def read_side(text: str, config_dir: str | None = None) -> Side:
-    """A folder is a run; anything else is a recipe's name, with overrides behind it. Raises ConfigError, ValueError.
+    """A folder is a run; anything else is a recipe's name, with overrides after it. Raises ConfigError, ValueError.
 
     A bare name is a folder only when a run lies there: a folder that happens to be called "lab" hides no recipe.
     """
@@ -109,8 +98,8 @@ def read_side(text: str, config_dir: str | None = None) -> Side:
     try:
         config = load_config(words[0], words[1:], config_dir)
     except ConfigError as error:
-        said = f"{text} would be refused: {error}"
-        raise ConfigError(said, key=error.key, value=error.value, accepted=error.accepted) from error
+        message = f"{text} would be refused: {error}"
+        raise ConfigError(message, key=error.key, value=error.value, accepted=error.accepted) from error
     return Side(text, flat_values(config), installed_versions())
 
 
@@ -121,7 +110,7 @@ def read_run_side(folder: Path) -> Side:
 
 
 def last_scores(folder: Path) -> dict[str, float]:
-    """Of the last step and the last held-out evaluation; "steps" counts the steps made."""
+    """The scores of the last step and of the last held-out evaluation; "steps" is the number of the last step."""
     found: dict[str, float] = {}
     rows = read_json_lines(folder / METRICS)
     if rows:
@@ -134,12 +123,12 @@ def last_scores(folder: Path) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    """What a damaged file has in place of one is not shown."""
+    """A damaged file may have something else in place of a number."""
     return isinstance(value, int | float)
 
 
 def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults) -> Difference:
-    """Every key with two values, and every version, in groups; keys in A's order, then those of B alone."""
+    """Groups the keys and versions that have two values; keys in A's order, then those of B alone."""
     groups: dict[str, list[Row]] = {name: [] for name in ORDER}
     known = None
     for key in dict.fromkeys([*a.values, *b.values]):
@@ -149,7 +138,7 @@ def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults)
             default = known[key].value if key in known else ABSENT
             groups[group_of(key)].append(Row(key, left, right, default))
     for name in dict.fromkeys([*a.versions, *b.versions]):
-        # A run that wrote no versions is not compared: nobody knows.
+        # A run that wrote no versions cannot be compared.
         left, right = a.versions.get(name, ABSENT), b.versions.get(name, ABSENT)
         if left != right and a.versions and b.versions:
             groups["versions"].append(Row(name, left, right))

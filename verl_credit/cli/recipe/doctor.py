@@ -1,4 +1,4 @@
-"""`verl-credit doctor`: what the checks of this machine, and of what a recipe needs, have found."""
+"""`verl-credit doctor`: the checks of this machine and of what a recipe needs, and their results."""
 
 from __future__ import annotations
 

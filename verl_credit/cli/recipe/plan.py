@@ -67,7 +67,7 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 
 def _values(config, ours: Sequence[str]) -> dict:
-    """What a plan reads of a configuration, with ``ours`` (``plan.`` and ``hardware.`` overrides) put in."""
+    """The values of a configuration that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
     values = {}
     for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab"):
         if block in config:

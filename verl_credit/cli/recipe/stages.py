@@ -62,7 +62,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
 
 
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
-    """In the order in which they act."""
+    """The stages, in the order in which they act."""
     if not settings.turn_estimator:
         yield Stage(
             "advantage", f"verl's {settings.algorithm.adv_estimator}", "verl's own estimator", "verl's batch"
@@ -76,7 +76,7 @@ def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
 
 
 def value_lines(config: DictConfig, values: bool) -> list[str]:
-    """Every value that is neither verl's default nor, for our own keys, that of credit_defaults.yaml."""
+    """The values that are neither verl's default nor, for our own keys, that of credit_defaults.yaml."""
     changed = changed_values(config)
     if not values:
         return [f"not the defaults of verl and verl_credit: {len(changed)} values (--values lists them)"]
@@ -95,13 +95,13 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
 def missing(config: DictConfig) -> list[str]:
     """Inputs without a value, and files that are not there."""
     builds, empty = world_of(config) is not None, without_value(config)
-    found = told(empty)
+    inputs = told(empty)
     for key in (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
         for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:
             if not builds and _is_local(key, path) and not os.path.exists(os.path.expanduser(path)):
-                found.append(f"{key}={path} (not there)")
-    return found
+                inputs.append(f"{key}={path} (not there)")
+    return inputs
 
 
 def _is_local(key: str, path: str) -> bool:
@@ -110,46 +110,36 @@ def _is_local(key: str, path: str) -> bool:
 
 
 def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
+    a = settings.algorithm
     return Stage(
         "information gain",
-        settings.algorithm.info_gain_type,
-        f"p = exp(mean log-prob of the gold answer's tokens; aliases: {settings.algorithm.info_gain_aliases}), before the "
-        f"first search and after each; gain = what a search added ({settings.algorithm.info_gain_context}, "
-        f"first_turn={settings.algorithm.info_gain_first_turn})",
-        f"the gold answers as {_written(settings)}, the policy",
-        SCORERS[settings.algorithm.info_gain_scorer].says(config, settings),
+        a.info_gain_type,
+        f"p = exp(mean log-prob of the gold answer's tokens; aliases: {a.info_gain_aliases}), before the first search and "
+        f"after each; gain = what a search added ({a.info_gain_context}, first_turn={a.info_gain_first_turn})",
+        f"the gold answers as {_written(a)}, the policy",
+        SCORERS[a.info_gain_scorer].says(config, settings),
     )
 
 
 def _signals(settings: CreditSettings) -> Iterator[Stage]:
     """Turn signals beside information gain, and how several become one turn reward."""
-    params = settings.algorithm.turn_signal_params
+    a = settings.algorithm
     for name in settings.turn_signals:
         if name != INFO_GAIN:
-            signal = find_signal(name, params)
-            says = signal.says or f"yours; turn_signal_params={redact_value('', params)}"
+            signal = find_signal(name, a.turn_signal_params)
+            says = signal.says or f"yours; turn_signal_params={redact_value('', a.turn_signal_params)}"
             yield Stage("turn signal", name, says, signal.reads, signal.cost)
     if len(settings.turn_signals) > 1:
         parts = " + ".join(f"{weight:g} {name}" for name, weight in settings.turn_signals.items())
-        scored = ", each z-scored over its question's turns" * (
-            settings.algorithm.turn_signal_normalise == "group"
-        )
+        scored = ", each z-scored over its question's turns" if a.turn_signal_normalise == "group" else ""
         yield Stage("turn reward", "sum", f"{parts}{scored}", "the turn signals")
 
 
-def _written(settings: CreditSettings) -> str:
-    """What stands behind a context."""
+def _written(a: Algorithm) -> str:
+    """The text of a gold answer that is scored after a context."""
     by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
-    template = (
-        by_row
-        if settings.algorithm.info_gain_template == AUTO
-        else repr(settings.algorithm.info_gain_template)
-    )
-    return (
-        f"{template} behind {settings.algorithm.info_gain_prefix!r}"
-        if settings.algorithm.info_gain_prefix
-        else template
-    )
+    template = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
+    return f"{template} behind {a.info_gain_prefix!r}" if a.info_gain_prefix else template
 
 
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
@@ -177,11 +167,7 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
         yield _registered(
             "outcome", pipeline.advantage_mode, f"f(rewards, {redact_value('', pipeline.advantage_params)})"
         )
-    yield _registered(
-        "turn",
-        settings.algorithm.info_gain_norm_mode,
-        note=_options(settings),
-    )
+    yield _registered("turn", pipeline.info_gain_norm_mode, note=_options(settings))
     if pipeline.own_transform:
         yield Stage(
             "token",
@@ -195,14 +181,14 @@ def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
 
 
 def _options(settings: CreditSettings) -> str:
-    """The options of the turn mode as this run sets them, and the state that its anchors are made of."""
+    """The options of the turn mode as this run sets them, and the state that defines its anchors."""
     a, mode = settings.algorithm, settings.algorithm.turn_mode
     chosen = {**mode.options, **settings.turn_options}
     elsewhere = ("outcome_operator", "gain_scale", "outcome_scale")
-    shown = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
+    options = [f"{name}={value}" for name, value in redact_value("", chosen).items() if name not in elsewhere]
     if "anchor_B_K1" in mode.tables:
-        shown += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
-    return " ".join([*shown, f"tied_groups={a.tied_groups}"])
+        options += [f"turn_anchor={a.turn_anchor}", f"turn_anchor_similarity={a.turn_anchor_similarity}"]
+    return " ".join([*options, f"tied_groups={a.tied_groups}"])
 
 
 def _token(pipeline: Algorithm) -> Iterator[Stage]:
@@ -241,11 +227,8 @@ def _token(pipeline: Algorithm) -> Iterator[Stage]:
         f"hicra alpha={pipeline.hicra.alpha:g}": transform.amplified,
         f"rho={pipeline.entropy_mask.rho:g}": transform.masked,
     }
-    yield _registered(
-        "token",
-        pipeline.transform_mode,
-        note=" ".join(text for text, said in notes.items() if said),
-    )
+    note = " ".join(text for text, applies in notes.items() if applies)
+    yield _registered("token", pipeline.transform_mode, note=note)
 
 
 def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
@@ -269,7 +252,7 @@ def _loss(config: DictConfig, settings: CreditSettings) -> Stage:
 
 
 def _log_probs(config: DictConfig) -> str:
-    """As far as it is known before the run's machine is."""
+    """Names what computes the log-probs, as far as it is known before the run's machine is."""
     model, strategy = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.strategy
     if strategy not in STRATEGIES:
         return f"verl's {strategy} engine (ours are for {' and '.join(STRATEGIES)})"
@@ -291,7 +274,7 @@ def _registered(level: str, name: str, own: str = "", note: str = "") -> Stage:
 
 
 def outcome_formula(mode: TurnMode, given: dict) -> str | None:
-    """What R is under a turn mode when ``advantage_mode`` is grpo; None where the mode does not say."""
+    """The formula of R under a turn mode when ``advantage_mode`` is grpo; None where the mode declares none."""
     if mode.without_gains.factor is leave_one_out_factor:
         return "R_i = r_i - mean of the others' r; nothing is divided by a std"
     options = {**mode.options, **given}

@@ -100,8 +100,8 @@ def _end(
     row: TrialRow,
     error: BaseException | None = None,
 ) -> None:
-    """Into the table of trials, the run's events, its report. A refusal and an interruption are said by `train`, a refusal
-    alone."""
+    """Records the end in the table of trials, the run's events and its report. `train` itself prints a refusal or an
+    interruption."""
     run_dir = Path(config.run_dir)
     trial = row.end(code, why, error)
     try:
@@ -118,12 +118,12 @@ def _end(
 def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
     """Two runs that wrote one folder of checkpoints would go on from each other's."""
     folder = Path(config.trainer.default_local_dir).resolve()
-    if folder != Path(config.run_dir):  # that one is held already
+    if folder != Path(config.run_dir):  # the run holds this lock already
         stack.enter_context(run_lock(folder, say_at_once, "trainer.default_local_dir"))
 
 
 def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
-    """Reads what stands in the run's files, all of them: a damaged one would end the run at its first step."""
+    """Reads all files of the run: a damaged one would end the run at its first step."""
     try:
         events.start(run_dir, planned_in_all(config), command)
         return Progress(run_dir, config.trainer.total_training_steps or 0)

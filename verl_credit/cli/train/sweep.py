@@ -58,7 +58,7 @@ def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None]) -> None:
-    """Hydra takes the last of two: runs would have the names of values that they were not given."""
+    """Hydra takes the last of two: a run would be named after a value that it does not have."""
     given: dict[str, list[str]] = {}
     for override, values in zip(parsed, swept, strict=True):
         if not override.is_delete():
@@ -73,7 +73,7 @@ def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None])
 
 
 def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
-    """Every run has a folder, and it is its own."""
+    """Two runs must not have one folder, and the file system limits its name."""
     for name, times in Counter(names).items():
         if times > 1:
             use = f"{times} runs would be in the folder {name}; "
@@ -89,7 +89,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
     """Runs go to `run_dir`/NAME. All are checked before the first starts; a finished one is skipped by itself.
 
     A run that fails does not stop the others. Exit code: 0 when all are done, now or before, else that of the first that
-    is not; 4 when one of them cannot start, before the first if that can be told from its configuration; 130 for Ctrl-C.
+    is not; 4 when one of them cannot start, before the first if its configuration shows it; 130 for Ctrl-C.
     """
     runs = expand(overrides)
     run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
@@ -113,7 +113,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
 
 
 def ask_for(configs: Sequence[DictConfig]) -> list[str]:
-    """Overrides with what no run says of its trial: asked for on a terminal; elsewhere a line says that it is missing."""
+    """Asks on a terminal for what no run says of its trial, as overrides; elsewhere prints a line that it is missing."""
     lacking = [key for key in ASKED if all(OmegaConf.select(config, key) is None for config in configs)]
     if lacking and not sys.stdin.isatty():
         print(f"the trials' rows will have no {' and no '.join(lacking)}: give them as overrides", flush=True)

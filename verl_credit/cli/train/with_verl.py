@@ -33,10 +33,10 @@ ENVIRONMENT = {
 
 
 def set_environment(config: DictConfig) -> None:
-    """With small models several threads a process wait for each other longer than they compute.
+    """Sets what Ray and verl read. With small models several threads wait for each other longer than they compute.
 
     A run on the CPU gives verl's ranks logical GPUs, which Ray refuses where CUDA_VISIBLE_DEVICES hides the real ones. Such
-    a run uses none of them, so it forgets the variable.
+    a run uses none of them, so the variable is removed.
     """
     cpu = config.trainer.device == "cpu"
     if cpu:
@@ -54,7 +54,7 @@ def _template(context: Context) -> Result:
 
 
 def _verl(context: Context) -> Result:
-    """The first time that all of verl is imported here: what it dislikes about this machine it says while that happens."""
+    """Imports all of verl for the first time in this process; an import that fails names what verl needs of this machine."""
     try:
         from verl_credit.host.process.launch import check_with_verl
     except (ImportError, ValueError) as error:

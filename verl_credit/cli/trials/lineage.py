@@ -37,7 +37,7 @@ STORE = Path("runs/lineage")
 @lineage.command(help="the trials of a folder, as `train` writes them down")
 @refusals
 def show(folder: Store = STORE, as_json: AsJson = False) -> None:
-    """Every trial in the order of the file, those that have not ended, and the lines that are damaged."""
+    """Prints the trials in the order of the file, then those that have not ended; --json has the damaged lines, too."""
     store = _open(folder)
     if as_json:
         facts = store.all_facts()
@@ -54,12 +54,11 @@ def show(folder: Store = STORE, as_json: AsJson = False) -> None:
 @lineage.command(help="the best trial that was kept")
 @refusals
 def best(folder: Store = STORE, lower_is_better: Lower = None, as_json: AsJson = False) -> None:
-    """The best trial among those that were kept."""
     store = _open(folder, lower_is_better, ordered=True)
-    found = store.best()
+    trial = store.best()
     if as_json:
-        return _json(asdict(found) | {"facts": store.facts(found.exp_id)} if found else None)
-    print(_line(found) if found else "no kept trial has a metric")
+        return _json(asdict(trial) | {"facts": store.facts(trial.exp_id)} if trial else None)
+    print(_line(trial) if trial else "no kept trial has a metric")
 
 
 @lineage.command(help="the trials that led to one")
@@ -70,12 +69,12 @@ def chain(
     lower_is_better: Lower = None,
     as_json: AsJson = False,
 ) -> None:
-    """From the root to a trial, or to the best."""
+    """Prints the trials from the root to ``exp_id``, or to the best."""
     store = _open(folder, lower_is_better, ordered=exp_id is None)
-    found = _one(store, exp_id) if exp_id is not None else store.best()
-    if found is None:
+    last = _one(store, exp_id) if exp_id is not None else store.best()
+    if last is None:
         raise NotKnown("no kept trial has a metric; name a trial")
-    trials = store.chain_to(found.exp_id)
+    trials = store.chain_to(last.exp_id)
     if as_json:
         return _json([asdict(trial) for trial in trials])
     if gone := trials[0].parent_exp:
@@ -89,7 +88,7 @@ def chain(
 def diff(
     exp_id: str, other: Annotated[str | None, Argument(help="or its parent")] = None, folder: Store = STORE
 ) -> ExitCode:
-    """What a trial's snapshot changes, against its parent's or another's. Exit code 1 where they differ."""
+    """Compares a trial's snapshot with its parent's or another's. Exit code 1 where they differ."""
     store = _open(folder)
     trial = _one(store, exp_id)
     if other is None and not trial.parent_exp:
@@ -139,7 +138,6 @@ def export(
     project: Annotated[str, Option(help="where the tracker puts them")] = "lineage",
     folder: Store = STORE,
 ) -> None:
-    """To trackers, by verl's own loggers."""
     store = _open(folder)
     trials = [_one(store, exp_id) for exp_id in exp_ids] or store.all_trials()
     from verl_credit.host.process.track import export_trials
@@ -191,5 +189,5 @@ def _line(trial: Trial) -> str:
     return one_line(f"{trial.label}  {trial.status}  {metric}{delta}  {trial.hypothesis}").rstrip()
 
 
-def _json(found: object) -> None:
-    print(json.dumps(found))
+def _json(value: object) -> None:
+    print(json.dumps(value))
