@@ -182,9 +182,9 @@ def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, t
 
 @pytest.mark.parametrize("second", ["seed=3,4", "seed=3", "++seed=3"])
 def test_a_key_that_is_swept_stands_there_once(second):
-    with pytest.raises(ConfigError, match="write all its values in one place: seed=1,2,3") as caught:
+    with pytest.raises(ConfigError) as caught:
         expand(["seed=1,2", second])
-    assert caught.value.key == "seed"
+    assert caught.value.key == "seed" and "seed=1,2,3" in caught.value.accepted
     assert expand(["seed=1", "seed=2", "data.seed=3,4"])[0][0] == "seed=3"  # the last one counts, as in Hydra
 
 

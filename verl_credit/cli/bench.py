@@ -28,8 +28,7 @@ def bench(
         dict | None, Option(parser=json_object, help="JSON object with options of the mode")
     ] = None,
     out: Annotated[
-        Path | None,
-        Option("--dir", help="runs/bench/MODE if not given; an interrupted bench goes on there"),
+        Path | None, Option("--dir", help="runs/bench/MODE if not given; an interrupted bench goes on there")
     ] = None,
     beside: Annotated[str, Option(help="the published mode that it is compared with, beside GRPO")] = "joint",
     seeds: Annotated[int, Option(min=2, help="of the learning curves")] = 8,

@@ -16,12 +16,10 @@ def real(
     folder: Annotated[Path, Option("--dir")],
     task: Literal["arithmetic", "multihop"] = "multihop",
     questions: Annotated[
-        str | None,
-        Option(help="of multihop: HotpotQA's file with paragraphs, or OWNER/NAME on the hub"),
+        str | None, Option(help="of multihop: HotpotQA's file with paragraphs, or OWNER/NAME on the hub")
     ] = None,
     seed: Annotated[
-        int,
-        Option(parser=int, help="of the questions, of which are held out, of the supervised start"),
+        int, Option(parser=int, help="of the questions, of which are held out, of the supervised start")
     ] = 0,
     size: Annotated[Literal["full", "tiny"], Option(help="tiny: two layers")] = "full",
     overrides: Overrides = (),

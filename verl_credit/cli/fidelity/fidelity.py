@@ -36,12 +36,10 @@ def fidelity(
     continuations: Annotated[int, Option(help="per distinct context; an even number")] = 64,
     rollouts: Annotated[int, Option(help="per prompt")] = 8,
     steps: Annotated[
-        str | None,
-        Option(help="of the run: 0,15,30; 0 is its start; the last saved one where not given"),
+        str | None, Option(help="of the run: 0,15,30; 0 is its start; the last saved one where not given")
     ] = None,
     modes: Annotated[
-        str | None,
-        Option(help="names with commas between; my_module:my_mode; every mode if not given"),
+        str | None, Option(help="names with commas between; my_module:my_mode; every mode if not given")
     ] = None,
     gradient: Annotated[
         bool, Option("--gradient", help="the gradients of modes, too; about three times as long")

@@ -28,8 +28,7 @@ lineage = Typer(help="the trials of a folder, as `train` writes them down", **PL
 refusals = ends("lineage --dir {folder}", NotKnown, OSError, to="stderr")
 Store = Annotated[Path, Option("--dir", help="folder of the trials (results.tsv)")]
 Lower = Annotated[
-    bool | None,
-    Option("--lower-is-better/--higher-is-better", help="where results.jsonl does not say it"),
+    bool | None, Option("--lower-is-better/--higher-is-better", help="where results.jsonl does not say it")
 ]
 STORE = Path("runs/lineage")
 
