@@ -192,16 +192,13 @@ def number(value: float | None) -> str:
 
 
 def as_data(found: Difference) -> dict:
+    def row(one: Row) -> dict:
+        return vars(one) | {"default": None if one.default == ABSENT else one.default}
+
     return {
         "a": found.a.label,
         "b": found.b.label,
         "equal": found.equal,
-        "groups": {
-            name: [
-                {"key": r.key, "a": r.a, "b": r.b, "default": None if r.default == ABSENT else r.default}
-                for r in rows
-            ]
-            for name, rows in found.groups.items()
-        },
+        "groups": {name: list(map(row, rows)) for name, rows in found.groups.items()},
         "scores": {"a": found.a.scores, "b": found.b.scores},
     }

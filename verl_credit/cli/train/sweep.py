@@ -76,13 +76,14 @@ def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
     """Two runs must not have one folder, and the file system limits its name."""
     for name, times in Counter(names).items():
         if times > 1:
-            use = f"{times} runs would be in the folder {name}; "
-            use += "give each value once, with letters, digits or .,+- that tell it from the others"
-            raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
-        if len(os.fsencode(name)) > LONGEST_NAME:
-            use = f"a run's folder would have a name of {len(os.fsencode(name))} bytes, and the file system takes "
-            use += f"{LONGEST_NAME}: sweep fewer keys or shorter values at once, or write recipes for them"
-            raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
+            use = f"{times} runs would be in the folder {name}; give each value once, with letters, digits or .,+- that "
+            use += "tell it from the others"
+        elif (size := len(os.fsencode(name))) > LONGEST_NAME:
+            use = f"a run's folder would have a name of {size} bytes, and the file system takes {LONGEST_NAME}: sweep fewer "
+            use += "keys or shorter values at once, or write recipes for them"
+        else:
+            continue
+        raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
 
 
 def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int:
