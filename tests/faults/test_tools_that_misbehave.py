@@ -21,7 +21,7 @@ from kit.settings import settings
 from kit.trajectories import record, run
 from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.rollout.search_tool import SearchTool
+from verl_credit.host.rollout.search_agent import SearchTool
 from verl_credit.host.step.metrics import row_metrics
 from verl_credit.host.step.stops import check_tool_faults
 from verl_credit.turns.book import RowRecord

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure.rows import Row
-from verl_credit.host.measure.subject import RunSubject
+from verl_credit.host.measure.generate import Row
+from verl_credit.host.measure.trainer import RunSubject
 from verl_credit.study.fidelity.measure import Result
 from verl_credit.study.fidelity.measures import Measure
 from verl_credit.study.fidelity.report import as_dict

@@ -79,14 +79,12 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, eng
 
     ``precision``: fp32, bf16 (parameters stay fp32), or fp64 with norms that do not cast to float32.
     """
-    from verl_credit.host.process.register import register_all
+    from verl_credit.host.process.verl_checks import register_all
     from verl_credit.host.registry import register_engines
 
     register_all()
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
-
-    import verl_credit.host.cpu.engine  # noqa: F401  (the import registers it)
 
     register_engines()
     stored = "fp32" if precision == "bf16" else precision

@@ -9,8 +9,7 @@ import torch
 
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.planning.anchors import planning_mask_by_anchors
-from verl_credit.credit.planning.planning import planning_mask
-from verl_credit.credit.planning.strategic_grams import STRATEGIC_GRAMS, parse_grams
+from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, parse_grams, planning_mask
 from verl_credit.credit.plugins import load
 
 Detector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

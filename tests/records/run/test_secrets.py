@@ -143,7 +143,7 @@ def test_what_verl_prints_and_hands_to_trackers_has_no_secret(monkeypatch):
     main_ppo = pytest.importorskip("verl.trainer.main_ppo")
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_credit.host.process.task_runner import CreditTaskRunner
+    from verl_credit.host.process.launch import CreditTaskRunner
 
     printed, tracked = [], []
     runner = CreditTaskRunner.__ray_actor_class__

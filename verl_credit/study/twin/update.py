@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_credit.credit import turn_policy_loss
-from verl_credit.credit.loss.aggregate import aggregate
+from verl_credit.credit.loss import aggregate
 from verl_credit.policy.families import families
 from verl_credit.policy.packed import PackedPolicy
 

@@ -1,8 +1,9 @@
-"""``evaluation.max_hours``: an evaluation that takes longer ends the run, and what it found until then is kept."""
+"""Held-out evaluation: modes in rows and metrics; ``evaluation.max_hours`` ends a longer one, and its result is kept."""
 
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -88,3 +89,42 @@ def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch
         "greedy": "a greedy",
         "sampled": "a sampled",
     }
+
+
+def test_evaluation_rows_carry_their_mode_and_keep_their_source():
+    batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
+    (batch,) = held_out.EvaluationLoader(batches, "greedy")
+    assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
+    assert "sampling" not in batches[0]
+
+
+def test_metrics_of_an_evaluation_are_named_after_its_mode():
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        assert expected_acc_counts == {("lab-greedy", "u"): 1}
+        return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
+
+    named = held_out.label_mode(update, "greedy")(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    assert named == {
+        "val-core/lab-greedy/em/mean@1": 1.0,
+        "val-aux/lab-greedy/questions": 2,
+        "val-aux/num_turns-greedy/mean": 2,
+    }
+
+
+def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
+    """verl takes means of whatever a reward function returns, and refuses lists of different length."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        found = process_validation_metrics(sources, uids, infos)
+        return {f"{name}/mean": infos["reward"] for name in found[sources[0]]}
+
+    infos = {
+        "reward": [1.0, 0.0, None],
+        "pred": ["a", "b", "c"],
+        "steps": [[0.5, None], [0.1], []],
+        "shown": [np.zeros(2), None, np.zeros(1)],
+        "said": [{"a": 1}, {}, None],
+    }
+    named = held_out.label_mode(update, "greedy")(["lab"] * 3, ["u"] * 3, infos, [], None)
+    assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}

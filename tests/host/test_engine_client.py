@@ -6,7 +6,7 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.trajectories import policy_text, record, run
-from verl_credit.host.rollout.replay import DRAW, REPLAY, ReplayingClient, replay_column
+from verl_credit.host.rollout.engine_client import DRAW, REPLAY, ReplayingClient, replay_column
 from verl_credit.turns.requests import turn_spans
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 

@@ -1,7 +1,8 @@
-"""torch's store on loopback: DIST_INIT_METHOD=loopback:// for the default group of ranks on one machine.
+"""How the ranks of a worker group meet: over gloo on a CPU, and by a store on loopback.
 
-For env:// or tcp:// torch opens a store on all interfaces, whatever the address, and without credentials. Here rank 0 binds
-the socket to loopback itself and passes it to the store. The port is verl's MASTER_PORT.
+DIST_INIT_METHOD=loopback:// is for ranks on one machine. For env:// or tcp:// torch opens a store on all interfaces,
+whatever the address, and without credentials. Here rank 0 binds the socket to loopback itself and passes it to the store.
+The port is verl's MASTER_PORT. The import registers the handler.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from urllib.parse import parse_qsl, urlsplit
 
+import torch.distributed
 from torch.distributed import TCPStore, register_rendezvous_handler
 from torch.distributed.constants import default_pg_timeout
 
@@ -41,3 +43,19 @@ def meet(
 
 
 register_rendezvous_handler("loopback", meet)
+
+
+def init_gloo_group() -> None:
+    """Join the default group over gloo, unless this process has joined one. The environment sets rank and group.
+
+    verl requests the back ends "cpu:gloo,<device>:<backend>". On a CPU that names the device "cpu" twice, which torch
+    refuses. verl keeps an existing default group, therefore ours is made first.
+    """
+    if torch.distributed.is_initialized():
+        return
+    torch.distributed.init_process_group(
+        backend="cpu:gloo",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        init_method=os.environ.get("DIST_INIT_METHOD"),
+    )

@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine on the CPU."""
+"""The engines that verl's workers find in its registry: verl's FSDP engine with our attention, branches and log-probs."""
 
 import dataclasses
 
@@ -11,12 +11,20 @@ from verl_credit.host.engine.log_prob_engine import LogProbEngine
 from verl_credit.host.engine.shared_prompt_engine import SharedPromptEngine
 
 
+@EngineRegistry.register(
+    model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda"], vendor=["nvidia"]
+)
+class CreditFSDPEngineWithLMHead(BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
+    """verl registers its own engine for the device without a vendor, and looks for device and vendor first."""
+
+
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
 class CPUFSDPEngineWithLMHead(SharedPromptEngine, BranchEngine, LogProbEngine, FSDPEngineWithLMHead):
     """FSDP2 without parameter offloading, since the parameters are in main memory already.
 
     verl gives a forward-only model (the reference policy) `CPUOffloadPolicy(pin_memory=True)`, and pinning needs an
-    accelerator's driver. FSDP1 is not registered, because it broadcasts module states through an accelerator.
+    accelerator's driver; therefore the module is built as if it were trained. FSDP1 is not registered, because it
+    broadcasts module states through an accelerator.
     """
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:

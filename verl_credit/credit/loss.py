@@ -3,8 +3,6 @@
 import torch
 
 from verl_credit.credit.checks import check_name, check_shape, output_dtype
-from verl_credit.credit.loss.aggregate import aggregate
-from verl_credit.credit.loss.ratio import RATIO_LEVELS, importance_ratio
 
 
 def turn_policy_loss(
@@ -112,9 +110,100 @@ def _clip_range(low: float, high: float, scale_B_T: torch.Tensor | None, mask_B_
 def _scale_metrics(
     scale_B_T: torch.Tensor, mask_B_T: torch.Tensor, n_tokens: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Over policy tokens. Scales are measured from 1, so that unscaled tokens contribute exactly 0."""
+    """Mean and std over policy tokens. Scales are measured from 1, so that unscaled tokens contribute exactly 0."""
     excess_B_T = torch.where(mask_B_T, scale_B_T.detach().to(output_dtype(scale_B_T)) - 1, 0.0)
     count = n_tokens.clamp(min=1)
     mean = excess_B_T.sum() / count
     variance = (excess_B_T.square().sum() / count - mean**2).clamp(min=0)
     return {"clip_scale_mean": mean + n_tokens / count, "clip_scale_std": variance.sqrt()}
+
+
+RATIO_LEVELS = ("token", "turn", "sequence")
+TOKEN_LOG_RATIO_LIMIT = 20.0  # verl's vanilla loss clamps the token log-ratio to +-20
+SEGMENT_LOG_RATIO_LIMIT = 10.0  # the released turn loss (and GSPO) caps the log-ratio at 10 from above
+
+
+def importance_ratio(
+    delta_B_T: torch.Tensor, mask_B_T: torch.Tensor, turn_ids_B_T: torch.Tensor, ratio_level: str
+) -> torch.Tensor:
+    """exp of the log-ratio `delta` at the given level; 1 where the mask is False.
+
+        token:     exp(delta_t)
+        turn:      exp(mean of delta over the policy tokens of t's turn)
+        sequence:  exp(mean of delta over the row's policy tokens)
+
+    A shared ratio takes its value from the mean and its gradient from each token's own log-probability
+    (d ratio / d delta_t = ratio), as GSPO does.
+    """
+    if ratio_level == "token":
+        return delta_B_T.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT).exp()
+    ids_B_T = turn_ids_B_T if ratio_level == "turn" else torch.zeros_like(turn_ids_B_T)
+    shared_B_T = segment_mean(delta_B_T.detach(), mask_B_T, ids_B_T)
+    own_B_T = delta_B_T - delta_B_T.detach()  # zero, but the gradient flows through it
+    return (own_B_T + shared_B_T).clamp(max=SEGMENT_LOG_RATIO_LIMIT).exp()
+
+
+def segment_mean(values_B_T: torch.Tensor, mask_B_T: torch.Tensor, ids_B_T: torch.Tensor) -> torch.Tensor:
+    """Mean over the policy tokens that share a row and an id, at each of those tokens; 0 where mask is False.
+
+    A row of T tokens has at most T turns, so a T-wide table holds the sums without reading the ids.
+    """
+    ids_B_T = torch.where(mask_B_T, ids_B_T, 0).long()
+    values_B_T = torch.where(mask_B_T, values_B_T, 0.0)
+    sums_B_T = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, values_B_T)
+    tokens_B_T = torch.zeros_like(values_B_T).scatter_add_(1, ids_B_T, mask_B_T.to(values_B_T.dtype))
+    return torch.where(mask_B_T, (sums_B_T / tokens_B_T.clamp(min=1)).gather(1, ids_B_T), 0.0)
+
+
+AGG_MODES = "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+
+
+def aggregate(
+    loss_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    loss_agg_mode: str,
+    *,
+    dp_size: int = 1,
+    batch_num_tokens: int | torch.Tensor | None = None,
+    global_batch_size: int | torch.Tensor | None = None,
+    loss_scale_factor: float | None = None,
+) -> torch.Tensor:
+    """Sum over policy tokens, divided according to the mode.
+
+        token-mean                sum over tokens / batch_num_tokens * dp_size
+        token-sum                 sum over tokens * dp_size
+        seq-mean-token-sum        sum over rows of the row's sum / global_batch_size * dp_size
+        seq-mean-token-sum-norm   the same / loss_scale_factor (default: the padded width T)
+        seq-mean-token-mean       sum over rows of the row's mean / global_batch_size * dp_size
+
+    `batch_num_tokens` and `global_batch_size` count the whole optimiser step, so that gradients of micro-batches and of
+    data-parallel ranks (which average them) add up to the batch's. None counts this micro-batch, which is refused for
+    dp_size > 1. Rows without a policy token do not count as sequences.
+    Same values as verl 0.9.1's `agg_loss`; departure: a micro-batch without policy tokens gives 0, not NaN.
+    """
+    check_name("loss_agg_mode", loss_agg_mode, AGG_MODES)
+    mask_B_T = mask_B_T.bool()
+    loss_B_T = torch.where(mask_B_T, loss_B_T, 0.0)
+    if loss_agg_mode == "token-sum":
+        return loss_B_T.sum() * dp_size
+    if loss_agg_mode == "token-mean":
+        count = _whole_batch("batch_num_tokens", batch_num_tokens, mask_B_T.sum(), dp_size)
+        return loss_B_T.sum() / count * dp_size
+
+    tokens_B = mask_B_T.sum(dim=1)
+    row_loss_B = loss_B_T.sum(dim=1)
+    if loss_agg_mode == "seq-mean-token-mean":
+        row_loss_B = row_loss_B / tokens_B.clamp(min=1)
+    count = _whole_batch("global_batch_size", global_batch_size, (tokens_B > 0).sum(), dp_size)
+    loss = row_loss_B.sum() / count * dp_size
+    if loss_agg_mode == "seq-mean-token-sum-norm":
+        loss = loss / (mask_B_T.shape[1] if loss_scale_factor is None else loss_scale_factor)
+    return loss
+
+
+def _whole_batch(name: str, given: int | torch.Tensor | None, here: torch.Tensor, dp_size: int):
+    if given is not None:  # at least 1, so that a mini-batch without tokens has loss 0, not NaN
+        return given.clamp(min=1) if isinstance(given, torch.Tensor) else max(given, 1)
+    if dp_size > 1:
+        raise ValueError(f"{name} is needed when dp_size={dp_size}: one rank cannot count the whole batch")
+    return here.clamp(min=1)
