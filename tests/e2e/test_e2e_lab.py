@@ -20,7 +20,7 @@ from kit.ray_cluster import TOKEN, RayCluster
 from kit.run_values import assert_agree, measured_by_run
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
-from verl_credit.cli.study.probe_rollouts import collect
+from verl_credit.cli.probe.fresh_rollouts import collect
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention import AUTO, install
 from verl_credit.policy.packed import PackedPolicy

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.recipes import check
-from verl_credit.cli.run.explain import explanation
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import LOSS
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names, register_all

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_credit.cli import main
-from verl_credit.cli.run.plan import _load as load_plan
+from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.plan import Job, find_hardware, report, shape_of
 from verl_credit.recipe.plan.compute import (  # fmt: skip

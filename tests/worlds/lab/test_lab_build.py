@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kit.lab_run import run
 from verl_credit.built_folder import why_invalid
 from verl_credit.cli import main
-from verl_credit.cli.run import train as train_module
+from verl_credit.cli.train import start as train_module
 from verl_credit.errors import ExitCode
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from verl_credit.errors import PreflightError
 from verl_credit.worlds.lab.config import LabConfig
 from verl_credit.worlds.lab.demos import Demonstrator, Segment
 from verl_credit.worlds.lab.evaluate import Roller, summarize
@@ -20,7 +21,7 @@ from verl_credit.worlds.lab.world import Article, World
 DEMO_HOPS = {1: 0.30, 2: 0.40, 3: 0.30}
 
 
-class LabGateError(RuntimeError):
+class LabGateError(PreflightError):
     """The warm start ended outside the gate."""
 
 
