@@ -1,6 +1,7 @@
 # make demo: everything from a bare checkout to a report.   make test: install and run the tests.
-# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs, and more worlds for the
-# laws of operators; make test draws 120.
+# make test-nightly: runs of Ray and the real vLLM that make test has no time for; run it before you close a larger change.
+# make fuzz [CASES=2000]: that many mutated configurations and trajectories, a fifth of it damaged runs, more worlds for the laws of
+# operators, and the probe's estimators over thousands of drawn batches; make test draws 120.
 # make reliability: what the project was put through, hours of two cores, resumable (evidence/reliability/).
 # make evidence-raw: the raw results behind evidence's tables, unpacked into build/evidence (evidence/archive.py).
 # make gpu-evidence [HARDWARE=node8|h100x1|spark] [ARGS="--model FOLDER"]: what a GPU machine shows (evidence/gpu/).
@@ -24,12 +25,14 @@ LONG ?= 3
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence lint install clean
+# Processes of Python keep what they compiled, also where the environment forbids it: each of a dozen would compile 900 files anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo real weights test test-fast test-long test-slow test-e2e test-nightly test-browser test-vllm fuzz reliability docs evidence-raw gpu-evidence lint install clean
 
 install: $(VENV)/.installed
 
-# Modules are compiled here, by all cores (pip takes one): where PYTHONDONTWRITEBYTECODE is set every process would do it anew.
-# Some packages hold files of another Python, which compileall refuses.
+# Modules are compiled here, by all cores (pip takes one). Some packages hold files of another Python, which compileall refuses.
 $(VENV)/.installed: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
@@ -67,6 +70,7 @@ test-e2e: install
 
 fuzz: install
 	VERL_CREDIT_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest tests/fuzz tests/credit -m slow -n logical --maxprocesses 8
+	$(BIN)/python -m pytest -m drawn -n logical --maxprocesses 8
 
 # All of it anew, into $(RELIABILITY); the published results lie in evidence/reliability. What is done is left out the next time, but
 # for heap.py and supply.py, which keep nothing. The last one needs the network.
@@ -78,6 +82,9 @@ reliability: install weights
 	$(BIN)/python evidence/reliability/$$part || exit 1; done
 	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
 	PIP_AUDIT=.venv-audit/bin/pip-audit $(BIN)/python evidence/reliability/supply.py
+
+test-nightly: install test-vllm
+	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile
 
 test-browser: install
 	mkdir -p build/browser

@@ -73,11 +73,11 @@ def exact_answers(index, vectors_N_D: np.ndarray, k: int) -> list[dict[str, Serv
     for start in range(0, len(vectors_N_D), ORACLE_CHUNK):
         chunk_N_D = vectors_N_D[start : start + ORACLE_CHUNK]
         depth = min(2 * k, len(index))
-        found = index.search(chunk_N_D, depth)
-        while depth < len(index) and any(hits[-1][1] >= _just_below(hits[k - 1][1]) for hits in found):
+        hits_N = index.search(chunk_N_D, depth)
+        while depth < len(index) and any(hits[-1][1] >= _just_below(hits[k - 1][1]) for hits in hits_N):
             depth = min(2 * depth, len(index))
-            found = index.search(chunk_N_D, depth)
-        for hits in found:
+            hits_N = index.search(chunk_N_D, depth)
+        for hits in hits_N:
             served = [Served(document["id"], document["contents"], score) for document, score in hits]
             answers.append({hit.id: hit for hit in served})
     return answers
@@ -117,7 +117,7 @@ def wrong_score(served: list[Served], exact: dict[str, Served]) -> str | None:
 
 
 def _just_below(score: float) -> float:
-    """The lowest score that counts as equal to `score`."""
+    """The lowest score that is taken as equal to `score`."""
     return score - TIE * max(1.0, abs(score))
 
 
@@ -180,13 +180,14 @@ def check_servers(
     top = max(ks)
     exact = exact_answers(index, encoder.encode_queries(list(queries)), top)
     problems, servers = [], {}
-    exact_scores = has_exact_scores(index.manifest)
     for url in urls:
-        served = asyncio.run(_ask(url, queries, top, rows=len(index), token=token))
-        servers[url] = _server_report(url, served, exact, ks, token)
-        problems += _server_problems(url, servers[url], served, index.fingerprint, min_recall, len(queries))
-        if exact_scores:
-            problems += _score_problems(url, served, exact)
+        replies = asyncio.run(_ask(url, queries, top, rows=len(index), token=token))
+        servers[url] = _server_report(url, replies, exact, ks)
+        problems += _server_problems(url, servers[url], replies, index.fingerprint, min_recall, len(queries))
+        scored = replies.answers.items() if has_exact_scores(index.manifest) else ()
+        wrong = [problem for place, hits in scored if (problem := wrong_score(hits, exact[place]))]
+        if wrong:
+            problems.append(f"{url}: {len(wrong)} answers with wrong scores, the first: {wrong[0]}")
     return {
         "fingerprint": index.fingerprint,
         "kind": index.manifest["kind"],
@@ -199,34 +200,37 @@ def check_servers(
 
 
 @dataclass
-class Asked:
-    """What a server said: counts by status or error, answers by place in the list of queries, and why others are none."""
+class Replies:
+    """A server's replies: numbers by status or error, answers by place in the list of queries, and malformed ones."""
 
     statuses: Counter = field(default_factory=Counter)
     answers: dict[int, list[Served]] = field(default_factory=dict)
     malformed: list[str] = field(default_factory=list)
+    fingerprint: str = ""
 
 
-async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: str | None) -> Asked:
-    """Every query as a request of its own. No error of the server is raised: all are counted."""
-    asked, waiting = Asked(), iter(enumerate(queries))
+async def _ask(url: str, queries: Sequence[str], k: int, *, rows: int, token: str | None) -> Replies:
+    """Send every query as a request of its own. No error of the server is raised: all are counted."""
+    replies, waiting = Replies(), iter(enumerate(queries))
 
     async def next_ones() -> None:
-        # The environment's proxies are not used.
-        async with httpx.AsyncClient(headers=_headers(token), timeout=60.0, trust_env=False) as client:
-            for place, query in waiting:
-                try:
-                    answer = await _post(client, f"{url}/retrieve", query, k)
-                    asked.statuses[str(answer.status_code)] += 1
-                    if answer.status_code == 200:
-                        asked.answers[place] = parse_served(answer.json(), k, rows)
-                except httpx.HTTPError as error:
-                    asked.statuses[type(error).__name__] += 1
-                except (ValueError, RecursionError) as error:  # malformed, or no JSON
-                    asked.malformed.append(f"{url}, {query[:80]!r}: {error}")
+        for place, query in waiting:
+            try:
+                answer = await _post(client, f"{url}/retrieve", query, k)
+                replies.statuses[str(answer.status_code)] += 1
+                if answer.status_code == 200:
+                    replies.answers[place] = parse_served(answer.json(), k, rows)
+            except httpx.HTTPError as error:
+                replies.statuses[type(error).__name__] += 1
+            except (ValueError, RecursionError) as error:  # malformed, or no JSON
+                replies.malformed.append(f"{url}, {query[:80]!r}: {error}")
 
-    await asyncio.gather(*(next_ones() for _ in range(AT_A_TIME)))
-    return asked
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    # The environment's proxies are not used.
+    async with httpx.AsyncClient(headers=headers, timeout=60.0, trust_env=False) as client:
+        await asyncio.gather(*(next_ones() for _ in range(AT_A_TIME)))
+        replies.fingerprint = await _served_fingerprint(client, url)
+    return replies
 
 
 async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> httpx.Response:
@@ -238,32 +242,28 @@ async def _post(client: httpx.AsyncClient, url: str, query: str, k: int) -> http
         await asyncio.sleep(BUSY_PAUSE_S)
 
 
-def _headers(token: str | None) -> dict[str, str]:
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def _server_report(url: str, served: Asked, exact: list[dict], ks: Sequence[int], token: str | None) -> dict:
-    """The report of one server; a query without an answer counts as recall 0."""
+def _server_report(url: str, replies: Replies, exact: list[dict], ks: Sequence[int]) -> dict:
+    """The report of one server; a query without an answer has recall 0."""
     recall = {
-        str(k): sum(recall_at(hits, exact[place], k) for place, hits in served.answers.items()) / len(exact)
+        str(k): sum(recall_at(hits, exact[place], k) for place, hits in replies.answers.items()) / len(exact)
         for k in ks
     }
-    errors = [score_error(hits, exact[place]) for place, hits in served.answers.items()]
-    for place, hits in served.answers.items():
+    errors = [score_error(hits, exact[place]) for place, hits in replies.answers.items()]
+    for place, hits in replies.answers.items():
         if wrong := wrong_text(hits, exact[place]):
-            served.malformed.append(f"{url}: document {wrong!r} has other contents than the corpus")
+            replies.malformed.append(f"{url}: document {wrong!r} has other contents than the corpus")
     return {
-        "fingerprint": _served_fingerprint(url, token),
+        "fingerprint": replies.fingerprint,
         "recall": recall,
         "max_score_error": max(errors, default=None),
-        "answered": len(served.answers),
-        "statuses": dict(sorted(served.statuses.items())),
+        "answered": len(replies.answers),
+        "statuses": dict(sorted(replies.statuses.items())),
     }
 
 
-def _served_fingerprint(url: str, token: str | None) -> str:
+async def _served_fingerprint(client: httpx.AsyncClient, url: str) -> str:
     try:
-        answer = httpx.get(f"{url}/info", headers=_headers(token), timeout=30, trust_env=False)
+        answer = await client.get(f"{url}/info", timeout=30)
         answer.raise_for_status()
         return str(answer.json()["fingerprint"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -271,9 +271,17 @@ def _served_fingerprint(url: str, token: str | None) -> str:
 
 
 def _server_problems(
-    url: str, report: dict, served: Asked, fingerprint: str, min_recall: float, queries: int
+    url: str, report: dict, replies: Replies, fingerprint: str, min_recall: float, queries: int
 ) -> list[str]:
-    problems = [f"{url}: {problem}" for problem in _faults(served)]
+    problems = [
+        f"{url}: {count} requests ended with {status}"
+        for status, count in sorted(replies.statuses.items())
+        if status not in HARMLESS
+    ]
+    if replies.malformed:
+        problems.append(
+            f"{url}: {len(replies.malformed)} malformed answers, the first: {replies.malformed[0]}"
+        )
     if report["fingerprint"] != fingerprint:
         problems.append(f"{url}: fingerprint={report['fingerprint']}; the folder has {fingerprint}")
     if report["answered"] < queries:
@@ -281,20 +289,4 @@ def _server_problems(
     for k, recall in report["recall"].items():
         if recall < min_recall:
             problems.append(f"{url}: recall@{k}={recall:.4f}; expected at least {min_recall}")
-    return problems
-
-
-def _score_problems(url: str, served: Asked, exact: list[dict]) -> list[str]:
-    wrong = [found for place, hits in served.answers.items() if (found := wrong_score(hits, exact[place]))]
-    return [f"{url}: {len(wrong)} answers with wrong scores, the first: {wrong[0]}"] if wrong else []
-
-
-def _faults(served: Asked) -> list[str]:
-    problems = [
-        f"{count} requests ended with {status}"
-        for status, count in sorted(served.statuses.items())
-        if status not in HARMLESS
-    ]
-    if served.malformed:
-        problems.append(f"{len(served.malformed)} malformed answers, the first: {served.malformed[0]}")
     return problems

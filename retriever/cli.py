@@ -23,7 +23,7 @@ app.command(help="compare what is served with exact search")(check)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 `check` found a problem, 2 a wrong argument or input (one line says which), 4 the port
+    """Exit codes: 0 done, 1 `check` reports a problem, 2 a wrong argument or input (one line says which), 4 the port
     is in use.
     """
     try:

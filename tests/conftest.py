@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,8 +16,8 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests of the real vLLM need an environment of their own, others a browser: they run only where `-m` names them."""
-    own_lane = {"vllm", "browser"} - set(re.findall(r"\w+", config.option.markexpr))
+    """Some tests need an environment of their own, a browser, or hours: they run only where `-m` names them."""
+    own_lane = {"vllm", "browser", "nightly", "drawn"} - set(re.findall(r"\w+", config.option.markexpr))
     left_out = [item for item in items if any(item.get_closest_marker(name) for name in own_lane)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -39,19 +40,27 @@ def recipes_composed_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once():
+    """Each client of httpx reads all certificates, for longer than a test takes to ask it: here a process does so once."""
+    import httpx
+
+    once = cache(httpx.create_ssl_context)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in (httpx, httpx._transports.default):
+            patch.setattr(place, "create_ssl_context", once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_lab(tmp_path_factory):
-    """A lab as `tiny`, trained for less long, which is enough to write calls; tests that use it are slow."""
-    from dataclasses import replace
-    from unittest import mock
-
+    """The lab that `lab.size=tiny` builds, once for all workers and all runs of Ray: tests copy what they change. Tests that
+    use it are slow."""
     from verl_credit.worlds.lab.build import build_lab
-    from verl_credit.worlds.lab.config import SIZES
-    from verl_credit.worlds.lab.policy import WarmStart
 
-    less = replace(SIZES["tiny"], encoder_steps=20, warm_start=WarmStart(steps=70, short_steps=50))
-    with mock.patch.dict(SIZES, tiny=less):
-        return build_lab(tmp_path_factory.mktemp("lab") / "tiny", world_seed=5, size="tiny")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return build_lab(shared / "lab" / "tiny", size="tiny")  # of two workers the second waits for the first
 
 
 @pytest.fixture

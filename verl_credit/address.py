@@ -1,4 +1,4 @@
-"""The address of a search server: checked, without its password, and whether it is this machine's own."""
+"""Addresses of search servers: a check, the address without its password, and whether it is a loopback address."""
 
 from ipaddress import ip_address
 from socket import inet_aton
@@ -9,7 +9,7 @@ from verl_credit.redact import redact
 
 
 def endpoint(url: str) -> str:
-    """The address of POST /retrieve, given as such or as the server's. Errors: ValueError names the address."""
+    """The address of POST /retrieve, from itself or from the server's address. Errors: ValueError names the address."""
     wrong = f"address {redact(url)!r}; expected http://HOST:PORT"
     try:
         parts = httpx.URL(url)
@@ -27,7 +27,7 @@ def endpoint(url: str) -> str:
 
 
 def without_password(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
-    """The address, and what its user and password become: a header. httpx logs the address of every request."""
+    """The address, and its user and password for a header: httpx logs the address of every request."""
     address = httpx.URL(url)
     if not address.userinfo:
         return address, None

@@ -1,4 +1,4 @@
-"""A folder that is built once and used again. Its manifest holds the settings it was built with and a hash of every file."""
+"""A folder that is built once and then reused. Its manifest holds the settings of the build and a hash of every file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def reuse_or_build(
     progress: Progress = lambda share, text: None,
     rebuild: bool = False,
 ) -> None:
-    """``folder`` as ``fill`` writes it with these settings: used as it is when nothing in it has changed, else built.
+    """Build ``folder`` with ``fill`` and these settings, unless a build with the same settings is there, unchanged.
 
-    ``fill`` writes into a folder beside it, which is moved there when complete, and returns what else the manifest holds.
-    ``parts``: what a build may replace. Raises FileExistsError when something else lies in ``folder``. Of two processes that
-    want the same folder the second waits, and then finds it there.
+    ``fill`` writes into a folder beside it, renamed when it is complete, and returns further entries of the manifest.
+    ``parts``: the names that a build may replace; FileExistsError is raised when ``folder`` holds another one. A second
+    process that wants the same folder waits for the first, and then reuses it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
@@ -66,13 +66,13 @@ def _reuse_or_build(folder, settings, fill, parts, name, progress, rebuild) -> N
 
 
 def write_manifest(folder: Path, settings: Mapping[str, object], more: Mapping[str, object]) -> None:
-    """After all other files: a folder without it is incomplete."""
+    """Called after all other files are written: a folder without a manifest is incomplete."""
     manifest = {**settings, **more, "files": hashes(folder)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def read_manifest(folder: Path, name: str) -> dict:
-    """Raises ValueError, naming the file, when it is missing or not what we write."""
+    """Raises ValueError, naming the file, when it is missing or has another form."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What a command ends with: exit codes, and the errors that have one (docs/host.md)."""
+"""The exit codes of commands, and the errors that have one (docs/host.md)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Everything a command of ours ends with; typer itself ends with 2 for a wrong command line."""
+    """The exit codes of our commands. Typer itself ends with 2 for a wrong command line."""
 
     DONE = 0
     """The work is done; for ``doctor`` no check failed, for ``diff`` the two are equal."""
 
     FAILED = 1
-    """An error that is none of ours to explain (a worker died, CUDA ran out of memory); an operator breaks a law."""
+    """Another error (a worker died, CUDA ran out of memory), or an operator breaks a law."""
 
     DIFFERENT = 1
     """``diff``: the two differ."""
@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     """Refused before anything heavy started: configuration, machine, data, model, server, a second run in the folder."""
 
     INTEGRITY = 5
-    """Stopped because going on would have made numbers that mean nothing."""
+    """The run stopped, because its further numbers would have been wrong."""
 
     INTERRUPTED = 130
     """Ctrl-C or SIGTERM; the next run goes on from the last checkpoint."""
@@ -41,8 +41,8 @@ class ConfigError(ValueError):
         key=value (did you mean b?): accepted are a, b
         key=value with other=thing: sentence
 
-    ``beside``: the other keys that make the value wrong. ``shown``: how the value is written where that is not as on the
-    command line. A ``message`` replaces the rendering, for errors that are not about one value of one key.
+    ``beside``: the other keys that make the value wrong. ``shown``: the text of the value, by default as on the command
+    line. A ``message`` replaces the rendering, for errors that are not about one value of one key.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class ConfigError(ValueError):
     ) -> None:
         self.key, self.value = key, value
         self.accepted = accepted if isinstance(accepted, str) else list(accepted)
-        said = f"{printable(key)}={show_value(value) if shown is None else shown}"
+        text = f"{printable(key)}={show_value(value) if shown is None else shown}"
         if beside:
-            said += " with " + ", ".join(f"{name}={show_value(other)}" for name, other in beside.items())
+            text += " with " + ", ".join(f"{name}={show_value(other)}" for name, other in beside.items())
         if isinstance(self.accepted, list):
-            said += f"{did_you_mean(value, self.accepted)}: accepted are {', '.join(self.accepted)}"
+            text += f"{did_you_mean(value, self.accepted)}: accepted are {', '.join(self.accepted)}"
         else:
-            said += f": {self.accepted}"
-        super().__init__(one_line(message or said))
+            text += f": {self.accepted}"
+        super().__init__(one_line(message or text))
 
     @classmethod
     def of(cls, config: Mapping, key: str, *beside: str, accepted: str) -> ConfigError:
-        """With the values that ``config`` has for ``key`` and for the keys ``beside`` it."""
+        """The error with the values that ``config`` has for ``key`` and for the keys ``beside`` it."""
         values = {
             name: reduce(lambda node, part: node[part], name.split("."), config) for name in (key, *beside)
         }
@@ -76,24 +76,24 @@ class ConfigError(ValueError):
 
 
 def show_value(value: Any) -> str:
-    """As one writes it on the command line."""
+    """The value as it is written on the command line."""
     if value is None:
         return "null"
     return printable(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def one_line(text: str) -> str:
-    """Of several lines, and printable everywhere."""
+    """The text in one line, printable everywhere."""
     return printable(re.sub(r"\s*\n\s*", " ", text.strip()))
 
 
 def printable(text: str) -> str:
-    """Control characters, and what is no Unicode, as escapes: ``\\n``, ``\\x1b``, ``\\ud800``."""
+    """The text with control characters and lone surrogates as escapes: ``\\n``, ``\\x1b``, ``\\ud800``."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] = str) -> str:
-    """`` (did you mean x?)``, or nothing where no name is close."""
+    """`` (did you mean x?)``, or "" where no name is close."""
     near = difflib.get_close_matches(str(name), list(names), n=1)
     return f" (did you mean {show(near[0])}?)" if near else ""
 
@@ -101,8 +101,8 @@ def did_you_mean(name: object, names: Iterable[str], show: Callable[[str], str] 
 def unknown_key(
     parent: str, name: str, names: Iterable[str], value: Any = None, elsewhere: str | None = None
 ) -> ConfigError:
-    """``name`` is none of the ``names`` below ``parent``. ``value``: as it may be shown, without secrets. ``elsewhere``: the
-    key of this name that stands below another section."""
+    """The error for a ``name`` that is not among the ``names`` below ``parent``. ``value``: its text without secrets.
+    ``elsewhere``: the key of this name in another section."""
     below, names = f"{parent}." if parent else "", list(names)
     given = "" if value is None else f"={value}"
     hint = did_you_mean(name.partition(".")[0], names, lambda near: below + near)
@@ -114,19 +114,19 @@ def unknown_key(
 
 
 class PreflightError(RuntimeError):
-    """The run cannot start; says what is missing and what would be right."""
+    """The run cannot start; the message names what is missing and what would be accepted."""
 
 
 class TooLargeError(PreflightError):
-    """What the run would hold does not fit a device."""
+    """The memory that the run needs exceeds a device's."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: a scheduler's time limit. It ends a run as Ctrl-C does."""
+    """SIGTERM, for example at a scheduler's time limit, ends a run as Ctrl-C does."""
 
 
 class EvaluationOverrun(RuntimeError):
-    """An evaluation took longer than it may."""
+    """An evaluation took longer than its limit."""
 
 
 class IntegrityError(RuntimeError):

@@ -1,9 +1,9 @@
-"""Names under which our data travels through verl: one place, so that writer and reader cannot differ."""
+"""The names of our data in verl's batches, and of our agent loops, trainers and modes, for writer and reader alike."""
 
 import re
 
 TURN_IDS = "turn_ids"
-"""Per response token: index of the turn the policy wrote it in, -1 for tokens that are not the policy's."""
+"""Per response token: the index of its turn, -1 for a token that the policy did not write."""
 
 TURN_REWARDS = "turn_rewards"
 """Key in verl's per-row ``extra_fields``: what the calls of each turn earned; None: no reward is known."""
@@ -12,21 +12,21 @@ CLIP_SCALE = "clip_scale"
 """Per response token: factor on the clip range of the token's turn."""
 
 BRANCHES = "credit_branches"
-"""Per row: the answers that ride behind it on the old_log_probs forward (see ``gain_branches``)."""
+"""Per row: the answers that are appended to it in the old_log_probs forward (`turns/branches.py`)."""
 
 BRANCH_LOG_PROBS = "credit_branch_log_probs"
-"""Per row: what that forward found on its branch tokens."""
+"""Per row: the log-probs of those answers' tokens in that forward."""
 
 SCORE_BRANCHES = "credit_score_branches"
 """Flag on a batch: use its branches."""
 
 ROW_RECORD = "credit"
-"""Key in verl's per-row ``extra_fields``: what the agent loop says about the row (see ``turn_book``)."""
+"""Key in verl's per-row ``extra_fields``: the agent loop's record of the row (`turns/book.py`)."""
 
 AGENT_NAME = "search_agent"
 TURN_AGENT = "turn_agent"
 AGENTS = (AGENT_NAME, TURN_AGENT)
-"""Agent loops of ours: with the search tool, and without it."""
+"""Our agent loops: with the search tool, and without it."""
 ADV_ESTIMATOR = "info_gain"
 LOSS_MODE = "turn_ppo"
 TRAINER_MODE = "credit"
@@ -34,22 +34,26 @@ COLOCATE_MODE = "credit_colocate_async"
 SEPARATE_MODE = "credit_separate_async"
 ASYNC_MODES = (COLOCATE_MODE, SEPARATE_MODE)
 TRAINING_MODES = (TRAINER_MODE, *ASYNC_MODES)
-"""Trainers of ours: every step on rollouts of its own weights, and those whose rollouts run on into later steps."""
+"""Our trainers: one makes every step on rollouts of its own weights, and the rollouts of two run on into later steps."""
 MEASURE_MODE = "credit_fidelity"
 TRAINER_MODES = (*TRAINING_MODES, MEASURE_MODE)
-"""And the one that `verl-credit fidelity` starts, which makes no step."""
+"""The trainers, and the one that `verl-credit fidelity` starts, which makes no step."""
 ROLLOUT_NAME = "hf"
 
 PROBE_SCORE, PROBE_PATH = "entropy_probe_score", "entropy_probe_path"
 """Per response token: weights of the entropy probe on its log-prob and on its entropy."""
 
 PROBE_GROUP = "entropy_probe_group"
-"""Per row: the group of prompts that the entropy probe's standard error counts it in."""
+"""Per row: its group of prompts in the entropy probe's standard error."""
 
 MOVED = {
     "verl_credit.attention": "verl_credit.policy.attention",
     "verl_credit.bench": "verl_credit.study.bench",
     "verl_credit.campaign": "verl_credit.study.campaign",
+    "verl_credit.credit.loss.aggregate": "verl_credit.credit.loss",
+    "verl_credit.credit.loss.policy_loss": "verl_credit.credit.loss",
+    "verl_credit.credit.outcome.outcome": "verl_credit.credit.groups",
+    "verl_credit.credit.plugins.algorithm": "verl_credit.credit.plugins.run",
     "verl_credit.data": "verl_credit.worlds.data",
     "verl_credit.doctor": "verl_credit.recipe.doctor",
     "verl_credit.fidelity": "verl_credit.study.fidelity",
@@ -66,11 +70,14 @@ MOVED = {
     "verl_credit.reward": "verl_credit.turns.reward",
     "verl_credit.run": "verl_credit.records.run",
     "verl_credit.search": "verl_credit.turns.search",
+    "verl_credit.search.pages": "verl_credit.turns.search.protocol",
     "verl_credit.twin": "verl_credit.study.twin",
 }
-"""Packages and modules that stand elsewhere now: recipes, plug-ins and saved configurations may still name the old place."""
+"""Packages and modules that have moved: recipes, plug-ins and saved configurations may still name the old place."""
 
-_OLD_PLACE = re.compile(rf"\b({'|'.join(re.escape(name) for name in MOVED)})(?![\w-])")
+_OLD_PLACE = re.compile(
+    rf"\b({'|'.join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))})(?![\w-])"
+)
 
 
 def place_now(text: str) -> str:

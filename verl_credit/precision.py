@@ -10,8 +10,8 @@ BF16 = ("amx_bf16", "avx512_bf16")
 def cpu_precision() -> str:
     """``bf16`` where the CPU has instructions for it, else ``fp32``.
 
-    Without them torch does it in software: a training step of 135 million parameters then takes 12 to 17 times as long
-    as in fp32 (evidence/real). On Arm always ``fp32``, which nobody has measured there.
+    Without them torch emulates bf16: a training step of 135 million parameters then takes 12 to 17 times as long as in
+    fp32 (evidence/real). Arm CPUs always get ``fp32``; neither precision was measured there.
     """
     has = torch.cpu.get_capabilities()
     return "bf16" if any(has.get(name) for name in BF16) else "fp32"

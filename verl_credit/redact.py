@@ -3,15 +3,15 @@
 import re
 
 SECRET = re.compile("token(?!s|i)|key|passw|pwd|secret|credential|auth", re.IGNORECASE)
-# As above, for keys of a whole configuration and params of the user's: verl's prompt_key, max_token_len and a param called
-# keywords hold none, and stand in a run's files.
+# The same for keys of a whole configuration and for the user's params. It matches fewer names: verl's prompt_key and
+# max_token_len and a param called keywords hold no secret, and a run's files contain them.
 STORED = re.compile(
     r"(api|access|private|secret)_?key|passw|pwd|secret|credential|bearer|(^|[._-])auth([._-]|orization|$)|token$",
     re.IGNORECASE,
 )
 IN_BRACES = re.compile(
     r"""([\w.-]+)(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)"""
-)  # of {api_key: secret, top: 3}
+)  # matches in {api_key: secret, top: 3}
 QUERY = re.compile(r"([?&]([\w.-]+)=)[^&\s'\"<>]+")
 
 
@@ -23,7 +23,7 @@ def redact(text) -> str:
 
 
 def redact_value(key: str, value):
-    """``value`` as a message may show it; hidden where the name of ``key`` says that it is a secret."""
+    """``value`` for a message; hidden where the name of ``key`` marks a secret."""
     if SECRET.search(key) and value is not None:
         return "***"
     if isinstance(value, dict):
@@ -34,7 +34,7 @@ def redact_value(key: str, value):
 
 
 def without_secrets(key: str, value):
-    """``value`` of a configuration's ``key`` ("" for all of it) as a run's files, logs and trackers may hold it."""
+    """``value`` of a configuration's ``key`` ("": the whole configuration) for a run's files, logs and trackers."""
     if isinstance(value, dict):
         return {name: without_secrets(f"{key}.{name}", one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -45,7 +45,7 @@ def without_secrets(key: str, value):
 
 
 def override_without_secrets(text: str) -> str:
-    """The same of "key=value", as a command line has it."""
+    """`without_secrets` for the "key=value" of a command line."""
     key, sign, value = text.partition("=")
     if value.startswith("{"):
         value = IN_BRACES.sub(

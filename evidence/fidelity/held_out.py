@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from verl_credit.cli.run.diff import run_config
+from verl_credit.cli.saved_run import run_config
 from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.files import VALIDATION, read_json_lines
 from verl_credit.study.twin.train import Twin

@@ -9,8 +9,7 @@ import torch
 
 from gpu.machine import ROOT
 from verl_credit.policy.attention.implementation import choose, install, named
-from verl_credit.policy.attention.kernels import KERNELS
-from verl_credit.policy.attention.trial import Heads
+from verl_credit.policy.attention.kernels import KERNELS, Heads
 from verl_credit.recipe.plan.model_shape import PUBLISHED, ModelShape
 
 SHAPES = {"node8": "qwen3-4b", "node4": "qwen3-4b", "h100x1": "qwen3-4b", "spark": "qwen3-4b"}

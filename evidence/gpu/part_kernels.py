@@ -16,15 +16,14 @@ import torch
 from gpu.models import give_back, kernels
 from gpu.record import at_most
 from verl_credit.policy.attention import pack_rows
-from verl_credit.policy.attention.kernels import KERNELS, row_by_row
-from verl_credit.policy.attention.trial import TOLERANCE, Heads
+from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, row_by_row
 
 HEADS, KEY_HEADS = 32, 8
 OPTIONS = {"plain": {}, "window": {"window": 300}, "softcap": {"softcap": 20.0}}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 UNFUSED = 2.8  # x heads x tokens² x 4 bytes: FlexAttention that was not compiled
 GRAPHS = 2  # of flex: without and with gradients, each for all lengths, answers and windows
-SOURCE = "verl_credit/policy/attention/trial.py: TOLERANCE; tests/policy/test_attention_flex.py"
+SOURCE = "verl_credit/policy/attention/kernels.py: TOLERANCE; tests/policy/test_attention_flex.py"
 
 
 def run(setting, record) -> None:

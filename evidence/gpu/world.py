@@ -19,7 +19,7 @@ import torch
 from gpu.models import TINY, random_model
 from verl_credit.recipe.plan.model_shape import PUBLISHED, shape_of
 from verl_credit.turns.reward.qa import BOXED, TAG
-from verl_credit.worlds.data.rows import PROMPTS, SCHEMA
+from verl_credit.worlds.data.output import PROMPTS, SCHEMA
 
 # The lab's template omits the tools; here the schema is added before it, as other templates have it.
 TOOLS = "{%- if tools -%}{{ '<|im_start|>system\\n' }}{%- for tool in tools -%}{{ tool | tojson + '\\n' }}{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}\n"  # noqa: E501

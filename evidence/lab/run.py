@@ -11,18 +11,22 @@ import argparse
 import json
 import os
 import platform
+import random
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from transformers import AutoTokenizer
 
 from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
 from verl_credit.worlds.lab.build import build_lab
 from verl_credit.worlds.lab.protocol import gram_token_mask
-from verl_credit.worlds.lab.retrieval import swap_contents
+from verl_credit_retriever.index.manifest import write_manifest
+from verl_credit_retriever.index.search import SearchIndex
 
 CONDITIONS = {
     "main": [],
@@ -54,6 +58,34 @@ def main() -> None:
             target = arguments.out / f"{condition}-{seed}.json"
             target.write_text(json.dumps(result, indent=1) + "\n")
             print(target, flush=True)
+
+
+def swap_contents(index: Path, out: Path, seed: int = 0) -> Path:
+    """A copy of ``index`` in which every article keeps its title, id and vector but has another one's text.
+
+    A query finds the same titles, but reads about something else. A policy that learns by reading cannot improve on
+    this index; a policy that exploits anything else can. The permutation is one cycle, so no article keeps its text.
+
+    Raises IndexMismatch when ``index`` is damaged, FileExistsError when ``out`` exists.
+    """
+    index, out = Path(index), Path(out)
+    source = SearchIndex.load(index)
+    documents = [source.documents[row] for row in range(len(source))]
+    pages = [document["contents"].partition("\n") for document in documents]
+    order = list(range(len(documents)))
+    random.Random(f"swap {seed}").shuffle(order)
+    text_of = {row: pages[other][2] for row, other in zip(order, order[1:] + order[:1], strict=True)}
+    out.mkdir(parents=True)
+    ends = [0]
+    with open(out / "corpus.jsonl", "wb") as lines:
+        for row, document in enumerate(documents):
+            swapped = {"id": document["id"], "contents": f"{pages[row][0]}\n{text_of[row]}"}
+            ends.append(ends[-1] + lines.write((json.dumps(swapped) + "\n").encode()))
+    np.save(out / "offsets.npy", np.asarray(ends, dtype=np.int64), allow_pickle=False)
+    shutil.copy(index / "index.faiss", out / "index.faiss")
+    encoder = source.manifest["encoder"]
+    write_manifest(out, kind=source.manifest["kind"], rows=len(documents), encoder=encoder)
+    return out
 
 
 def measure(condition: str, seed: int, lab, run_dir: Path) -> dict:

@@ -3,38 +3,36 @@
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from typer import Option
 
-from verl_credit_retriever.commands import DEVICE, THREADS
+from verl_credit_retriever.options import Device, Threads, number
 from verl_credit_retriever.serving.settings import TOKEN_VARIABLE, read_token
 
 
 def check(
-    url: str = Option(help="base URL of a server; several with commas"),
-    index: Path = Option(help="the index folder that should be served"),
-    encoder: Path = Option(help="the encoder that built the index"),
-    queries: Path = Option(help='.txt (one a line) or .jsonl ("query" or "question")'),
-    k: str = Option("3,10", help="recall at these numbers of documents"),
-    min_recall: float | None = Option(
-        None, parser=float, help="default: 0.99 for flat and exact, 0.95 for sq8, ivf, ivfpq and hnsw"
-    ),
-    nprobe: int | None = Option(
-        None, parser=int, help="as the servers were told (ivf, ivfpq); default: the index's"
-    ),
-    refine: int | None = Option(
-        None, parser=int, help="as the servers were told (ivfpq); default: the index's"
-    ),
-    ef_search: int | None = Option(
-        None, parser=int, help="as the servers were told (hnsw); default: the index's"
-    ),
-    token_file: Path | None = Option(None, help=f"the servers' bearer token (or {TOKEN_VARIABLE})"),
-    as_json: bool = Option(False, "--json", help="print the report as JSON"),
-    device: str = DEVICE,
-    threads: int | None = THREADS,
+    url: Annotated[str, Option(help="base URL of a server; several with commas")],
+    index: Annotated[Path, Option(help="the index folder that should be served")],
+    encoder: Annotated[Path, Option(help="the encoder that built the index")],
+    queries: Annotated[Path, Option(help='.txt (one a line) or .jsonl ("query" or "question")')],
+    k: Annotated[str, Option(help="recall at these numbers of documents")] = "3,10",
+    min_recall: Annotated[
+        float | None,
+        number("default: 0.99 for flat and exact, 0.95 for sq8, ivf, ivfpq and hnsw", parser=float),
+    ] = None,
+    nprobe: Annotated[int | None, number("as the servers use it (ivf, ivfpq); default: the index's")] = None,
+    refine: Annotated[int | None, number("as the servers use it (ivfpq); default: the index's")] = None,
+    ef_search: Annotated[int | None, number("as the servers use it (hnsw); default: the index's")] = None,
+    token_file: Annotated[
+        Path | None, Option(help=f"the servers' bearer token (or {TOKEN_VARIABLE})")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="print the report as JSON")] = False,
+    device: Device = "cpu",
+    threads: Threads = None,
 ):
-    """Exit codes: 0 all is well, 1 a problem was found (each is a line on stderr), 2 a wrong argument."""
+    """Exit codes: 0 all is well, 1 the servers have a problem (each is a line on stderr), 2 a wrong argument."""
     ks, urls = _integers("--k", k), _urls(url)
     if min_recall is not None and not 0 <= min_recall <= 1:
         raise ValueError(f"--min-recall={min_recall}; expected 0 to 1")
@@ -46,7 +44,7 @@ def check(
     from verl_credit_retriever.encoder import SentenceEncoder
     from verl_credit_retriever.index.search import SearchIndex
 
-    asked = read_queries(queries)
+    texts = read_queries(queries)
     transformers.utils.logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -56,7 +54,7 @@ def check(
         urls,
         exact,
         SentenceEncoder.for_index(encoder, exact.manifest, device=device),
-        asked,
+        texts,
         ks=ks,
         min_recall=min_recall,
         token=read_token(token_file),

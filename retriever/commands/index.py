@@ -2,77 +2,81 @@
 
 import sys
 import time
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
-from verl_credit_retriever.commands import THREADS
 from verl_credit_retriever.encoder_settings import POOLINGS
 from verl_credit_retriever.index.manifest import DTYPES, KINDS
+from verl_credit_retriever.options import Threads, number, takes
 
 LINE_SECONDS = 10.0  # between progress lines where the line cannot be rewritten in place
+PARAMETERS = {
+    "nlist": "ivf, ivfpq: number of lists (default: 4·√rows, at most rows / 39)",
+    "train_rows": "ivf, ivfpq: rows that lists and codes are learnt from (default: 64 of each)",
+    "nprobe": "ivf, ivfpq: lists read per query (default: √lists, at least 8)",
+    "pq_bytes": "ivfpq: bytes of a row (default: dimensions / 4, or the divisor below)",
+    "refine": "ivfpq: candidates per document whose own vectors are compared (default: 16)",
+    "m": "hnsw: links per row and level (default: 32)",
+    "ef_construction": "hnsw: candidates while building (default: 200)",
+    "ef_search": "hnsw: candidates per query (default: 128)",
+    "seed": "ivf, ivfpq, hnsw: of sampling, k-means and levels (default: 0)",
+}
+Parameters = make_dataclass(
+    "Parameters", [(name, Annotated[int | None, number(text)], None) for name, text in PARAMETERS.items()]
+)
 
 
+@takes(Parameters)
 def index(
-    corpus: Path = Option(help='JSONL of {"id", "contents"}'),
-    encoder: Path = Option(help="Hugging Face encoder folder"),
-    out: Path = Option(help="folder to create"),
-    import_: Path | None = Option(
-        None, "--import", help="a flat FAISS index of this corpus and encoder, taken over without encoding"
-    ),
-    kind: Literal[KINDS] = Option("flat", help="exact needs no FAISS"),
-    dtype: Literal[tuple(DTYPES)] = Option("fp32", help="of the stored vectors"),
-    nlist: int | None = Option(
-        None, parser=int, help="ivf, ivfpq: number of lists (default: 4·√rows, at most rows / 39)"
-    ),
-    train_rows: int | None = Option(
-        None, parser=int, help="ivf, ivfpq: rows that lists and codes are learnt from (default: 64 of each)"
-    ),
-    nprobe: int | None = Option(
-        None, parser=int, help="ivf, ivfpq: lists read per query (default: √lists, at least 8)"
-    ),
-    pq_bytes: int | None = Option(
-        None, parser=int, help="ivfpq: bytes of a row (default: dimensions / 4, or the divisor below)"
-    ),
-    refine: int | None = Option(
-        None, parser=int, help="ivfpq: candidates per document whose own vectors are compared (default: 16)"
-    ),
-    m: int | None = Option(None, parser=int, help="hnsw: links per row and level (default: 32)"),
-    ef_construction: int | None = Option(
-        None, parser=int, help="hnsw: candidates while building (default: 200)"
-    ),
-    ef_search: int | None = Option(None, parser=int, help="hnsw: candidates per query (default: 128)"),
-    seed: int | None = Option(
-        None, parser=int, help="ivf, ivfpq, hnsw: of sampling, k-means and levels (default: 0)"
-    ),
-    gpu: bool = Option(False, "--gpu", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12"),
-    batch_size: int = Option(128, parser=int, help="texts per call of the encoder"),
-    shard_rows: int = Option(20_000, parser=int, help="rows encoded between two savings"),
-    max_length: int = Option(256, parser=int, help="tokens kept of a text"),
+    corpus: Annotated[Path, Option(help='JSONL of {"id", "contents"}')],
+    encoder: Annotated[Path, Option(help="Hugging Face encoder folder")],
+    out: Annotated[Path, Option(help="folder to create")],
+    import_: Annotated[
+        Path | None,
+        Option("--import", help="a flat FAISS index of this corpus and encoder, taken over without encoding"),
+    ] = None,
+    kind: Annotated[Literal[KINDS], Option(help="exact needs no FAISS")] = "flat",
+    dtype: Annotated[Literal[tuple(DTYPES)], Option(help="of the stored vectors")] = "fp32",
+    gpu: Annotated[bool, Option("--gpu", help="learn ivf's lists on a GPU; needs faiss-gpu-cu12")] = False,
+    batch_size: Annotated[int, number("texts per call of the encoder")] = 128,
+    shard_rows: Annotated[int, number("rows encoded between two savings")] = 20_000,
+    max_length: Annotated[int, number("tokens kept of a text")] = 256,
     query_prefix: str = "query: ",
     passage_prefix: str = "passage: ",
-    pooling: Literal[POOLINGS] | None = Option(
-        None, help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)"
-    ),
-    no_normalize: bool = Option(False, "--no-normalize", help="keep the vectors' lengths"),
-    overwrite: bool = Option(False, "--overwrite", help="replace an index or an interrupted build"),
-    shard: str | None = Option(
-        None, help="i/n: encode every n-th shard only, on one of n machines; --merge makes the index"
-    ),
-    merge: bool = Option(False, "--merge", help="make the index of shards that are all there; encodes none"),
-    device: str = Option("cpu", help="torch device of the encoder; several with commas have a process each"),
-    encode_dtype: Literal["fp32", "bf16", "fp16"] = Option(
-        "fp32", help="in which the encoder computes; bf16 or fp16 on GPUs"
-    ),
-    threads: int | None = THREADS,
+    pooling: Annotated[
+        Literal[POOLINGS] | None,
+        Option(help="default: what sentence-transformers' files in the encoder's folder say, else mean (e5)"),
+    ] = None,
+    no_normalize: Annotated[bool, Option("--no-normalize", help="keep the vectors' lengths")] = False,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="replace an index or an interrupted build")
+    ] = False,
+    shard: Annotated[
+        str | None,
+        Option(help="i/n: encode every n-th shard only, on one of n machines; --merge makes the index"),
+    ] = None,
+    merge: Annotated[
+        bool, Option("--merge", help="make the index of shards that are all there; encodes none")
+    ] = False,
+    device: Annotated[
+        str, Option(help="torch device of the encoder; several with commas have a process each")
+    ] = "cpu",
+    encode_dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"],
+        Option(help="in which the encoder computes; bf16 or fp16 on GPUs"),
+    ] = "fp32",
+    threads: Threads = None,
+    **parameters: int | None,
 ):
     import torch
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder, device_for
     from verl_credit_retriever.index.build import build_index, encode_share
-    from verl_credit_retriever.index.memory import plan_memory
+    from verl_credit_retriever.index.kinds import need_faiss
 
     share = None if shard is None else _share(shard)
     if [import_ is not None, share is not None, merge].count(True) > 1:
@@ -82,13 +86,14 @@ def index(
             f"--gpu: has no effect with --shard={shard}, which makes no index; give it with --merge"
         )
     devices = [name.strip() for name in device.split(",")]
-    for name in devices[1:] and devices:  # a single one is looked at where it is used
+    for name in devices if len(devices) > 1 else ():  # a single one is checked where it is used
         device_for(name, encode_dtype)
     if import_ is not None and len(devices) > 1:
         raise ValueError(f"--device={device}: --import={import_} encodes a few rows, on one device; give one")
     if threads is not None:
         torch.set_num_threads(threads)
-        _set_faiss_threads(kind, threads)
+        if kind != "exact":
+            need_faiss(f"kind={kind!r}", " or use exact").faiss.omp_set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
     if device == "cpu" and torch.cuda.is_available():
         print("encoding on the CPU although torch sees a GPU: --device cuda uses it", file=sys.stderr)
@@ -103,17 +108,6 @@ def index(
         batch_size=batch_size,
         dtype=encode_dtype,
     )
-    parameters = {
-        "nlist": nlist,
-        "train_rows": train_rows,
-        "nprobe": nprobe,
-        "pq_bytes": pq_bytes,
-        "refine": refine,
-        "m": m,
-        "ef_construction": ef_construction,
-        "ef_search": ef_search,
-        "seed": seed,
-    }
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     if import_ is not None:
@@ -121,35 +115,30 @@ def index(
             raise ValueError(
                 f"--import={import_}: gives kind flat in fp32; leave out --kind, --dtype and --gpu"
             )
-        from verl_credit_retriever.index.imported import import_index
-        from verl_credit_retriever.index.kinds import resolve
-
-        resolve("flat", 1, 1, parameters)  # refuses what flat does not use
-        manifest = import_index(import_, corpus, loaded, out, overwrite=overwrite)
-        return print(_made(out, manifest, plan_memory(manifest)))
-    options = {
-        "kind": kind,
-        "dtype": dtype,
-        "batch_size": batch_size,
-        "shard_rows": shard_rows,
-        "overwrite": overwrite,
-        "devices": devices,
-        "on_progress": ProgressLine(sys.stderr).show,
-        **parameters,
-    }
-    if share is not None:
-        shards = encode_share(corpus, loaded, out, share, **options)
-        if not shards.rows:
-            return print(
-                f"shard {shard}: nothing to encode here, because the corpus has only {shards.count} of {shard_rows:,} rows "
-                "(a smaller --shard-rows on all machines makes more)"
-            )
+        return _import(import_, corpus, loaded, out, overwrite, parameters)
+    progress = ProgressLine(sys.stderr).show
+    build = {"kind": kind, "dtype": dtype, "batch_size": batch_size, "shard_rows": shard_rows, **parameters}
+    build |= {"overwrite": overwrite, "devices": devices, "on_progress": progress}
+    if share is None:
+        return _print_made(out, build_index(corpus, loaded, out, gpu=gpu, merge=merge, **build))
+    shards = encode_share(corpus, loaded, out, share, **build)
+    if not shards.rows:
         return print(
-            f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
-            "shards in this folder, --merge instead of --shard makes the index"
+            f"shard {shard}: nothing to encode here, because the corpus has only {shards.count} of {shard_rows:,} rows "
+            "(a smaller --shard-rows on all machines makes more)"
         )
-    manifest = build_index(corpus, loaded, out, gpu=gpu, merge=merge, **options)
-    print(_made(out, manifest, plan_memory(manifest)))
+    print(
+        f"{shards.work}: {shards.rows:,} of {shards.all_rows:,} rows are encoded here (shard {shard}); with all "
+        "shards in this folder, --merge instead of --shard makes the index"
+    )
+
+
+def _import(source: Path, corpus: Path, encoder, out: Path, overwrite: bool, parameters: dict) -> None:
+    from verl_credit_retriever.index.imported import import_index
+    from verl_credit_retriever.index.kinds import resolve
+
+    resolve("flat", 1, 1, parameters)  # refuses what flat does not use
+    _print_made(out, import_index(source, corpus, encoder, out, overwrite=overwrite))
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -160,8 +149,11 @@ def _share(text: str) -> tuple[int, int]:
     return part, parts
 
 
-def _made(out: Path, manifest: dict, memory) -> str:
-    return f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions\nto load it: {memory.text()}"
+def _print_made(out: Path, manifest: dict) -> None:
+    from verl_credit_retriever.index.memory import plan_memory
+
+    print(f"{out}: {manifest['rows']} rows of {manifest['dim']} dimensions")
+    print(f"to load it: {plan_memory(manifest).text()}")
 
 
 class ProgressLine:
@@ -177,13 +169,3 @@ class ProgressLine:
         elif last or self._clock() >= self._next:
             self._next = self._clock() + LINE_SECONDS
             print(progress.text(), file=self._stream, flush=True)
-
-
-def _set_faiss_threads(kind: str, threads: int) -> None:
-    if kind == "exact":
-        return
-    try:
-        import faiss
-    except ImportError:
-        return  # build_index says what to install
-    faiss.omp_set_num_threads(threads)

@@ -17,10 +17,10 @@ from verl_credit_retriever.http.waiting import DeadlineExceeded, Item, Request, 
 
 LONGEST_PAUSE_S = 60
 REFUSED_AFTER_S = 5.0
-"""How long a request waits for room in the queue before it is refused. Otherwise clients that ask again at once take the
-processor from the answers."""
+"""How long a request waits for a place in the queue before it is refused. Otherwise clients that repeat at once would
+take the processor from the answers."""
 HELD = 4096
-"""Queries that may wait for room, or as many as the queue has: more are refused at once, which bounds memory."""
+"""Queries that may wait for a place, or as many as the queue has: more are refused at once, which bounds memory."""
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -69,12 +69,10 @@ class Batcher:
 
     def __init__(self, engine: Engine, limits: Limits, metrics: ServerMetrics):
         self._engine, self._limits, self._metrics = engine, limits, metrics
-        self._cache = ResultCache(
-            engine.fingerprint, max_entries=limits.cache_entries, max_bytes=limits.cache_bytes
-        )
+        self._cache = ResultCache(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes)
         self._waiting = WaitingQueries(limits, metrics)
         self._open: set[Request] = set()
-        self._line: deque[asyncio.Event] = deque()  # a request each that waits for room, in order of arrival
+        self._line: deque[asyncio.Event] = deque()  # requests that wait for a place, in order of arrival
         self._held = 0  # their queries
         self._pace = Pace()
         self._drainer: asyncio.Task | None = None
@@ -94,7 +92,7 @@ class Batcher:
             raise DeadlineExceeded
         k = min(k, self._engine.rows)
         hits = [None if canary else self._cache.get(query, k) for query in queries]
-        missing = [row for row, found in enumerate(hits) if found is None]
+        missing = [row for row, kept in enumerate(hits) if kept is None]
         if not canary:
             if missing:
                 await self._admit(len(missing), deadline)
@@ -130,8 +128,8 @@ class Batcher:
         self._fail(self._open, RuntimeError("the server is ending"))
 
     async def _admit(self, queries: int, deadline: float | None) -> None:
-        """Return once there is room and nobody waits who came before: otherwise small requests would take all the room
-        from a large one. Errors: QueueFull, when that is not so for a while; DeadlineExceeded.
+        """Return once the queries fit and no earlier request waits: otherwise small requests would take all places
+        from a large request. Errors: QueueFull, when that is not so for a while; DeadlineExceeded.
         """
         if not self._line and self._fits(queries):
             return
@@ -162,7 +160,7 @@ class Batcher:
         return len(self._waiting) + queries <= self._limits.max_queue_queries
 
     def _call_next(self) -> None:
-        """Let the first in line look for room. It looks when this task pauses, so after what this one has queued."""
+        """Wake the first in line. It checks for a place when this task pauses, so after this task has queued its items."""
         if self._line:
             self._line[0].set()
 
@@ -221,20 +219,20 @@ class Batcher:
         return True
 
     async def _search(self, batch: list[Item], vector_of: dict[str, np.ndarray], began: float) -> None:
-        found: dict[tuple[str, int], Hits] = {}
+        hits_of: dict[tuple[str, int], Hits] = {}
         for k in sorted({item.k for item in batch}):
             queries = list(dict.fromkeys(item.query for item in batch if item.k == k))
             vectors_N_D = np.stack([vector_of[query] for query in queries])
             hits_N = await self._try(batch, self._engine.search(vectors_N_D, k))
             if hits_N is None:
                 return self._start()
-            found.update({(query, k): hits for query, hits in zip(queries, hits_N, strict=True)})
-        for (query, k), hits in found.items():
+            hits_of.update({(query, k): hits for query, hits in zip(queries, hits_N, strict=True)})
+        for (query, k), hits in hits_of.items():
             self._cache.put(query, k, hits)
         self._metrics.cache_entries.set(len(self._cache))
         self._metrics.cache_bytes.set(self._cache.bytes)
         for item in batch:
-            item.request.take_hits(item.row, found[item.query, item.k])
+            item.request.take_hits(item.row, hits_of[item.query, item.k])
         self._pace.answered(len(batch), began=began, now=time.perf_counter())
 
     async def _try(self, items: list[Item], call: Coroutine):

@@ -1,4 +1,4 @@
-"""The three calls behind an answer (tokenize, encode, search), each timed and in its own thread."""
+"""The three calls that make an answer (tokenize, encode, search), each timed and in its own thread."""
 
 import asyncio
 import ctypes
@@ -27,7 +27,7 @@ class Engine:
         self._freed = FreedMemory()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self.open()
-        self.rows, self.fingerprint = len(index), index.fingerprint
+        self.rows = len(index)
 
     def open(self) -> None:
         """Start the threads, unless they are started."""
@@ -53,8 +53,8 @@ class Engine:
 
     async def search(self, vectors_N_D: np.ndarray, k: int) -> list[Hits]:
         """The k best (document, score) of every vector, checked."""
-        found = await self._run("search", self._index.search, vectors_N_D, k)
-        return check_hits(found, queries=len(vectors_N_D), k=k)
+        hits_N = await self._run("search", self._index.search, vectors_N_D, k)
+        return check_hits(hits_N, queries=len(vectors_N_D), k=k)
 
     def close(self) -> None:
         """Accept no more calls, without waiting for a running one."""
@@ -80,7 +80,7 @@ class Engine:
             except Exception:
                 raise
             except BaseException as error:
-                # Such as the panic of a tokenizer written in Rust: it would end the drainer task, and all waiting
+                # The panic of a tokenizer written in Rust, for example, would end the drainer task, and all waiting
                 # requests would hang.
                 raise RuntimeError(f"{stage} raised {type(error).__name__}: {error}") from error
 
@@ -107,7 +107,7 @@ class FreedMemory:
         self._trim, self._last = _glibc_trim(), time.monotonic()
 
     def give_back(self) -> None:
-        """Between two batches, in the encoder's thread: then the most memory is free."""
+        """Give memory back. The encoder's thread calls this between two batches, when the most memory is free."""
         if self._trim is not None and time.monotonic() - self._last >= FREED_EVERY_S:
             self._trim(0)
             self._last = time.monotonic()

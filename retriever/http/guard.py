@@ -102,7 +102,7 @@ class Guard:
 
 
 CLOSE = {"Connection": "close"}
-"""The rest of the body may still come: it cannot be told from a next request."""
+"""The rest of the body may still arrive; it looks like a next request."""
 
 
 class _Body:

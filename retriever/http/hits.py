@@ -12,14 +12,14 @@ class BadHits(RuntimeError):
     """The index gave an impossible answer; the request is not at fault."""
 
 
-def check_hits(found: list[Hits], *, queries: int, k: int) -> list[Hits]:
-    """`found` unchanged, if it is one list of k hits per query, best first, with finite scores.
+def check_hits(hits_N: list[Hits], *, queries: int, k: int) -> list[Hits]:
+    """`hits_N` unchanged, if it is one list of k hits per query, best first, with finite scores.
 
     Errors: BadHits, also for a missing document and for one that occurs twice.
     """
-    if len(found) != queries:
-        raise BadHits(f"the search answered {len(found)} of {queries} queries")
-    for hits in found:
+    if len(hits_N) != queries:
+        raise BadHits(f"the search answered {len(hits_N)} of {queries} queries")
+    for hits in hits_N:
         if len(hits) != k:
             raise BadHits(f"the search gave {len(hits)} hits for a query; expected {k}")
         last = math.inf
@@ -31,20 +31,20 @@ def check_hits(found: list[Hits], *, queries: int, k: int) -> list[Hits]:
             last = score
         if len({document["id"] for document, _ in hits}) != len(hits):
             raise BadHits("the search gave a document twice")
-    return found
+    return hits_N
 
 
 class ResultCache:
-    """A least-recently-used cache: maps (index fingerprint, exact query text, k) to the hits of that query.
+    """A least-recently-used cache: maps (exact query text, k) to the hits of that query in one index.
 
     Queries are not normalised, because the encoder may distinguish two spellings. The cache is bounded by
     `max_entries` (0 switches it off) and by `max_bytes` of estimated memory. A kept answer is the same object as the
     first one, so it is bit-equal. For one thread.
     """
 
-    def __init__(self, fingerprint: str, *, max_entries: int, max_bytes: int):
-        self._fingerprint, self._max_entries, self._max_bytes = fingerprint, max_entries, max_bytes
-        self._kept: OrderedDict[tuple[str, str, int], tuple[Hits, int]] = OrderedDict()
+    def __init__(self, *, max_entries: int, max_bytes: int):
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._kept: OrderedDict[tuple[str, int], tuple[Hits, int]] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -52,15 +52,14 @@ class ResultCache:
 
     def get(self, query: str, k: int) -> Hits | None:
         """The kept hits, or None."""
-        key = (self._fingerprint, query, k)
-        if key not in self._kept:
+        if (query, k) not in self._kept:
             return None
-        self._kept.move_to_end(key)
-        return self._kept[key][0]
+        self._kept.move_to_end((query, k))
+        return self._kept[query, k][0]
 
     def put(self, query: str, k: int, hits: Hits) -> None:
         """Keep an answer, and drop the oldest ones that no longer fit."""
-        key, size = (self._fingerprint, query, k), _estimated_bytes(query, hits)
+        key, size = (query, k), _estimated_bytes(query, hits)
         if key in self._kept:
             self.bytes -= self._kept.pop(key)[1]
         if self._max_entries == 0 or size > self._max_bytes:

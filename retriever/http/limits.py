@@ -1,31 +1,36 @@
 """The limits of a server, and the error for a request that exceeds one."""
 
 from dataclasses import dataclass, fields
+from typing import Annotated
+
+from verl_credit_retriever.options import number
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of one server process; `GET /info` shows them. Errors: ValueError names the field."""
+    """The bounds of one server process, which are options of `serve`; `GET /info` shows them.
 
-    default_topk: int = 3
-    """Documents per query when POST /retrieve names no number."""
-    max_topk: int = 100
-    """Most documents per query (more: 422)."""
-    max_request_queries: int = 4096
-    """Most queries of one request (more: 422). Search-R1's trainer sends up to 2,560 at once."""
-    max_query_chars: int = 10_000
-    """Longest query in characters (longer: 422). The encoder cuts at its own number of tokens."""
-    max_body_bytes: int = 8 << 20
-    """Largest request body in bytes (larger: 413)."""
-    max_queue_queries: int = 8192
-    """Most queries that wait for the encoder at a time (more: 429 with Retry-After)."""
-    max_batch_tokens: int = 4096
-    """Tokens of one encoder call, counted with padding: longest text times number of texts. A single text
-    always fits."""
-    cache_entries: int = 65_536
-    """Most answers kept in the cache, one per query and k; 0 switches the cache off."""
-    cache_bytes: int = 256 << 20
-    """Most memory of the kept answers in bytes, as estimated from their texts."""
+    A request above a bound is a 422; max_body_bytes: 413; max_queue_queries: 429 with Retry-After.
+    Errors: ValueError names the field.
+    """
+
+    default_topk: Annotated[int, number("documents per query when a request names none", "--topk")] = 3
+    max_topk: Annotated[int, number("most documents per query")] = 100
+    max_request_queries: Annotated[int, number("most queries per request")] = 4096
+    """Search-R1's trainer sends up to 2,560 at once."""
+    max_query_chars: Annotated[int, number("longest query in characters")] = 10_000
+    """The encoder cuts at its own number of tokens."""
+    max_body_bytes: Annotated[int, number("largest request body")] = 8 << 20
+    max_queue_queries: Annotated[
+        int, number("most queries that wait in a worker or front; more are answered with 429")
+    ] = 8192
+    max_batch_tokens: Annotated[int, number("tokens of one encoder call, padding included")] = 4096
+    """The longest text times the number of texts; a single text always fits."""
+    cache_entries: Annotated[int, number("most answers that a worker or front keeps in memory; 0: none")] = (
+        65_536
+    )
+    cache_bytes: Annotated[int, number("most memory for kept answers")] = 256 << 20
+    """The memory is estimated from the texts."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -12,7 +12,7 @@ from verl_credit_retriever.http.limits import Limits
 
 
 def _whole(value: object) -> object:
-    # JSON Schema counts 3.0 as an integer. Strings and booleans stay refused.
+    # JSON Schema takes 3.0 as an integer. Strings and booleans stay refused.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -113,19 +113,19 @@ def add_limits(document: dict, limits: Limits) -> dict:
 def loads(body: bytes):
     """The value of a JSON text, without what Python accepts beyond it.
 
-    Errors: json.JSONDecodeError; HTTPException 422 for NaN, Infinity, and a name that occurs twice in an object: which of
-    its values was meant, nobody knows.
+    Errors: json.JSONDecodeError; HTTPException 422 for NaN, Infinity, and a name that occurs twice in an object: its
+    values contradict each other.
     """
     return json.loads(body, object_pairs_hook=_object, parse_constant=_refuse)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:
-    found = {}
+    value_of = {}
     for name, value in pairs:
-        if name in found:
+        if name in value_of:
             raise HTTPException(422, f"{name[:40]!r} occurs twice in the body")
-        found[name] = value
-    return found
+        value_of[name] = value
+    return value_of
 
 
 def _refuse(constant: str):

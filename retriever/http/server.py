@@ -137,13 +137,13 @@ def create_app(
             log.exception("search failed for %d queries", len(queries))
             raise HTTPException(500, f"{type(error).__name__}: {error}") from None
 
-    async def answer(head: bytes, form: Callable[[Hits], list], found: list[Hits]) -> Response:
+    async def answer(head: bytes, form: Callable[[Hits], list], hits_N: list[Hits]) -> Response:
         def render() -> bytes:
             with metrics.stage("serialize"):
-                return head + b"[" + b",".join(_json(form(hits)) for hits in found) + b"]}"
+                return head + b"[" + b",".join(_json(form(hits)) for hits in hits_N) + b"]}"
 
-        # A large one in a thread: between two queries the event loop has its turn.
-        large = sum(map(len, found)) > HITS_IN_THE_LOOP
+        # A thread writes a large answer, so that the event loop has its turn between two queries.
+        large = sum(map(len, hits_N)) > HITS_IN_THE_LOOP
         body = await asyncio.to_thread(render) if large else render()
         return Response(body, media_type="application/json", headers=named)
 
@@ -151,16 +151,16 @@ def create_app(
     async def retrieve(request: Request, body: RetrieveRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.topk, "topk"):
             raise HTTPException(422, problem)
-        found = await search(request, body.queries, body.topk or limits.default_topk, x_deadline_ms)
+        hits_N = await search(request, body.queries, body.topk or limits.default_topk, x_deadline_ms)
         form = _scored if body.return_scores else _plain
-        return await answer(b'{"result":', form, found)
+        return await answer(b'{"result":', form, hits_N)
 
     @app.post("/v1/search", response_model=SearchAnswer, responses=SEARCH_ANSWERS)
     async def search_v1(request: Request, body: SearchRequest, x_deadline_ms: DeadlineMs = None) -> Response:
         if problem := limits.refusal(body.queries, body.k, "k"):
             raise HTTPException(422, problem)
-        found = await search(request, body.queries, body.k, x_deadline_ms)
-        return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), _flat, found)
+        hits_N = await search(request, body.queries, body.k, x_deadline_ms)
+        return await answer(b'{"fingerprint":%s,"results":' % _json(index.fingerprint), _flat, hits_N)
 
     served = {"fingerprint": index.fingerprint, "default_topk": limits.default_topk}
     _add_state_routes(app, batcher, metrics, {**index.manifest, **served, "limits": asdict(limits)})
@@ -226,8 +226,8 @@ def _add_error_answers(app: FastAPI) -> None:
         if request.method == "POST" and "json" not in kind.lower():  # FastAPI then reads the body as a text
             return JSONResponse({"error": f"Content-Type: {kind[:80]!r}; expected application/json"}, 422)
         # FastAPI's default answer echoes the input, which may be large or not encodable.
-        found = [f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
-        return JSONResponse({"error": "; ".join(found)[:500]}, 422)
+        lines = [f"{'.'.join(map(str, e['loc'][1:])) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
+        return JSONResponse({"error": "; ".join(lines)[:500]}, 422)
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_credit_retriever.index.corpus import Documents, copy_corpus, save_offsets
-from verl_credit_retriever.index.encoding import Job, Progress, encode_missing
-from verl_credit_retriever.index.exact import write_vectors
-from verl_credit_retriever.index.kinds import resolve
-from verl_credit_retriever.index.manifest import DTYPES, KINDS, files_of, write_manifest
+from verl_credit_retriever.index.corpus import Documents, copy_corpus
+from verl_credit_retriever.index.encoding import Progress, encode_missing
+from verl_credit_retriever.index.exact import write_array
+from verl_credit_retriever.index.kinds import need_faiss, resolve
+from verl_credit_retriever.index.manifest import DTYPES, files_of, write_manifest
 from verl_credit_retriever.index.memory import SEARCH_BUFFERS, gigabytes, plan_memory, require_memory
 from verl_credit_retriever.index.place import check_out, lock, move_into_place, restore
 from verl_credit_retriever.index.shards import (
@@ -26,7 +26,6 @@ from verl_credit_retriever.index.shards import (
 if TYPE_CHECKING:
     from verl_credit_retriever.encoder import SentenceEncoder
 
-BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 STAGE = "index"  # the folder in the work folder in which the index is put together
 SHARD_ROWS = 20_000  # a killed build loses at most this many encoded rows
 
@@ -67,21 +66,24 @@ def build_index(
     full; ValueError for parameters.
     """
     corpus, out = Path(corpus), Path(out)
-    _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite)
+    _check_arguments(corpus, out, dtype, batch_size, shard_rows, overwrite)
     faiss_kinds = _faiss(kind, gpu)
-    encoder = _loaded(encoder, batch_size)
-    settings = _settings(encoder, dtype, shard_rows, batch_size)
+    if isinstance(encoder, str | Path):
+        from verl_credit_retriever.encoder import SentenceEncoder
+
+        encoder = SentenceEncoder(encoder, batch_size=batch_size)
+    layout = _layout(encoder, dtype, shard_rows, batch_size)
     work = _work_folder(out)
     with lock(out):
         restore(out)
         check_out(out, overwrite)  # another build may have ended since
         replace = None if merge else overwrite
-        resume = can_resume(work, settings, overwrite=replace)
+        resume = can_resume(work, layout["settings"], overwrite=replace)
         if merge and not resume:
             raise BuildRefused(f"{work} holds no shards to merge; encode them with --shard")
         stage = work / STAGE
         try:
-            documents = _take_corpus(corpus, stage)
+            documents = take_corpus(corpus, stage)
             shape = {"rows": len(documents), "dim": encoder.dim, "dtype": DTYPES[dtype]}
             built_with, searched_with = resolve(kind, shape["rows"], shape["dim"], parameters)
             also = None
@@ -91,7 +93,6 @@ def build_index(
                 also = {"training": max(sample, 8 * shape["rows"])}
             spec = {"kind": kind, "parameters": built_with, **shape}
             require_memory(spec, mmap=kind == "exact", also=also)
-            layout = _layout(encoder, dtype, shard_rows, settings)
             shards = Shards(work, documents, **layout)
             done = shards.find_done(overwrite=replace) if resume else 0
             if merge:
@@ -99,15 +100,16 @@ def build_index(
             freed = 0 if resume else size_of_shards(work)
             require_disk(work, _vector_bytes(spec, done) - freed, "vectors and index")
             if not resume:  # only now: encoded vectors are kept until every check has passed
-                start_over(work, settings, keep=stage)
-            _encode(shards, encoder, layout, batch_size, stage, done, on_progress, devices)
+                start_over(work, layout["settings"], keep=stage)
+            encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
             if faiss_kinds:
                 index = faiss_kinds.create(
                     kind, shards.blocks, shards.take, **shape, parameters=built_with, gpu=gpu
                 )
                 faiss_kinds.write(index, stage / "index.faiss")
             if "vectors.npy" in files_of(kind):
-                write_vectors(stage / "vectors.npy", shards.blocks(), **shape)
+                size = shape["rows"], shape["dim"]
+                write_array(stage / "vectors.npy", shards.blocks(), size, shape["dtype"])
             manifest = write_manifest(
                 stage,
                 kind=kind,
@@ -130,7 +132,7 @@ def build_index(
 
 def encode_share(
     corpus: str | Path,
-    encoder: "str | Path | SentenceEncoder",
+    encoder: "SentenceEncoder",
     out: str | Path,
     share: tuple[int, int],
     *,
@@ -150,52 +152,39 @@ def encode_share(
     of other shares is deleted, whatever `overwrite` says: it allows that `out` exists. Errors: as `build_index`.
     """
     corpus, out = Path(corpus), Path(out)
-    _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite)
+    _check_arguments(corpus, out, dtype, batch_size, shard_rows, overwrite)
     part, parts = share
     if not 1 <= part <= parts:
         raise ValueError(f"shard={part}/{parts}; expected i/n with i from 1 to n")
-    encoder = _loaded(encoder, batch_size)
-    settings = _settings(encoder, dtype, shard_rows, batch_size)
+    layout = _layout(encoder, dtype, shard_rows, batch_size)
     work = _work_folder(out)
     stage = work / f"{STAGE}-{part}-of-{parts}"
     with lock(out, share):
-        can_resume(work, settings, overwrite=None)
+        can_resume(work, layout["settings"], overwrite=None)
         try:
-            documents = _take_corpus(corpus, stage)
+            documents = take_corpus(corpus, stage)
             resolve(kind, len(documents), encoder.dim, parameters)
-            layout = {**_layout(encoder, dtype, shard_rows, settings), "share": share}
-            shards = Shards(work, documents, **layout)
+            shards = Shards(work, documents, **layout, share=share)
             done = shards.find_done(overwrite=None)
             row_bytes = encoder.dim * np.dtype(DTYPES[dtype]).itemsize
             require_disk(work, (shards.rows - done) * row_bytes, "vectors")
-            begin(work, settings)
-            _encode(shards, encoder, layout, batch_size, stage, done, on_progress, devices)
+            begin(work, layout["settings"])
+            encode_missing(shards, encoder, batch_size, done=done, report=on_progress, devices=devices)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
     return shards
 
 
-def _loaded(encoder, batch_size: int) -> "SentenceEncoder":
-    if not isinstance(encoder, str | Path):
-        return encoder
-    from verl_credit_retriever.encoder import SentenceEncoder
-
-    return SentenceEncoder(encoder, batch_size=batch_size)
-
-
-def _settings(encoder, dtype: str, shard_rows: int, batch_size: int) -> dict:
-    """What the bits of the vectors depend on."""
+def _layout(encoder, dtype: str, shard_rows: int, batch_size: int) -> dict:
+    """The arguments of `Shards`; the bits of the vectors depend on its `settings`."""
     settings = {
         "encoder": {key: value for key, value in encoder.fingerprint().items() if key != "name"},
         "dtype": dtype,
         "shard_rows": shard_rows,
         "batch_size": batch_size,
     }
-    # Left out for fp32: builds that an older version began have no such key.
-    return settings if encoder.dtype == "fp32" else {**settings, "encode_dtype": encoder.dtype}
-
-
-def _layout(encoder, dtype: str, shard_rows: int, settings: dict) -> dict:
+    if encoder.dtype != "fp32":  # builds that an older version began have no such key
+        settings["encode_dtype"] = encoder.dtype
     return {"shard_rows": shard_rows, "dim": encoder.dim, "dtype": DTYPES[dtype], "settings": settings}
 
 
@@ -204,32 +193,17 @@ def _work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.building")
 
 
-def _take_corpus(corpus: Path, stage: Path) -> Documents:
+def take_corpus(corpus: Path, stage: Path) -> Documents:
     """Check the corpus and copy it to the new folder `stage`."""
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
     offsets = copy_corpus(corpus, stage / "corpus.jsonl")
-    save_offsets(stage / "offsets.npy", offsets)
+    write_array(stage / "offsets.npy", [offsets], offsets.shape, "int64")
     return Documents(stage / "corpus.jsonl", offsets)
 
 
-def _encode(shards, encoder, layout: dict, batch_size: int, stage: Path, done: int, report, devices) -> None:
-    job, chunk_rows = None, batch_size * BATCHES_PER_CHUNK
-    if len(devices) > 1:
-        import torch
-
-        again = {"path": encoder.path, "manifest": {"encoder": encoder.fingerprint()}}
-        again |= {"batch_size": encoder.batch_size, "dtype": encoder.dtype}
-        job = Job(stage, shards.work, layout, chunk_rows, again, torch.get_num_threads())
-    encode_missing(
-        shards, encoder.encode_passages, chunk_rows, done=done, report=report, devices=devices, job=job
-    )
-
-
-def _check_arguments(corpus, out, kind, dtype, batch_size, shard_rows, overwrite) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"kind={kind!r}; accepted: {', '.join(KINDS)}")
+def _check_arguments(corpus, out, dtype, batch_size, shard_rows, overwrite) -> None:
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}; accepted: {', '.join(DTYPES)}")
     if batch_size < 1 or shard_rows < 1:
@@ -249,10 +223,7 @@ def _faiss(kind: str, gpu: bool):
         if gpu:
             raise ValueError("gpu: kind='exact' is built without FAISS; --device puts the encoder on a GPU")
         return None
-    try:
-        from verl_credit_retriever.index import faiss_kinds
-    except ImportError as error:
-        raise ValueError(f"kind={kind!r} needs FAISS ({error}); install faiss-cpu or use exact") from None
+    faiss_kinds = need_faiss(f"kind={kind!r}", " or use exact")
     if gpu:
         if kind != "ivf":
             raise ValueError(f"gpu: has no effect on building kind={kind!r}; it speeds up ivf")
@@ -269,7 +240,7 @@ def _vector_bytes(spec: dict, done: int) -> int:
 
 
 def require_disk(folder: Path, needed: int, what: str) -> None:
-    """Errors: OSError when the disk of `folder` has less room than `needed` bytes for `what`."""
+    """Errors: OSError when the disk of `folder` has fewer than `needed` free bytes for `what`."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"{folder}: {what} take {gigabytes(needed)}; the disk has {gigabytes(free)} free")

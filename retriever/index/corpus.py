@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_credit_retriever.index.files import naming
+from verl_credit_retriever.index.manifest import naming
 
 VISIBLE = re.compile("[^\\s\u200b-\u200d\u2060\ufeff]")  # neither a blank nor a character without width
 BOM = b"\xef\xbb\xbf"
@@ -44,7 +44,7 @@ def parse_line(line: bytes, where: str) -> dict:
 def copy_corpus(source: Path, target: Path) -> np.ndarray:
     """Check every line of `source`, copy it to `target`, and return the offsets that `Documents` takes.
 
-    This one pass comes before the encoding, so that a bad line is found in minutes and not after hours. It takes 16
+    This one pass comes before the encoding, so that a bad line is refused within minutes and not after hours. It takes 16
     bytes of memory per row: rows with equal 64-bit hashes of their ids are compared by the ids. A byte order mark at
     the start and one blank line at the end are left out of the copy.
     Errors: CorpusError for bad JSON, a missing or empty field, a duplicate id (both lines are named), no row.
@@ -58,7 +58,7 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
                 break  # editors leave a blank line at the end
             row = parse_line(line, f"{source}:{number}")
             for key, value in row.items():
-                # Here alone: an index of before may hold such a document, and has to answer.
+                # Documents are not checked for this: an older index may hold such a document, and has to answer.
                 if not VISIBLE.search(value):
                     raise CorpusError(f"{source}:{number}: {key}={value!r}; expected a non-empty string")
             identity = row["id"].encode()
@@ -69,13 +69,6 @@ def copy_corpus(source: Path, target: Path) -> np.ndarray:
     offsets = np.array(ends, dtype=np.int64)
     _refuse_duplicates(source, np.frombuffer(hashes, dtype=np.uint64), Documents(target, offsets))
     return offsets
-
-
-def save_offsets(path: Path, offsets: np.ndarray) -> None:
-    """The bytes of `np.save`, which says nothing when its last bytes find no room."""
-    with naming(path), open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(offsets))
-        file.write(offsets.data)
 
 
 class Documents:
@@ -89,6 +82,9 @@ class Documents:
         self._path, self._offsets = path, offsets
         self._descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
+
+    def __reduce__(self):
+        return Documents, (self._path, self._offsets)  # another process opens the file itself
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

@@ -9,13 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import numpy as np
-
-from verl_credit_retriever.index.corpus import Documents
 from verl_credit_retriever.index.shards import Shards
 
+BATCHES_PER_CHUNK = 16  # texts of one chunk are sorted by length together
 LOOK_SECONDS = 0.2  # between two looks at what the processes have encoded
 
 
@@ -28,7 +25,7 @@ class Progress:
     rate: float
 
     def text(self) -> str:
-        """Such as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
+        """The progress as "1,200 of 5,000 rows (24%), 310 rows/s, 0:00:13 left"."""
         left = "unknown time"
         if self.rate > 0:
             minutes, seconds = divmod(round((self.total - self.done) / self.rate), 60)
@@ -39,11 +36,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """What a process needs to encode shards: the corpus copied to `stage`, the encoder as it was loaded, the shards."""
+    """What a process needs to encode shards; `encoder` holds the arguments of `SentenceEncoder.for_index`."""
 
-    stage: Path
-    work: Path
-    shards: dict
+    shards: Shards
     chunk_rows: int
     encoder: dict
     threads: int
@@ -51,21 +46,20 @@ class Job:
 
 def encode_missing(
     shards: Shards,
-    encode: Callable[[list[str]], np.ndarray],
-    chunk_rows: int,
+    encoder,
+    batch_size: int,
     *,
     done: int = 0,
     report: Callable[[Progress], None] | None = None,
     devices: Sequence[str] = (),
-    job: Job | None = None,
 ) -> None:
-    """Encode the shards that are not done: with `encode`, or as `job` with a process for each of several `devices`.
+    """Encode the shards that are not done: with `encoder`, or with a process for each of several `devices`.
 
     A process takes the next missing shard when it has written one. The bytes are those of a single device of that sort
     with as many threads. Errors: those of the encoder, and ChildProcessError when a process was killed; shards that
     are written stay.
     """
-    start, resumed = time.monotonic(), done
+    start, resumed, chunk_rows = time.monotonic(), done, batch_size * BATCHES_PER_CHUNK
 
     def on_rows(rows: int) -> None:
         nonlocal done
@@ -76,19 +70,23 @@ def encode_missing(
 
     on_rows(0)
     if len(devices) > 1:
-        return _encode_on(devices, job, shards.missing(), on_rows)
+        import torch
+
+        again = {"path": encoder.path, "manifest": {"encoder": encoder.fingerprint()}}
+        again |= {"batch_size": encoder.batch_size, "dtype": encoder.dtype}
+        return _encode_on(devices, Job(shards, chunk_rows, again, torch.get_num_threads()), on_rows)
     for shard in shards.missing():
-        shards.encode(shard, encode, chunk_rows, on_rows)
+        shards.encode(shard, encoder.encode_passages, chunk_rows, on_rows)
 
 
-def _encode_on(devices: Sequence[str], job: Job, missing: list[int], on_rows) -> None:
+def _encode_on(devices: Sequence[str], job: Job, on_rows) -> None:
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     free, rows = context.SimpleQueue(), context.SimpleQueue()
     for device in devices:
         free.put(device)
     pool = ProcessPoolExecutor(len(devices), context, initializer=_start, initargs=(job, free, rows))
     try:
-        left = {pool.submit(_encode_shard, shard) for shard in missing}
+        left = {pool.submit(_encode_shard, shard) for shard in job.shards.missing()}
         while left:
             ended, left = wait(left, LOOK_SECONDS, FIRST_COMPLETED)
             while not rows.empty():
@@ -108,42 +106,33 @@ _given: tuple = ()
 
 def _start(job: Job, free, rows) -> None:
     global _given
-    _given = (
-        job,
-        free.get(),
-        rows,
-    )  # once a process: a task that took it could find none left, and wait for ever
+    # A process takes its device once: a task that took one could find none left, and wait for ever.
+    _given = (job, free.get(), rows)
     parent = multiprocessing.parent_process()
     if parent is not None:  # a pool's processes would wait for ever for a parent that was killed
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _encode_shard(shard: int) -> None:
-    loaded = _loaded()
-    if isinstance(loaded, Exception):
-        raise loaded
-    shards, encoder = loaded
+    encoder = _loaded()
+    if isinstance(encoder, Exception):
+        raise encoder
     job, _, rows = _given
-    shards.encode(shard, encoder.encode_passages, job.chunk_rows, rows.put)
+    job.shards.encode(shard, encoder.encode_passages, job.chunk_rows, rows.put)
 
 
 @cache
 def _loaded():
-    """This process's shards and encoder, or why there are none. Here, so that every task reports what went wrong."""
-    try:
-        return _load(*_given[:2])
-    except Exception as error:
-        return error
-
-
-def _load(job: Job, device: str):
+    """This process's encoder, or the error of loading it: every task reports that error."""
     import torch
     import transformers
 
     from verl_credit_retriever.encoder import SentenceEncoder
 
+    job, device, _ = _given
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
-    offsets = np.load(job.stage / "offsets.npy", allow_pickle=False)
-    documents = Documents(job.stage / "corpus.jsonl", offsets)
-    return Shards(job.work, documents, **job.shards), SentenceEncoder.for_index(device=device, **job.encoder)
+    try:
+        return SentenceEncoder.for_index(device=device, **job.encoder)
+    except Exception as error:
+        return error

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_credit_retriever.index.files import naming
-from verl_credit_retriever.index.manifest import IndexMismatch, files_of
+from verl_credit_retriever.index.manifest import IndexMismatch, files_of, naming
 
 CHUNK_BYTES = 64 << 20  # of float32 vectors, and of the scores over them, at a time
 # FAISS writes a flat index as: code, dim (int32), rows (int64), ..., number of elements (uint64), vectors.
@@ -71,9 +70,9 @@ class ExactSearch:
         return scores_N_K, rows_N_K
 
 
-def write_vectors(path: Path, blocks: Iterable[np.ndarray], *, rows: int, dim: int, dtype: str) -> None:
-    """Write [rows, dim] vectors as a .npy file, a block at a time."""
-    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (rows, dim)}
+def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: str) -> None:
+    """Write a .npy file, a block at a time. `np.save` raises nothing when its last bytes do not fit on the disk."""
+    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
     with naming(path), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:

@@ -63,7 +63,7 @@ def create(
 
 
 def write(index, path: Path) -> None:
-    """Errors: OSError when there is no room for it."""
+    """Errors: OSError when the index does not fit on the disk."""
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
@@ -112,7 +112,7 @@ def set_search(index, search: dict) -> None:
 
 
 def set_search_on_gpus(index, search: dict) -> None:
-    """As `set_search`, through all shards of an index that is divided over GPUs."""
+    """Do what `set_search` does, through all shards of an index that is divided over GPUs."""
     for name, value in search.items():
         faiss.GpuParameterSpace().set_index_parameter(index, name, value)
 

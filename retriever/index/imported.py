@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_credit_retriever.index.build import require_corpus, require_disk
-from verl_credit_retriever.index.corpus import Documents, copy_corpus, save_offsets
+from verl_credit_retriever.index.build import require_corpus, require_disk, take_corpus
 from verl_credit_retriever.index.exact import open_vectors
+from verl_credit_retriever.index.kinds import need_faiss
 from verl_credit_retriever.index.manifest import IndexMismatch, files_of, write_manifest
 from verl_credit_retriever.index.place import check_out, import_stage, lock, move_into_place, restore
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ALIKE = 0.99
 """Least cosine between a stored vector and the same row encoded here: half precision leaves .9999, another row far less."""
 LENGTH_OFF = 0.02
+SAMPLE = 64
 
 
 def import_index(
@@ -27,12 +28,11 @@ def import_index(
     encoder: "SentenceEncoder",
     out: str | Path,
     *,
-    sample: int = 64,
     overwrite: bool = False,
 ) -> dict:
     """Make `out` from the flat float32 index `source`, whose row r is line r of `corpus`. Returns the manifest.
 
-    The first, the last and `sample` seeded rows are encoded and compared with the stored vectors; the others are taken
+    The first, the last and SAMPLE seeded rows are encoded and compared with the stored vectors; the others are taken
     on trust, but for NaN and infinity. The file is linked where it can be, else copied. One rename at the end creates
     `out`, as in `build_index`.
 
@@ -43,8 +43,6 @@ def import_index(
     if not source.is_file():
         raise FileNotFoundError(f"import={str(source)!r} does not exist; expected a FAISS index file")
     require_corpus(corpus)
-    if sample < 1:
-        raise ValueError(f"sample={sample}; expected at least 1")
     check_out(out, overwrite)
     rows = _rows_of(source, encoder.dim)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -52,19 +50,15 @@ def import_index(
         restore(out)
         check_out(out, overwrite)
         stage = import_stage(out)
-        stage.mkdir()
         try:
-            require_disk(stage, corpus.stat().st_size, "the copy of the corpus")
-            offsets = copy_corpus(corpus, stage / "corpus.jsonl")
-            documents = Documents(stage / "corpus.jsonl", offsets)
+            documents = take_corpus(corpus, stage)
             if len(documents) != rows:
                 raise IndexMismatch(f"{source}: {rows} rows; {corpus} has {len(documents)}")
-            save_offsets(stage / "offsets.npy", offsets)
             _link_or_copy(source, stage / "index.faiss")
             stored_M_D = open_vectors(
                 stage, {"kind": "flat", "rows": rows, "dim": encoder.dim, "dtype": "float32"}
             )
-            _compare(source, corpus, stored_M_D, documents, encoder, sample)
+            _compare(source, corpus, stored_M_D, documents, encoder)
             _require_finite(source, stored_M_D)
             manifest = write_manifest(stage, kind="flat", rows=rows, encoder=encoder.fingerprint())
             move_into_place(stage, out, files_of("flat"))
@@ -75,10 +69,7 @@ def import_index(
 
 def _rows_of(source: Path, dim: int) -> int:
     """The rows of a flat index by inner product of this dimension; its vectors stay in the file."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise ValueError(f"import needs FAISS ({error}); install faiss-cpu") from None
+    faiss = need_faiss("import", "").faiss
     try:
         index = faiss.read_index(str(source), faiss.IO_FLAG_MMAP_IFC)
     except (RuntimeError, MemoryError) as error:
@@ -98,9 +89,9 @@ def _rows_of(source: Path, dim: int) -> int:
     return index.ntotal
 
 
-def _compare(source, corpus, stored_M_D, documents, encoder, sample: int) -> None:
+def _compare(source, corpus, stored_M_D, documents, encoder) -> None:
     rows = len(documents)
-    drawn = np.random.default_rng(0).choice(rows, min(sample, rows), replace=False)
+    drawn = np.random.default_rng(0).choice(rows, min(SAMPLE, rows), replace=False)
     places = sorted({0, rows - 1, *drawn.tolist()})
     own_N_D = encoder.encode_passages([documents[row]["contents"] for row in places])
     for row, own_D in zip(places, own_N_D, strict=True):

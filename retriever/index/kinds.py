@@ -66,6 +66,15 @@ def resolve_search(kind: str, parameters: dict, recorded: dict, given: dict) -> 
     return {name: _whole(name, given.get(name, recorded.get(name)), 1, most[name]) for name in names}
 
 
+def need_faiss(what: str, instead: str):
+    """The module of FAISS's kinds. Errors: ValueError with what to do where FAISS is not installed."""
+    try:
+        from verl_credit_retriever.index import faiss_kinds
+    except ImportError as error:
+        raise ValueError(f"{what} needs FAISS ({error}); install faiss-cpu{instead}") from None
+    return faiss_kinds
+
+
 def _default_search(kind: str, parameters: dict) -> dict:
     if kind == "hnsw":
         return {"ef_search": 128}

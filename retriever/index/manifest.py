@@ -1,22 +1,28 @@
-"""The manifest of an index: what was indexed, by which encoder, and the hash of every file and of itself."""
+"""The manifest of an index: what was indexed, by which encoder, and the hash of every file and of itself.
 
+Hashes are computed once as long as nothing is written.
+"""
+
+import errno
 import hashlib
 import json
 import logging
+import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-from verl_credit_retriever.index.files import naming, sha256
+from uuid import uuid4
 
 FORMAT = 3
 KINDS = ("flat", "sq8", "ivf", "ivfpq", "hnsw", "exact")
 APPROXIMATE = ("sq8", "ivf", "ivfpq", "hnsw")
 DTYPES = {"fp16": "float16", "fp32": "float32"}
 OWN_HASH = "manifest_sha256"  # the hash of all other keys; formats 1 and 2 have none
-# Keys that no answer depends on, or that files' hashes tell.
+# Keys on which no answer depends, or that the hashes of the files cover.
 NOT_ANSWERS = ("versions", "format", OWN_HASH, "encoded_in")
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -79,7 +85,7 @@ def read_manifest(folder: Path) -> dict:
     """Read and check `folder/manifest.json`. Errors: IndexMismatch names key, value and what is accepted.
 
     Format 1 holds flat float32 indexes of normalised vectors only. Formats 1 and 2 have no hash of the manifest;
-    they are read with a warning, so that nobody has to encode the corpus again.
+    they are read with a warning, so that no corpus has to be encoded again.
     """
     path = folder / "manifest.json"
     if not path.is_file():
@@ -167,7 +173,7 @@ def check_files(folder: Path, manifest: dict, hash_of: Callable[[Path], str] | N
 def check_encoder(manifest: dict, encoder: dict) -> None:
     """Refuse an encoder other than the one that built the index. `encoder`: SentenceEncoder.fingerprint().
 
-    A key that the manifest lacks counts as different, except those that format 1 did not record.
+    A key that the manifest lacks is different, except those that format 1 did not record.
     """
     unknown = {"normalize": True, "config_sha256": encoder.get("config_sha256")}
     built_with = (unknown if manifest["format"] == 1 else {}) | manifest["encoder"]
@@ -201,3 +207,89 @@ def _versions() -> dict:
         except PackageNotFoundError:
             continue
     return found
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """The block writes `path`. Errors: an OSError of a full disk names `path` as well."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in NO_ROOM:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that it is complete or absent. Several processes may write the same file."""
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    try:
+        with naming(path), open(temporary, "xb", opener=lambda *given: os.open(*given, mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """Hex digest of a file. The recorded digest is taken where device, inode, size, mtime and ctime are still the same.
+
+    With it a start need not read 65 GB. The kernel sets ctime at every write and at every change of times, and no program
+    can set it back. Kept in the user's cache folder, which others cannot write. What this does not see: a disk that gives
+    other bytes than were written, and writes through a memory map that was open when the file was hashed.
+    """
+    store = _cache_folder() / "hashes.json"
+    known, key = _read_hashes(store), _key(path)
+    if key in known:
+        return known[key]
+    found = sha256(path)
+    if _key(path) == key:  # it did not change meanwhile
+        _write_hashes(store, {name: value for name, value in known.items() if _is_there(name)} | {key: found})
+    return found
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl_credit_retriever"
+
+
+def _key(path: Path) -> str:
+    status = path.stat()
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return f"{path.resolve()}|{'|'.join(map(str, numbers))}"
+
+
+def _is_there(key: str) -> bool:
+    path = Path(key.rsplit("|", 5)[0])
+    try:
+        return _key(path) == key
+    except OSError:
+        return False
+
+
+def _read_hashes(store: Path) -> dict[str, str]:
+    """The recorded hashes; none when the file is missing, damaged, another user's, or writable by others."""
+    try:
+        status = store.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return {}
+        found = json.loads(store.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    good = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return found if good else {}
+
+
+def _write_hashes(store: Path, known: dict[str, str]) -> None:
+    """Record the hashes. Without a place for the file the next start computes them again."""
+    with suppress(OSError):
+        store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(store, json.dumps(known).encode(), mode=0o600)

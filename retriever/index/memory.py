@@ -2,19 +2,22 @@
 and mapped files brought into it."""
 
 import logging
-import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from verl_credit_retriever.index.kinds import CODES, resolve
+from verl_credit_retriever.index.kinds import CODES, resolve, resolve_search
+from verl_credit_retriever.index.manifest import IndexMismatch
 
 GPU_BUFFERS = 1536 << 20  # FAISS takes this on every GPU for its own work
 SEARCH_BUFFERS = 192 << 20  # two of exact.CHUNK_BYTES, and what is derived from the scores
 READ = 8 << 20
+V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")  # of cgroups
 log = logging.getLogger("verl_credit_retriever")
 
 
@@ -87,11 +90,10 @@ def require_memory(
     *,
     backend: str = "faiss",
     mmap: bool = False,
-    available: int | None = None,
     also: dict[str, int] | None = None,
     workers: int = 1,
 ) -> MemoryPlan:
-    """The plan, if it fits into `available` bytes (default: `available_memory()`).
+    """The plan, if it fits into `available_memory()`.
 
     `also` adds parts that are needed at the same time, such as a build's training rows; each of the `workers`
     processes takes the resident part. Errors: MemoryRefused with the plan, the available memory, and choices that
@@ -100,7 +102,7 @@ def require_memory(
     plan = plan_memory(spec, backend=backend, mmap=mmap)
     more = {f"{workers - 1} more workers": (workers - 1) * plan.total} if workers > 1 else {}
     plan = replace(plan, resident=plan.resident | more | (also or {}))
-    available = available_memory() if available is None else available
+    available = available_memory()
     if plan.total <= available:
         return plan
     fitting = [name for name, total in _alternatives(spec) if workers * total <= available]
@@ -110,6 +112,21 @@ def require_memory(
         f"{plan.text()}; available: {gigabytes(available)}. "
         f"Would fit: {'; '.join(fitting) or 'nothing here: use a machine with more memory'}"
     )
+
+
+def require_recorded(folder: Path, manifest: dict, **how) -> tuple[dict, MemoryPlan]:
+    """(search parameters that the manifest of `folder` records, `require_memory(manifest, **how)`).
+
+    Errors: IndexMismatch for parameters that are missing or out of bounds; MemoryRefused.
+    """
+    try:
+        search = resolve_search(manifest["kind"], manifest["parameters"], manifest["search"], {})
+        return search, require_memory(manifest, **how)
+    except MemoryRefused:
+        raise
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        values = {key: manifest[key] for key in ("parameters", "search")}
+        raise IndexMismatch(f"{folder / 'manifest.json'}: {values} ({error}); rebuild the index") from None
 
 
 def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
@@ -131,9 +148,9 @@ def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
     fitting = []
     if spec["dtype"] == "float32" and (half := each({**spec, "dtype": "float16"}, gpus).total) <= min(free):
         fitting.append(f"an index in --dtype fp16: {gigabytes(half)} each")
-    room = min(free) - (plan.total - plan.resident["vectors"])
-    if room > 0:
-        fitting.append(f"about {-(-plan.resident['vectors'] * gpus // room)} such GPUs")
+    for_vectors = min(free) - (plan.total - plan.resident["vectors"])
+    if for_vectors > 0:
+        fitting.append(f"about {-(-plan.resident['vectors'] * gpus // for_vectors)} such GPUs")
     least = ", ".join(f"cuda:{number} {gigabytes(size)}" for number, size in enumerate(free))
     raise MemoryRefused(
         f"gpu: {plan.text()}; free: {least}. Would fit: {'; '.join(fitting) or 'nothing on these GPUs'}"
@@ -142,7 +159,7 @@ def plan_gpus(spec: dict, free: Sequence[int] | None, gpus: int) -> MemoryPlan:
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still allocate: the least that the machine and its cgroups have free."""
-    return min([_free_in_machine(proc), *_free_in_cgroups(proc, cgroup)])
+    return min([psutil.virtual_memory().available, *_free_in_cgroups(proc, cgroup)])
 
 
 def gigabytes(size: int) -> str:
@@ -169,22 +186,6 @@ def _with_codes(spec: dict) -> MemoryPlan | None:
     return plan_memory({**spec, "kind": "ivfpq", "parameters": parameters})
 
 
-def _free_in_machine(proc: Path) -> int:
-    try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        import psutil
-    except ImportError:
-        raise MemoryRefused(
-            f"{proc}/meminfo does not say how much memory is available; install psutil"
-        ) from None
-    return psutil.virtual_memory().available
-
-
 def _free_in_cgroups(proc: Path, root: Path) -> list[int]:
     """Limit minus use of this process's cgroup and of each one above it that has a limit (v1 and v2)."""
     try:
@@ -194,40 +195,26 @@ def _free_in_cgroups(proc: Path, root: Path) -> list[int]:
     free = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+        if controllers and "memory" not in controllers.split(","):
             continue
-        base, limit, usage, cache = (
-            (root, "memory.max", "memory.current", "inactive_file")
-            if controllers == ""
-            else (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        base, files, cache = (
+            (root / "memory", V1, "total_inactive_file") if controllers else (root, V2, "inactive_file")
         )
         group = base / path.lstrip("/")
-        # In a container the path may be the host's and invisible here; the container's own group is then the root.
-        for folder in [group, *group.parents]:
-            if not folder.is_relative_to(base):
-                break
-            if (left := _free_in_cgroup(folder, limit, usage, cache)) is not None:
-                free.append(left)
+        # A container may show the path of the host, which does not exist here; its own group is then the root.
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # a folder without a limit has the text "max", or no file
+                limit, used = (int((folder / file).read_text()) for file in files)
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                # The kernel reclaims inactive file cache when memory runs short.
+                free.append(max(0, limit - used + int(statistics.get(cache, 0))))
     return free
-
-
-def _free_in_cgroup(folder: Path, limit: str, usage: str, cache: str) -> int | None:
-    try:
-        most = (folder / limit).read_text().strip()
-        if most == "max" or int(most) >= sys.maxsize // 2:
-            return None
-        used = int((folder / usage).read_text())
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    # The kernel reclaims inactive file cache when memory runs short.
-    return max(0, int(most) - used + int(statistics.get(cache, 0)))
 
 
 class Warming:
     """Reads mapped `files` once in a thread, so that no query waits for the disk; they are read as usual meanwhile.
 
-    Files that are larger than the memory that is free are left: reading them would drop their own pages again.
+    Files that are larger than the free memory are not read: reading them would drop their own pages again.
     """
 
     def __init__(self, files: Sequence[Path]):
@@ -244,7 +231,7 @@ class Warming:
         self.thread.start()
 
     def text(self) -> str | None:
-        """Such as "warming: 12.3 GB of 64.8 GB"; None when it is done, or was left."""
+        """The progress as "warming: 12.3 GB of 64.8 GB"; None when nothing is read any more."""
         if self.thread is None or not self.thread.is_alive():
             return None
         return f"warming: {gigabytes(self._read)} of {gigabytes(self._total)}"

@@ -21,7 +21,7 @@ Found = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Part:
-    """Rows first to last - 1 of one index: what a shard serves, and what it is asked for."""
+    """Rows first to last - 1 of one index: what a shard serves."""
 
     number: int
     shards: int
@@ -69,11 +69,10 @@ class ShardedIndex(SearchIndex):
         return index
 
     def _search(self, vectors_N_D: np.ndarray, k: int) -> Found:
-        found = list(zip(self.parts, self.ask(vectors_N_D, k), strict=True))
-        for part, answer in found:
+        answers = self.ask(vectors_N_D, k)
+        for part, answer in zip(self.parts, answers, strict=True):
             _check_answer(part, answer, len(vectors_N_D), k)
-        scores_N_M = np.concatenate([scores for _, (scores, _) in found], axis=1)
-        rows_N_M = np.concatenate([rows for _, (_, rows) in found], axis=1)
+        scores_N_M, rows_N_M = (np.concatenate(each, axis=1) for each in zip(*answers, strict=True))
         # Ordered by score, then row, as every index orders its hits.
         scores_N_M, rows_N_M = self._checked(scores_N_M, rows_N_M)
         return scores_N_M[:, :k], rows_N_M[:, :k]
@@ -109,7 +108,7 @@ class Shard:
     def __init__(self, folder: str, part: Part, backend: str, threads: int):
         index = load_same(Path(folder), part.fingerprint)
         self._part = part
-        vectors_M_D = index.vectors()[part.first : part.last]
+        vectors_M_D = index.vectors_M_D[part.first : part.last]
         spec = {**index.manifest, "kind": "flat", "rows": len(vectors_M_D), "parameters": {}}
         require_memory(spec, backend=backend)
         exact = backend == "exact" or index.manifest["kind"] == "exact"

@@ -38,16 +38,16 @@ def lock(out: Path, share: tuple[int, int] | None = None) -> Iterator[None]:
         if share is not None:  # those of another n write some of the same shards
             shares = [whole, *(path for path in shares if not path.name.endswith(f"-of-{share[1]}.lock"))]
         for other in shares:
-            with _held(other, out):  # nobody has it
+            with _held(other, out):  # refuses when another process has it
                 pass
-        # Nobody imports here now: a killed import left this, perhaps with a copy of 65 GB.
+        # No import runs now: a killed one left this, perhaps with a copy of 65 GB.
         shutil.rmtree(import_stage(out), ignore_errors=True)
         yield
 
 
 @contextmanager
 def _held(path: Path, out: Path) -> Iterator[None]:
-    # Not 0 seconds: the file may be one that its last owner is just removing, and is then tried again.
+    # The timeout is not 0: the last owner may just be removing the file, which is then tried again.
     held = FileLock(path, timeout=0.1, fallback_to_soft=False)
     try:
         held.acquire()

@@ -9,17 +9,17 @@ import numpy as np
 from verl_credit_retriever.index.build import build_index
 from verl_credit_retriever.index.corpus import Documents
 from verl_credit_retriever.index.exact import ExactSearch, open_vectors
-from verl_credit_retriever.index.files import known_sha256
-from verl_credit_retriever.index.kinds import resolve_search
+from verl_credit_retriever.index.kinds import need_faiss, resolve_search
 from verl_credit_retriever.index.manifest import (
     APPROXIMATE,
     IndexMismatch,
     check_encoder,
     check_files,
     fingerprint,
+    known_sha256,
     read_manifest,
 )
-from verl_credit_retriever.index.memory import MemoryPlan, Warming, plan_gpus, plan_memory, require_memory
+from verl_credit_retriever.index.memory import Warming, plan_gpus, require_recorded
 from verl_credit_retriever.index.place import refuse_replacement
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ class SearchIndex:
     """A loaded index. Several threads may call `search` at once.
 
     `manifest` is the file's content, `search_parameters` are those in force, `memory` is its MemoryPlan, and
-    `backend` is "faiss" or "exact" (always "exact" for kind exact).
+    `backend` is "faiss" or "exact" (always "exact" for kind exact). `vectors_M_D` are the vectors as they were
+    encoded, in the index's dtype: a read-only memory map.
     """
 
     def __init__(self, folder: Path, manifest: dict, vectors_M_D, documents, *, backend, search, memory):
         self.folder, self.manifest, self.documents = folder, manifest, documents
         self.backend, self.search_parameters, self.memory = backend, search, memory
-        self._vectors_M_D = vectors_M_D
+        self.vectors_M_D = vectors_M_D
         self._exact = ExactSearch(vectors_M_D)
         self._faiss = None
         self._warming: Warming | None = None
@@ -65,7 +66,6 @@ class SearchIndex:
         backend: str = "faiss",
         mmap: bool = False,
         gpu: bool = False,
-        check_memory: bool = True,
         **search: int | None,
     ) -> "SearchIndex":
         """Load an index after comparing its files with its manifest, if it fits into memory.
@@ -73,8 +73,8 @@ class SearchIndex:
         The exact backend needs no FAISS and searches every kind's original vectors. `mmap` leaves the vectors in
         the file, in memory that all processes share. `gpu` divides the index over all GPUs that FAISS sees. `search`
         (nprobe, refine, ef_search) overrides the manifest's.
-        `verify` says of which files the hashes are computed: "all" reads every byte once, "known" those that have
-        changed since this user last computed them, "none" leaves row and dimension counts. The memory plan is logged
+        `verify` chooses the files that are hashed: "all" reads every byte once, "known" the files that have changed
+        since this user last hashed them, "none" checks only the numbers of rows and dimensions. The memory plan is logged
         at INFO.
 
         Errors: IndexMismatch names the file, its value and the right one, or a folder replaced while loading;
@@ -83,10 +83,10 @@ class SearchIndex:
         """
         folder = Path(folder)
         with refuse_replacement(folder):
-            return cls._load(folder, verify, backend, mmap, gpu, check_memory, search)
+            return cls._load(folder, verify, backend, mmap, gpu, search)
 
     @classmethod
-    def _load(cls, folder, verify, backend, mmap, gpu, check_memory, given) -> "SearchIndex":
+    def _load(cls, folder, verify, backend, mmap, gpu, given) -> "SearchIndex":
         manifest = read_manifest(folder)
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}; accepted: {', '.join(BACKENDS)}")
@@ -97,7 +97,7 @@ class SearchIndex:
         mmap = mmap or (gpu and kind == "flat")  # the file is copied to the GPUs
         if backend == "exact" and gpu:
             raise ValueError("gpu: the exact backend runs on the CPU")
-        recorded, memory = _plan(folder, manifest, backend, mmap, check_memory)
+        recorded, memory = require_recorded(folder, manifest, backend=backend, mmap=mmap)
         search = resolve_search(kind, manifest["parameters"], recorded, given)
         log.info("%s: %s", folder, memory.text())
         if verify != "none":
@@ -107,12 +107,8 @@ class SearchIndex:
         if backend == "faiss":
             index._load_faiss(mmap=mmap, gpu=gpu)
         elif not mmap:
-            index._exact = ExactSearch(np.array(index._vectors_M_D))
+            index._exact = ExactSearch(np.array(index.vectors_M_D))
         return index
-
-    def vectors(self) -> np.ndarray:
-        """The vectors as they were encoded, [rows, D] in the index's dtype: a read-only memory map."""
-        return self._vectors_M_D
 
     def warm(self) -> None:
         """Begin to read the mapped files into memory, where they fit; `warming` says how far that is.
@@ -122,7 +118,7 @@ class SearchIndex:
         mapped, files = set(self.memory.mapped), {self.folder / "offsets.npy"}
         codes = self.manifest["kind"] == "ivfpq"
         if "vectors" in mapped and (self.backend == "exact" or codes):
-            files.add(Path(self._vectors_M_D.filename))
+            files.add(Path(self.vectors_M_D.filename))
         if (
             self.backend == "faiss"
             and not self._on_gpus
@@ -196,12 +192,7 @@ class SearchIndex:
         return np.take_along_axis(scores_N_K, order_N_K, 1), np.take_along_axis(rows_N_K, order_N_K, 1)
 
     def _load_faiss(self, *, mmap: bool, gpu: bool) -> None:
-        try:
-            from verl_credit_retriever.index import faiss_kinds
-        except ImportError as error:
-            raise ValueError(
-                f"backend='faiss' needs FAISS ({error}); install faiss-cpu or use backend='exact'"
-            ) from None
+        faiss_kinds = need_faiss("backend='faiss'", " or use backend='exact'")
         if gpu:
             return self._load_on_gpus(faiss_kinds, mmap)
         self._faiss = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
@@ -217,7 +208,7 @@ class SearchIndex:
                 "torch does not see the %d GPUs of FAISS: whether they have this much is not known", gpus
             )
         if self.manifest["kind"] == "flat":
-            self._faiss = faiss_kinds.flat_on_gpus(self._vectors_M_D, gpus)
+            self._faiss = faiss_kinds.flat_on_gpus(self.vectors_M_D, gpus)
             return
         index = faiss_kinds.read(self.folder / "index.faiss", self.manifest, mmap=mmap)
         self._faiss = faiss_kinds.ivf_on_gpus(index, gpus)
@@ -231,25 +222,12 @@ def _open_documents(folder: Path, manifest: dict) -> Documents:
         size = (folder / "corpus.jsonl").stat().st_size
     except (OSError, ValueError, EOFError) as error:
         raise IndexMismatch(f"{path}: {error}; rebuild the index") from None
-    found = {
+    values = {
         "offsets.npy: rows": (len(offsets) - 1 if offsets.ndim == 1 else offsets.shape, manifest["rows"]),
         "offsets.npy: dtype": (str(offsets.dtype), "int64"),
         "corpus.jsonl: bytes": (size, int(offsets.flat[-1]) if offsets.size else 0),
     }
-    for what, (value, right) in found.items():
+    for what, (value, right) in values.items():
         if value != right:
             raise IndexMismatch(f"{folder}/{what}={value}; expected {right}; rebuild the index")
     return Documents(folder / "corpus.jsonl", offsets)
-
-
-def _plan(folder: Path, manifest: dict, backend: str, mmap: bool, check: bool) -> tuple[dict, MemoryPlan]:
-    """The search parameters recorded in the manifest, and the memory that the index takes."""
-    try:
-        recorded = resolve_search(manifest["kind"], manifest["parameters"], manifest["search"], {})
-        plan = plan_memory(manifest, backend=backend, mmap=mmap)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        found = {key: manifest[key] for key in ("parameters", "search")}
-        raise IndexMismatch(f"{folder / 'manifest.json'}: {found} ({error}); rebuild the index") from None
-    if check:
-        require_memory(manifest, backend=backend, mmap=mmap)
-    return recorded, plan

@@ -2,16 +2,14 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 
 from verl_credit_retriever.index.corpus import Documents
-from verl_credit_retriever.index.files import naming, sha256
+from verl_credit_retriever.index.manifest import sha256, write_whole
 
 PLAN = "settings.json"
 
@@ -41,7 +39,7 @@ def can_resume(work: Path, settings: dict, *, overwrite: bool | None) -> bool:
 
 def begin(work: Path, settings: dict) -> None:
     """Record the settings of the build in its work folder."""
-    _write_whole(work / PLAN, json.dumps(settings, indent=2).encode())
+    write_whole(work / PLAN, json.dumps(settings, indent=2).encode())
 
 
 def start_over(work: Path, settings: dict, *, keep: Path) -> None:
@@ -87,7 +85,7 @@ class Shards:
 
     @property
     def rows(self) -> int:
-        """Of the share."""
+        """How many rows the share has."""
         return self._rows_of(self._share)
 
     def find_done(self, *, overwrite: bool | None) -> int:
@@ -96,7 +94,7 @@ class Shards:
         Errors: BuildRefused when lines of a finished shard were changed or deleted, or it was encoded with other
         settings; with `overwrite` that shard is encoded again instead.
         """
-        # An older version recorded its settings once, for the folder: without that file nobody knows a shard's.
+        # An older version recorded its settings once, for the folder: without that file those of a shard are unknown.
         ours = self._settings if (self.work / PLAN).is_file() else {}
         for path in sorted(self.work.glob("shard-*.json")):
             shard = int(path.stem.split("-")[1])
@@ -105,10 +103,10 @@ class Shards:
                 continue
             if not record.keys() >= {"rows", "corpus_sha256", "vectors_sha256"}:
                 continue  # damaged: this shard is encoded again
-            found = record.get("settings", ours)
-            differing = _differing(self._settings, found)
+            theirs = record.get("settings", ours)
+            differing = _differing(self._settings, theirs)
             if differing and not overwrite:
-                other = f"was encoded with other settings: {differing}" if found else "records no settings"
+                other = f"was encoded with other settings: {differing}" if theirs else "records no settings"
                 raise BuildRefused(
                     f"{path} {other}; take it away{_or_overwrite(overwrite, 'encode it anew')}"
                 )
@@ -184,14 +182,14 @@ class Shards:
     def _write(self, shard: int, vectors: np.ndarray) -> None:
         first, last = self._range(shard)
         content = vectors.tobytes()
-        _write_whole(self._file(shard), content)
+        write_whole(self._file(shard), content)
         record = {
             "rows": last - first,
             "settings": self._settings,
             "corpus_sha256": self._documents.sha256(first, last),
             "vectors_sha256": hashlib.sha256(content).hexdigest(),
         }
-        _write_whole(self._file(shard).with_suffix(".json"), json.dumps(record).encode())
+        write_whole(self._file(shard).with_suffix(".json"), json.dumps(record).encode())
 
     def _rows_of(self, shards: Iterable[int]) -> int:
         return sum(last - first for first, last in map(self._range, shards))
@@ -217,23 +215,9 @@ def _differing(now: dict, before: dict) -> str:
     return ", ".join(f"{key}={now.get(key)!r} (was {before.get(key)!r})" for key in keys)
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is complete or absent. Several processes may write the same file."""
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")  # not of tempfile: others may read the file
-    try:
-        with naming(path), open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _read_json(path: Path) -> dict:
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

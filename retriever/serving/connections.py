@@ -23,7 +23,7 @@ def most_connections() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if wanted > soft != resource.RLIM_INFINITY:
-        with suppress(ValueError, OSError):  # a kernel that allows fewer than the hard limit says
+        with suppress(ValueError, OSError):  # the kernel may allow fewer than the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     return max(1, (MOST_FILES if soft == resource.RLIM_INFINITY else soft) - RESERVED_FILES)
@@ -32,23 +32,23 @@ def most_connections() -> int:
 def limited(most: int, header_seconds: float = HEADER_SECONDS) -> type[asyncio.Protocol]:
     """The protocol of one server process.
 
-    A connection above `most` is closed at once; a log line says so at most once a minute. So is one whose headers are
+    A connection above `most` is closed at once; with a log line at most once a minute. So is a connection whose headers are
     not complete after `header_seconds`, counted from the connection or from the first byte of its next request.
     """
-    told = -LOG_EVERY_S
+    last_warning = -LOG_EVERY_S
 
     class LimitedProtocol(AutoHTTPProtocol):
         _refused, _headers_due = False, None
 
         def connection_made(self, transport) -> None:
-            nonlocal told
+            nonlocal last_warning
             self._refused = len(self.connections) >= most
             if not self._refused:
                 super().connection_made(transport)
                 return self._await_headers()
             transport.abort()
-            if time.monotonic() - told >= LOG_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - last_warning >= LOG_EVERY_S:
+                last_warning = time.monotonic()
                 log.warning("%d connections are open, which is the limit; further ones are closed", most)
 
         def data_received(self, data: bytes) -> None:

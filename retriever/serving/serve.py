@@ -15,13 +15,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, read_manifest
-from verl_credit_retriever.index.memory import plan_memory, require_memory
+from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, read_manifest, write_whole
+from verl_credit_retriever.index.memory import require_recorded
 from verl_credit_retriever.serving.settings import ServeSettings
 
 EXIT_PORT_IN_USE = 4
 BACKLOG = 2048
-PARENT_SECONDS = 0.5  # between two looks at the parent where no descriptor tells of its end
+PARENT_SECONDS = 0.5  # between two checks of the parent where no descriptor reports its end
 REFUSE_SECONDS = 1.0  # new requests are answered with 503 for at least this long after SIGTERM
 DRAIN_SECONDS = 25.0  # queued requests may take this long then
 END_SECONDS = 29.0  # the process ends by force after this
@@ -40,7 +40,7 @@ def run_server(settings: ServeSettings) -> int:
     """
     try:
         listener, owner = bind(settings.host, settings.port), nullcontext()
-        if settings.workers > 1:  # nobody else has the port; now it is for sockets that share it
+        if settings.workers > 1:  # no other process has the port; now it is for sockets that share it
             port = listener.getsockname()[1]
             listener.close()
             owner = own_shared(port)
@@ -51,7 +51,7 @@ def run_server(settings: ServeSettings) -> int:
         return EXIT_PORT_IN_USE
     with listener, owner:
         if settings.port_file is not None:
-            # Only after binding: it may belong to the server that has the port.
+            # The file is removed only after binding: it may belong to the server that has the port.
             settings.port_file.unlink(missing_ok=True)
         # Reports a wrong folder before seconds of imports.
         print(f"{settings.index}: {_memory_of(settings)}", flush=True)
@@ -71,19 +71,11 @@ def run_server(settings: ServeSettings) -> int:
 
 
 def _memory_of(settings: ServeSettings) -> str:
-    """The memory plan as text. Several workers load at the same time, so their sum is checked here."""
+    """The memory plan as text; several workers load at the same time, so it is their sum."""
     manifest = read_manifest(settings.index)
     on_gpus = settings.gpu and manifest["kind"] == "flat"  # whose file is copied to them
-    how = {"backend": settings.backend, "mmap": settings.mmap or on_gpus}
-    try:
-        if settings.workers == 1:
-            return plan_memory(manifest, **how).text()
-        return require_memory(manifest, workers=settings.workers, **how).text()
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise IndexMismatch(
-            f"{settings.index / 'manifest.json'}: parameters={manifest.get('parameters')!r} ({error!r}); "
-            "rebuild the index"
-        ) from None
+    how = {"backend": settings.backend, "mmap": settings.mmap or on_gpus, "workers": settings.workers}
+    return require_recorded(settings.index, manifest, **how)[1].text()
 
 
 def serve_in_this_process(
@@ -112,7 +104,7 @@ def _make_server(app):
     from verl_credit_retriever.serving.connections import ACCEPTED_AT_A_TIME, limited, most_connections
 
     class DrainingServer(uvicorn.Server):
-        """From the first signal on the app refuses new requests; once those before are answered, the server ends.
+        """The app refuses new requests from the first signal on; once the earlier requests are answered, the server ends.
 
         It does not wait for requests that came later: clients that try again at once would keep it.
         """
@@ -252,8 +244,8 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 def own_shared(port: int) -> socket.socket:
     """While it is open, no other server of several workers may have `port`. Errors: OSError when one has.
 
-    Shared sockets do not listen until a worker is ready, so until then `bind` refuses nobody. The lock is a name that ends
-    with its process and is the network namespace's own, as the port is.
+    Shared sockets do not listen until a worker is ready, so until then `bind` refuses no other server. The lock is a name
+    that ends with its process and belongs to the network namespace, as the port does.
     """
     owner = socket.socket(socket.AF_UNIX)
     try:
@@ -273,7 +265,6 @@ def announce(listener: socket.socket, host: str, port_file: Path | None) -> None
     """Print the address, and write {"host", "port", "pid"} to `port_file` in one rename."""
     port = listener.getsockname()[1]
     if port_file is not None:
-        temporary = port_file.with_name(f".{port_file.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}) + "\n")
-        os.replace(temporary, port_file)
+        address = {"host": host, "port": port, "pid": os.getpid()}
+        write_whole(port_file, f"{json.dumps(address)}\n".encode())
     print(f"serving on {url_of(host, port)} (pid {os.getpid()})", flush=True)

@@ -5,9 +5,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
+
+from typer import Option
 
 from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.options import Device, Threads, number
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
@@ -15,27 +18,27 @@ TOKEN_VARIABLE = "VERL_CREDIT_RETRIEVER_TOKEN"
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """The command line of `serve`; the token is never shown. Errors: ValueError names the option."""
+    """The command line of `serve`; the token is never printed. Errors: ValueError names the option."""
 
-    index: Path
-    encoder: Path
-    host: str = "127.0.0.1"
-    port: int = 0
-    port_file: Path | None = None
-    parent_pid: int | None = None
-    threads: int | None = None
-    device: str = "cpu"
-    backend: str = "faiss"
-    workers: int = 1
+    index: Annotated[Path, Option()]
+    encoder: Annotated[Path, Option(help="the encoder that built the index")]
+    backend: Annotated[Literal["faiss", "exact"], Option()] = "faiss"
+    mmap: Annotated[bool, Option("--mmap", help="leave vectors in the file; implied by --workers")] = False
     verify: str = "known"
-    """Of which files the hashes are computed: all, known (those that changed since this user last did), none."""
+    """Which files are hashed: all, known (the files that changed since this user last hashed them), none."""
+    gpu: Annotated[bool, Option("--gpu", help="search with faiss-gpu-cu12 on all visible GPUs")] = False
+    nprobe: Annotated[int | None, number("lists that are searched (ivf, ivfpq); default: the index's")] = None
+    refine: Annotated[int | None, number("candidates per document (ivfpq); default: the index's")] = None
+    ef_search: Annotated[int | None, number("candidates (hnsw); default: the index's")] = None
+    host: Annotated[str, Option()] = "127.0.0.1"
+    port: Annotated[int, number("0 picks a free port")] = 8000
+    port_file: Annotated[Path | None, Option(help="JSON {host, port, pid}, written when ready")] = None
+    parent_pid: Annotated[int | None, number("exit when this process ends")] = None
+    workers: Annotated[int, number("processes on the same port; limits are per process")] = 1
+    device: Device = "cpu"
+    threads: Threads = None
     index_pin: str | None = None
     """`manifest.fingerprint` of the one manifest that may be served; None: any."""
-    mmap: bool = False
-    gpu: bool = False
-    nprobe: int | None = None
-    refine: int | None = None
-    ef_search: int | None = None
     limits: Limits = field(default_factory=Limits)
     token: str | None = field(default=None, repr=False)
 

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from verl_credit_retriever.index.files import known_sha256
-from verl_credit_retriever.index.manifest import check_files, fingerprint, read_manifest
+from verl_credit_retriever.index.manifest import check_files, fingerprint, known_sha256, read_manifest
 from verl_credit_retriever.index.place import refuse_replacement
 from verl_credit_retriever.serving.serve import (
     END_SECONDS,

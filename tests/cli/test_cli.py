@@ -46,7 +46,7 @@ def test_a_wrong_line_ends_with_2_and_names_what_is_wrong(command, line, named, 
 def test_overrides_stand_before_between_and_behind_options(line, monkeypatch):
     seen = []
     monkeypatch.setattr("verl_credit.recipe.doctor.network.ray_on_loopback", lambda environment: None)
-    monkeypatch.setattr("verl_credit.cli.run.sweep.sweep", lambda *given: seen.append(given) or 5)
+    monkeypatch.setattr("verl_credit.cli.train.sweep.sweep", lambda *given: seen.append(given) or 5)
     assert main(line.split()) == 5
     assert seen == [("lab", ["a=1", "b=2", "c=3"], "there")]
 
@@ -55,7 +55,7 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("verl_credit.cli.run.explain.explain", interrupted)
+    monkeypatch.setattr("verl_credit.cli.recipe.stages.explanation", interrupted)
     assert main(["explain"]) == 130
 
 

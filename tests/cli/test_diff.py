@@ -7,7 +7,16 @@ from omegaconf import OmegaConf
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.run.diff import GROUPS, ORDER, SCORES, compare, group_of, last_scores, number, read_side
+from verl_credit.cli.recipe.differences import (
+    GROUPS,
+    ORDER,
+    SCORES,
+    compare,
+    group_of,
+    last_scores,
+    number,
+    read_side,
+)
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.defaults import ABSENT, Default, changed_values, defaults, flat_values
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json

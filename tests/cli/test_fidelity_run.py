@@ -8,14 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from kit.recipes import load_config
-from verl_credit.cli.run.another_run import RECIPE
-from verl_credit.cli.run.diff import flat_values
-from verl_credit.cli.study import fidelity as commands
-from verl_credit.cli.study import fidelity_run
-from verl_credit.cli.study.fidelity import fidelity
-from verl_credit.cli.study.fidelity_run import why_by_run
+from verl_credit.cli.fidelity import by_run
+from verl_credit.cli.fidelity.by_run import why_by_run
+from verl_credit.cli.fidelity.fidelity import fidelity
+from verl_credit.cli.probe.another_run import RECIPE
 from verl_credit.errors import ExitCode
 from verl_credit.recipe import compose
+from verl_credit.recipe.defaults import flat_values
 from verl_credit.recipe.rules import validate
 from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
 
@@ -68,8 +67,8 @@ def started(monkeypatch):
         (Path(request.out) / TABLE).write_text("one line\nanother\n")
         (Path(request.out) / "turns.jsonl").write_text("")
 
-    monkeypatch.setattr(fidelity_run, "run_alone", run)
-    monkeypatch.setattr(commands, "fidelity_page", lambda *_: "")
+    monkeypatch.setattr(by_run, "run_alone", run)
+    monkeypatch.setattr("verl_credit.records.report.fidelity_page.fidelity_page", lambda *_: "")
     return found
 
 

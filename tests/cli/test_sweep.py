@@ -9,8 +9,9 @@ from collections import namedtuple
 
 import pytest
 
-from verl_credit.cli.run import sweep as module
-from verl_credit.cli.run.sweep import expand, sweep
+from verl_credit.cli import main
+from verl_credit.cli.train import sweep as module
+from verl_credit.cli.train.sweep import expand
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.doctor.hardware import disk
 from verl_credit.recipe.machine.facts import GIB
@@ -53,6 +54,10 @@ def test_what_hydra_cannot_parse_is_a_config_error():
         expand(["seed=[1,2"])
 
 
+def sweep(name, overrides):
+    return main(["train", "-m", "--config-name", name, *overrides])
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Commands that would have run, and the exit codes they are given."""
@@ -63,6 +68,7 @@ def started(monkeypatch):
         return codes.pop(0) if codes else 0
 
     monkeypatch.setattr(module, "run_child", run)
+    monkeypatch.setattr("verl_credit.recipe.doctor.network.ray_on_loopback", lambda environment: None)
     return commands, codes
 
 
@@ -176,9 +182,9 @@ def test_checkpoints_of_all_runs_are_weighed_before_the_first(started, capsys, t
 
 @pytest.mark.parametrize("second", ["seed=3,4", "seed=3", "++seed=3"])
 def test_a_key_that_is_swept_stands_there_once(second):
-    with pytest.raises(ConfigError, match="write all its values in one place: seed=1,2,3") as caught:
+    with pytest.raises(ConfigError) as caught:
         expand(["seed=1,2", second])
-    assert caught.value.key == "seed"
+    assert caught.value.key == "seed" and "seed=1,2,3" in caught.value.accepted
     assert expand(["seed=1", "seed=2", "data.seed=3,4"])[0][0] == "seed=3"  # the last one counts, as in Hydra
 
 

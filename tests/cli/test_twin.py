@@ -4,7 +4,7 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.run import twin as command
+from verl_credit.cli.train import twin as command
 from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run.files import read_json_lines
 from verl_credit.study.twin.check import check_twin
@@ -39,21 +39,16 @@ def test_the_lab_is_accepted():
 @pytest.mark.parametrize("override", REFUSED)
 def test_what_the_twin_would_leave_out_is_refused_by_its_key(override):
     key, _, _value = override.partition("=")
-    with pytest.raises(ConfigError, match="the twin knows") as caught:
+    with pytest.raises(ConfigError) as caught:
         check_twin(load_config("lab", [override]))
     assert caught.value.key == key
 
 
 def test_signals_that_the_twin_cannot_score_are_refused():
-    for overrides, said in (
-        (["algorithm.turn_signals={infopo: 1.0}"], "algorithm.turn_signals=.*masks no observations"),
-        (
-            ["algorithm.info_gain_scorer=server"],
-            "algorithm.info_gain_scorer=server: the twin has no rollout server",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            check_twin(load_config("lab", overrides))
+    for key, value in (("turn_signals", "{infopo: 1.0}"), ("info_gain_scorer", "server")):
+        with pytest.raises(ConfigError) as caught:
+            check_twin(load_config("lab", [f"algorithm.{key}={value}"]))
+        assert caught.value.key == f"algorithm.{key}"
 
 
 @pytest.mark.parametrize(

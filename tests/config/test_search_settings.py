@@ -7,8 +7,8 @@ from omegaconf import OmegaConf, open_dict
 
 from kit.recipes import OWN, check
 from kit.scripted_server import scripted_server
+from verl_credit.turns.search.client import client_for, token_of
 from verl_credit.turns.search.faults import SearchFault
-from verl_credit.turns.search.settings import client_for, token_of
 
 
 def section(*overrides):
@@ -61,7 +61,7 @@ def test_the_index_of_the_run_reaches_the_client():
 
 
 def test_the_tool_shows_pages_cut_as_the_recipe_says_and_counts_retries():
-    from verl_credit.host.rollout.search_tool import SearchTool
+    from verl_credit.host.rollout.search_agent import SearchTool
 
     contents = ["Title\n" + "x" * 5000, "y" * 5000]
     answer = [{"document": {"id": n, "contents": text}, "score": 1.0} for n, text in enumerate(contents)]

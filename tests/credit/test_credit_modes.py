@@ -1,5 +1,6 @@
 """Every mode against a slow per-row oracle written from the formulas, on random turn tables."""
 
+import inspect
 import itertools
 import math
 import statistics
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.modes import NO_TABLES, read_by
+from verl_credit import credit
 from verl_credit.credit import MODES, turn_credit
+from verl_credit.credit.registry import REGISTRY
 
 EPS = 1e-6
 
@@ -246,3 +249,19 @@ def test_outcome_enters_the_last_gain_with_the_stated_power_of_gamma():
             gamma=gamma, outcome_gamma_power=power, outcome_weight=0.0,
         )  # fmt: skip
         assert credit.advantage_B_K[0].tolist() == pytest.approx([gamma ** (power + 1) / 2, gamma**power / 2])
+
+
+def test_the_public_operators_are_those_of_the_registry():
+    registered = {
+        name.replace("-", "_"): operator if level == "turn" else operator.function
+        for (level, name), operator in REGISTRY.items()
+        if level != "token"
+    }
+    public = {name: getattr(credit, name) for name in credit.__all__}
+    operators = {
+        name: value
+        for name, value in public.items()
+        if isinstance(value, credit.TurnMode) or hasattr(inspect.getmodule(value), "OPERATOR")
+    }
+    assert operators == registered
+    assert len(public) == len(credit.__all__)

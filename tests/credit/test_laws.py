@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kit.fuzz import LAW_SEEDS
-from verl_credit.credit.laws import LAWS, PROPERTIES, check, example, own_subject, registered_subject, steady
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, example, own_subject, registered_subject
+from verl_credit.credit.laws import laws as steady
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.rewards import TOOL_TURNS

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kit.fuzz import LAW_SEEDS
-from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject, steady
+from verl_credit.credit.laws import LAWS, PROPERTIES, check, own_subject
+from verl_credit.credit.laws import laws as steady
 from verl_credit.credit.laws.check import counterexample
 from verl_credit.credit.plugins import (
     AlgorithmContext,

@@ -13,7 +13,7 @@ from verl_credit.credit.laws.broken import Broken, same
 from verl_credit.credit.laws.check import FIRST, counterexample
 from verl_credit.credit.laws.example import lines, smallest
 from verl_credit.credit.laws.laws import nonfinite, travels
-from verl_credit.credit.laws.small_call import TURNS
+from verl_credit.credit.laws.own import TURNS
 from verl_credit.credit.laws.tokens import weighs_by
 from verl_credit.credit.laws.world import make_world
 from verl_credit.credit.plugins import AlgorithmContext, TransformContext, UncertaintyContext

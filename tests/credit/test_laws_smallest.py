@@ -5,7 +5,7 @@ import torch
 
 from verl_credit.credit.laws.broken import Broken
 from verl_credit.credit.laws.example import Example, smallest
-from verl_credit.credit.laws.subjects import own_subject
+from verl_credit.credit.laws.own import own_subject
 from verl_credit.credit.laws.world import make_world
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from verl_credit.credit import chunks, gtpo_canonical, spread
+from verl_credit.credit import groups as chunks
+from verl_credit.credit import gtpo_canonical, spread
 from verl_credit.credit.groups import z_score, z_score_of_one
-from verl_credit.credit.token.entropy_stats import entropy_stats
-from verl_credit.credit.token.token_credit import token_credit
+from verl_credit.credit.token.token_credit import entropy_stats, token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 
 ROWS, WIDTH = 11, 6

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from kit.recipes import load_config
-from verl_credit.credit.token.sepa_controller import SepaController
-from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
+from verl_credit.credit.token.sepa_controller import (
+    SepaController,
+    auto_can_lead,
+    first_auto_step,
+    first_ramp_step,
+)
 from verl_credit.recipe.unread import without_effect
 
 PUBLISHED = {

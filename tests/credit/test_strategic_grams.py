@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_credit.credit.planning.strategic_grams import STRATEGIC_GRAMS, parse_grams
+from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, parse_grams
 
 
 @pytest.mark.parametrize(

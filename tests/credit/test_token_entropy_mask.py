@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl_credit.credit.token.entropy_mask import entropy_mask
-from verl_credit.credit.token.entropy_stats import entropy_stats
+from verl_credit.credit.token.token_credit import entropy_stats
 
 NAN = math.nan
 RHOS = [0.0, 0.01, 0.2, 0.29, 0.5, 0.99, 1.0, -1.0, 3.0]

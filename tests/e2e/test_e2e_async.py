@@ -15,17 +15,14 @@ UPDATES = {"credit_colocate_async": 1, "credit_separate_async": 2}
 WAITING = KillPoint("waiting", f"{STEP}.on_sample_begin", who="self")
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return tmp_path_factory.mktemp("async") / "tiny"
-
-
-@pytest.mark.parametrize("mode", UPDATES)
-def test_a_killed_run_goes_on_from_its_checkpoint(mode, lab, tmp_path):
+@pytest.mark.parametrize(
+    "mode", [pytest.param("credit_colocate_async", marks=pytest.mark.nightly), "credit_separate_async"]
+)
+def test_a_killed_run_goes_on_from_its_checkpoint(mode, tiny_lab, tmp_path):
     """The trainer dies as it waits for rollouts after the checkpoint. More points: evidence/async/README.md."""
     settings = "data.train_batch_size=8", f"trainer.v1.trainer_mode={mode}"
     point = replace(WAITING, call=SAVED * UPDATES[mode] + 1)
-    outcome = run_killed(tmp_path / mode, lab, point, None, *settings)
+    outcome = run_killed(tmp_path / mode, tiny_lab.root, point, None, *settings)
     assert outcome.lost == [] and outcome.first != 0 == outcome.second, outcome
     assert outcome.resumed_from == SAVED, outcome
     run_dir = tmp_path / mode / "run"

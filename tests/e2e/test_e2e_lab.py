@@ -1,4 +1,4 @@
-"""The demo's recipe on the tiny lab: build, train on loopback, save, Ctrl-C, report, resume; two ranks and two nodes.
+"""The demo's recipe on the tiny lab: train on loopback, save, Ctrl-C, report, resume; two ranks and two nodes.
 
 One update a step, so that no row's mini-batch depends on how rows are shared out.
 """
@@ -20,7 +20,7 @@ from kit.ray_cluster import TOKEN, RayCluster
 from kit.run_values import assert_agree, measured_by_run
 from kit.train_run import TrainRun, train
 from kit.twin_batch import adamw_of, objective_of, turns_of
-from verl_credit.cli.study.probe_rollouts import collect
+from verl_credit.cli.probe.fresh_rollouts import collect
 from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
@@ -76,10 +76,10 @@ def listening(processes):
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory):
-    """A run that builds its lab, is interrupted after step 2, and goes on to step 3."""
+def one_rank(tiny_lab, tmp_path_factory):
+    """A run that is interrupted after step 2, and goes on to step 3."""
     root = tmp_path_factory.mktemp("lab")
-    found = SimpleNamespace(lab=root / "tiny", run_dir=root / "one")
+    found = SimpleNamespace(lab=tiny_lab.root, run_dir=root / "one")
     settings = [*SETTINGS, f"lab.dir={found.lab}", f"run_dir={found.run_dir}"]
     run = TrainRun(
         root / "first.log",
@@ -105,14 +105,14 @@ def one_rank(tmp_path_factory):
     return found
 
 
-def test_build_train_save_interrupt_and_report(one_rank):
+def test_train_save_interrupt_and_report(one_rank):
     code, output = one_rank.first
     assert code == 130, output
     for name in ("gcs_server", "raylet", "verl_credit_retriever", "TransferQueueController", "WorkerDict"):
         assert any(name in who for who, _ in one_rank.sockets), (name, one_rank.sockets)
     assert [(who, str(address)) for who, address in one_rank.sockets if not address.is_loopback] == []
     assert "goes on from the last checkpoint" in output and not one_rank.alive
-    assert "lab   0%" in output
+    assert f"using the lab in {one_rank.lab}" in output
     assert "advantage=turn-group-v1d | outcome=grpo | tokens=gtpo_sepa_hicra" in output
     rows = one_rank.rows[:2]
     for row in rows:

@@ -126,6 +126,7 @@ def compute_score(*args, **kwargs):
 """
 
 
+@pytest.mark.nightly
 def test_two_ranks_short_groups_kl_rollout_correction_and_a_reward_that_raises(world, retriever, tmp_path):
     """What a plain run never meets: lost rollouts, so rows of padding; two ranks; verl's own loss terms beside ours.
 

@@ -7,14 +7,20 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
 import yaml
 
+from kit.recipes import check
 from kit.train_run import train
 from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
-from verl_credit.worlds.lab.build import build_lab
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
+
+from gpu import drive, part_steps, runs
+from gpu.record import Record
 
 pytestmark = pytest.mark.e2e
 
@@ -72,30 +78,37 @@ OF_TURNS = [0.1, 0.3, 0.2]  # a rollout has at most three tool turns
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
 
-def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
-    """Every row of the tiny lab fails, so that nothing else can."""
-    (tmp_path / "mine.py").write_text(MODULE)
+@pytest.fixture(scope="module")
+def finished(tiny_lab, tmp_path_factory):
+    """(folder of the run and of what it needs, what it printed)"""
+    folder = tmp_path_factory.mktemp("signals")
+    (folder / "mine.py").write_text(MODULE)
     tool = {"class_name": "mine.Words", "config": {"type": "native"}, "tool_schema": SCHEMA}
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
-    lab = build_lab(tmp_path / "lab", world_seed=0, size="tiny")
-    questions = parquet.read_table(lab.questions("train"))
+    (folder / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
+    questions = parquet.read_table(tiny_lab.questions("train"))
     questions = questions.append_column("of_turns", [[OF_TURNS] * len(questions)])
-    parquet.write_table(questions, tmp_path / "questions.parquet")
+    parquet.write_table(questions, folder / "questions.parquet")
     recipe = {"defaults": ["lab", "_self_"], "algorithm": {"turn_signals": SIGNALS}}
-    (tmp_path / "own.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(recipe)}")
+    (folder / "own.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(recipe)}")
     settings = [
-        "--config-dir", str(tmp_path), "--config-name", "own", "lab.size=tiny", f"lab.dir={lab.root}",
-        f"run_dir={tmp_path / 'run'}", f"data.train_files={tmp_path / 'questions.parquet'}",
+        "--config-dir", str(folder), "--config-name", "own", "lab.size=tiny", f"lab.dir={tiny_lab.root}",
+        f"run_dir={folder / 'run'}", f"data.train_files={folder / 'questions.parquet'}",
         "trainer.total_training_steps=2", "trainer.val_before_train=false", "trainer.test_freq=-1",
         "trainer.save_freq=-1", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "search.max_searches=0",
         "actor_rollout_ref.rollout.agent.default_agent_loop=turn_agent",
-        f"{MULTI_TURN}.tool_config_path={tmp_path / 'tools.yaml'}", f"{MULTI_TURN}.max_assistant_turns=4",
+        f"{MULTI_TURN}.tool_config_path={folder / 'tools.yaml'}", f"{MULTI_TURN}.max_assistant_turns=4",
         "algorithm.info_gain_norm_mode=mine.plus_reward", "+algorithm.turn_params.share=1.0",
     ]  # fmt: skip
-    code, output = train(tmp_path / "log", *settings, environment={"PYTHONPATH": str(tmp_path)})
+    code, output = train(folder / "log", *settings, environment={"PYTHONPATH": str(folder)})
     assert code == 0, output
+    return folder, output
+
+
+def test_turn_rewards_of_every_kind_move_the_policy(finished):
+    """Every row of the tiny lab fails, so that nothing else can."""
+    folder, output = finished
     assert "advantage=mine.plus_reward" in output
-    rows = read_json_lines(tmp_path / "run" / METRICS)
+    rows = read_json_lines(folder / "run" / METRICS)
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
         for name in SIGNALS:
@@ -111,25 +124,43 @@ def test_turn_rewards_of_every_kind_move_the_policy(tmp_path):
         assert "credit/gain/mean" not in row
         assert (row["credit/rows_left_out"] > 0) is (row["step"] == 1)  # the row that lost a reward
     (said,) = [
-        row["text"] for row in read_json_lines(tmp_path / "run" / EVENTS) if row["kind"] == "lost_rewards"
+        row["text"] for row in read_json_lines(folder / "run" / EVENTS) if row["kind"] == "lost_rewards"
     ]
     assert said.startswith("turn signal 'mine.short' lost 1 of ")
     assert any(row["credit/signal/mine.wordy/std"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
-    _true_advantages_with_a_tool_of_ones_own(tmp_path)
 
 
-def _true_advantages_with_a_tool_of_ones_own(tmp_path):
+def test_true_advantages_with_a_tool_of_ones_own(finished):
     """The sampler knows no such tool, so that the run's own rollouts value the contexts."""
-    command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "fidelity", str(tmp_path / "run")]
+    folder, _ = finished
+    command = [sys.executable, "-W", "ignore", "-m", "verl_credit.cli", "fidelity", str(folder / "run")]
     options = "--steps 0 --prompts 2 --rollouts 4 --continuations 4 --modes none --dir out"
     made = subprocess.run(
-        [*command, *options.split()], capture_output=True, text=True, timeout=420, cwd=tmp_path
+        [*command, *options.split()], capture_output=True, text=True, timeout=420, cwd=folder
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert re.search("this run: mine.plus_reward +not measured: the turn signal infopo", made.stdout)
     assert "gave another answer" not in made.stdout
-    turns = read_json_lines(tmp_path / "out/step_0/turns.jsonl")
-    values = read_json_lines(tmp_path / "out/step_0/values.jsonl")
+    turns = read_json_lines(folder / "out/step_0/turns.jsonl")
+    values = read_json_lines(folder / "out/step_0/values.jsonl")
     assert {turn["kind"] for turn in turns} == {"tool", "ending"}
     assert {turn["before"] for turn in turns} == {value["context"] for value in values}
     assert len(values) > 2 and all(len(value["outcomes"]) == 4 for value in values)
+
+
+def test_the_gpu_evidence_reads_a_steps_memory_and_clocks(finished, tmp_path, monkeypatch):
+    """Its world, model folder and plans are real, and its overrides are valid. The metrics are those of the run above:
+    `make test-nightly` lets it train (tests/house/test_gpu_evidence.py)."""
+
+    def trained(setting, name, recipe, overrides):
+        check(*overrides, f"run_dir={tmp_path / 'run'}", recipe=recipe)
+        return finished[0] / "run", ""
+
+    monkeypatch.setattr(runs, "train", trained)
+    found = Record(tmp_path / "steps.json")
+    places = str(tmp_path / "out"), str(tmp_path / "work")
+    part_steps.run(drive.Setting("cpu", True, "laptop", None, *places), found)
+    memory, step = found.content["rows"]
+    assert memory["verdict"] == step["verdict"] == "found"
+    assert memory["found"]["planned_tensors_gib"] > 0 and memory["found"]["actor_resident_gib"] > 0
+    assert all(step["found"][name] > 0 for name in ("gen", "old_log_prob", "update_actor"))

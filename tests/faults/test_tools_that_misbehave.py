@@ -21,11 +21,11 @@ from kit.settings import settings
 from kit.trajectories import record, run
 from kit.turn_rows import Row, credited, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.rollout.search_tool import SearchTool
+from verl_credit.host.rollout.search_agent import SearchTool
 from verl_credit.host.step.metrics import row_metrics
 from verl_credit.host.step.stops import check_tool_faults
 from verl_credit.turns.book import RowRecord
-from verl_credit.turns.search.settings import client_for
+from verl_credit.turns.search.client import client_for
 from verl_credit.turns.signals import StepRows, find_signal, step_rewards
 from verl_credit.worlds.lab.protocol import answer_turn, search_turn
 
@@ -49,9 +49,7 @@ tokenizer, composed = cache(make_tokenizer), cache(load_config)
 
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
-    """Recipes are composed and certificates read once: no loop changes the one, no address here needs the other."""
-    tls = httpx.create_ssl_context(trust_env=False)
-    monkeypatch.setattr(httpx, "create_ssl_context", lambda **_: tls)
+    """Recipes are composed once: no loop changes them."""
     monkeypatch.setattr(trajectories, "load_config", lambda name, overrides: composed(name, tuple(overrides)))
 
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kit.fuzz import ACCEPTED, REFUSED, Check, cuts, told, try_all
 from kit.recipes import OWN, load_config
-from verl_credit.cli.run.explain import explanation
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import OURS, VERLS, keys_of
 from verl_credit.errors import ConfigError, printable
 from verl_credit.recipe.folders import shipped_recipes

@@ -9,9 +9,9 @@ import torch
 
 from kit.tiny_engine import build_engine, single_rank
 from kit.tiny_models import VOCABULARY, tiny_config, tiny_model
-from verl_credit.host.engine.attention_proof import GROWN, PACK_TOKENS, ROWS, prove
+from verl_credit.host.engine.attention_proof import BRANCH_SHAPES, PACK_TOKENS, ROWS, prove
 from verl_credit.policy.attention import kernels, pack_rows
-from verl_credit.policy.attention.windows import sliding_layers
+from verl_credit.policy.attention.implementation import sliding_layers
 
 RIGHT = kernels.KERNELS["sdpa"]
 
@@ -162,7 +162,7 @@ def test_bases_off_by_one_do_not_in_half_precision(case, wrong, said):
 
 
 def test_the_pack_has_several_blocks_and_bases_on_both_sides_of_their_borders():
-    pack = pack_rows(ROWS, GROWN)
+    pack = pack_rows(ROWS, BRANCH_SHAPES)
     ends = {row.start + base for row in pack.rows for base, _ in row.branches}
     assert {127, 128, 129, 511, 512, 513} <= ends
     assert 600 <= pack.length <= PACK_TOKENS

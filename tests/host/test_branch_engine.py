@@ -71,7 +71,7 @@ def measure(folder, rank, ranks, options):
     from verl.utils import tensordict_utils as tu
 
     from verl_credit.host.engine.attention_proof import prove
-    from verl_credit.host.step.row_scores import score_rows
+    from verl_credit.host.step.forward import score_rows
     from verl_credit.names import BRANCH_LOG_PROBS
     from verl_credit.turns.scorers.rows import context_rows
 

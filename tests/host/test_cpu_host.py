@@ -10,21 +10,17 @@ import torch
 
 pytest.importorskip("verl")
 
-from verl_credit.host.cpu import device_module
-from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
-from verl_credit.host.cpu.register import register as register_cpu
-from verl_credit.host.hf_rollout.register import register as register_hf
+from verl_credit.host.cpu import platform as cpu
+from verl_credit.host.registry import register_parts
 
 
 def test_register_twice_changes_nothing():
     from verl.plugin.platform.platform_manager import PlatformRegistry
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-    register_cpu()
-    register_hf()
+    register_parts()
     platform, adapters = PlatformRegistry.get("cpu"), dict(_ROLLOUT_REGISTRY)
-    register_cpu()
-    register_hf()
+    register_parts()
     assert PlatformRegistry.get("cpu") is platform
     assert dict(_ROLLOUT_REGISTRY) == adapters
 
@@ -33,7 +29,7 @@ def test_the_rollout_engine_resolves():
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import get_rollout_replica_class
 
-    register_hf()
+    register_parts()
     assert get_rollout_replica_class("hf").__name__ == "HFReplica"
     assert get_rollout_class("hf", "async").__module__ == "verl_credit.host.hf_rollout.sync"
 
@@ -41,7 +37,7 @@ def test_the_rollout_engine_resolves():
 def test_the_platform_is_never_detected_but_can_be_named(monkeypatch):
     from verl.plugin.platform import platform_manager
 
-    register_cpu()
+    register_parts()
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     assert platform_manager._detect_platform_name() != "cpu"
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
@@ -52,7 +48,7 @@ def test_the_platform_is_never_detected_but_can_be_named(monkeypatch):
 def test_the_platform_seeds_torch(seeds):
     from verl.plugin.platform.platform_manager import PlatformRegistry
 
-    register_cpu()
+    register_parts()
     platform, drawn = PlatformRegistry.get("cpu")(), []
     for seed in (3, 3, 4):
         getattr(platform, seeds)(seed)
@@ -63,7 +59,7 @@ def test_the_platform_seeds_torch(seeds):
 def test_tensors_can_be_sent_to_the_current_device():
     from verl.plugin.platform.platform_manager import PlatformRegistry
 
-    register_cpu()
+    register_parts()
     platform = PlatformRegistry.get("cpu")()
     assert torch.ones(2).to(platform.current_device()).device.type == "cpu"
     assert platform.ray_resource_options(0.5) == {"num_gpus": 0.5}
@@ -73,7 +69,7 @@ def test_tensors_can_be_sent_to_the_current_device():
 
 
 def test_the_device_module_answers_what_verl_asks():
-    module = device_module.build()
+    module = cpu.device_module()
     free, total = module.mem_get_info()
     assert 0 < free <= total
     assert 0 < module.memory_allocated() <= module.max_memory_allocated() < total
@@ -99,28 +95,25 @@ def test_the_peak_is_told_in_bytes(system, bytes_a_unit, monkeypatch):
     import resource
 
     peak = 1 << 50  # more than this process has, in either unit
-    monkeypatch.setattr(device_module.platform, "system", lambda: system)
+    monkeypatch.setattr(cpu.platform, "system", lambda: system)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=peak))
-    assert device_module.build().max_memory_allocated() == peak * bytes_a_unit
+    assert cpu.device_module().max_memory_allocated() == peak * bytes_a_unit
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_process_that_is_no_rank_makes_no_group(monkeypatch, missing):
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    assert describes_a_rank(environment)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
-    init_gloo_group()
+    assert cpu.PlatformCPU().communication_backend_name() == "gloo"
     assert not torch.distributed.is_initialized()
 
 
 WORKER = """
 import os, socket
 import verl
-from verl_credit.host.engine import loopback_store
-from verl_credit.host.cpu.register import register
-register()
+import verl_credit.host.cpu.platform
 from verl.utils.distributed import initialize_global_process_group_ray
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))

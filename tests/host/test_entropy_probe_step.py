@@ -212,7 +212,5 @@ def test_a_step_with_too_few_prompts_measures_nothing_and_says_so(tmp_path, monk
     run_step(trainer, 4)
     assert run_step(trainer, 5) == {}
     said = [row["text"] for row in read_json_lines(tmp_path / EVENTS)]
-    text = (
-        "the update of step {} is not measured: step {} has rows that count of {} prompts, and probe.groups=7"
-    )
+    text = "the update of step {} is not measured: step {} has valid rows of {} prompts, and probe.groups=7"
     assert said == [text.format(2, 3, 6), text.format(4, 5, 0)]

@@ -9,7 +9,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from kit.recipes import load_config
-from verl_credit.host.step.row_scores import rows_per_micro_batch, score_rows
+from verl_credit.host.step.forward import rows_per_micro_batch, score_rows
 from verl_credit.turns.answer import PseudoAnswer
 from verl_credit.turns.book import TurnBook
 from verl_credit.turns.requests import context_ends

@@ -12,11 +12,9 @@ from verl.workers.config import RolloutConfig
 
 from kit.tiny_models import tiny_config
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.model import max_model_len
-from verl_credit.host.hf_rollout.replica import HFReplica
-from verl_credit.host.hf_rollout.request import EngineOptions, sampling_params
-from verl_credit.host.hf_rollout.server import HFServer
-from verl_credit.host.hf_rollout.weights import WeightError, WeightSink, WeightSource
+from verl_credit.host.hf_rollout.options import EngineOptions, max_model_len, sampling_params
+from verl_credit.host.hf_rollout.server import HFReplica, HFServer
+from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, WeightSource
 from verl_credit.policy.generation.generator import Generation, SamplingParams
 
 # --- weights ---

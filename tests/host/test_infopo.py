@@ -14,7 +14,7 @@ from kit.tiny_models import in_float64, log_probs, tiny_model
 from kit.trajectories import policy_text, record, run
 from kit.turn_rows import Row, lost_row, padding_row, turn_batch
 from verl_credit.errors import IntegrityError
-from verl_credit.host.step.row_scores import score_rows
+from verl_credit.host.step.forward import score_rows
 from verl_credit.policy.attention import pack_rows
 from verl_credit.turns import infopo
 from verl_credit.turns.book import RowRecord

@@ -10,7 +10,7 @@ import torch
 
 from kit.tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks
 from kit.tiny_models import tiny_model
-from verl_credit.policy.log_prob_path import FLASH, FUSED, LOOP, OURS, describe, log_prob_path
+from verl_credit.policy.log_probs import FLASH, FUSED, LOOP, OURS, describe, log_prob_path
 
 GPU_RECIPE = {
     "use_torch_compile": True,
@@ -244,8 +244,7 @@ def test_both_engines_have_it():
     """The hook is a method of the class that verl builds: nothing of verl's is replaced."""
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-    from verl_credit.host.cpu.engine import CPUFSDPEngineWithLMHead
-    from verl_credit.host.engine.gpu_engine import CreditFSDPEngineWithLMHead
+    from verl_credit.host.engine.engines import CPUFSDPEngineWithLMHead, CreditFSDPEngineWithLMHead
     from verl_credit.host.engine.log_prob_engine import LogProbEngine
     from verl_credit.host.engine.shared_prompt_engine import SharedPromptEngine
 

@@ -9,9 +9,18 @@ from verl.utils import tensordict_utils as tu
 
 from kit.fake_store import FakeStore
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure.generate import Generator, Wanted, outcome_of, parts_of, pieces_of
-from verl_credit.host.measure.rows import Row, reaches, replayed, trajectory_of
-from verl_credit.host.rollout.replay import DRAW, REPLAY
+from verl_credit.host.measure.generate import (
+    Generator,
+    Row,
+    Wanted,
+    outcome_of,
+    parts_of,
+    pieces_of,
+    reaches,
+    replayed,
+    trajectory_of,
+)
+from verl_credit.host.rollout.engine_client import DRAW, REPLAY
 from verl_credit.turns.book import RowRecord
 
 

@@ -9,7 +9,7 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
-from verl_credit.host.actor.named_checkpoints import keep_checkpoint
+from verl_credit.host.actor.worker import keep_checkpoint
 from verl_credit.host.step import recorded
 from verl_credit.recipe.unread import without_effect
 from verl_credit.records.run.checkpoints import kept, written

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from kit.lab_run import run
 from kit.machine import FAIL, LAPTOP, PASS, says
 from kit.recipes import load_config
-from verl_credit.cli.run import train as train_module
-from verl_credit.cli.run.with_verl import check_with_verl
+from verl_credit.cli.train import start as train_module
+from verl_credit.cli.train.with_verl import check_with_verl
 from verl_credit.errors import PreflightError, Terminated
 from verl_credit.host.process import launch as module
 from verl_credit.host.process.launch import RunFailed, launch

@@ -51,7 +51,7 @@ def test_a_worker_has_what_it_uses_once_its_class_is_imported(module, has):
 def test_registering_after_a_first_import_of_ours_completes_it():
     code = (
         "import verl_credit.host.actor.loss\n"
-        "from verl_credit.host.process.register import register_all\n"
+        "from verl_credit.host.process.verl_checks import register_all\n"
         "from verl_credit.host.registry import registered_names\n"
         "register_all(); register_all(); print(all(registered_names().values()))"
     )

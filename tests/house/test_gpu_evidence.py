@@ -319,6 +319,7 @@ def test_doctor_is_compared_with_what_the_kernels_did(tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_step_of_training_through_the_command(tmp_path):
     """World, model folder, run, clocks and plan, as on a GPU; transformers roll out."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "evidence/gpu/run.py"), "--device", "cpu", "--tiny"]

@@ -1,4 +1,4 @@
-"""The layers of the house, read from the source: who may import whom, and what lies at the top."""
+"""What the contracts of `make lint` cannot say about imports, read from the source, and what lies at the top."""
 
 import ast
 import subprocess
@@ -52,29 +52,16 @@ def in_standard_library(module):
 
 
 def test_credit_imports_torch_and_nothing_else():
-    """But ``verl_credit.errors``, which imports the standard library alone, for "did you mean"."""
-    ours = ("verl_credit.credit", "verl_credit.errors")
+    """Beside them only ``verl_credit.errors`` and ``verl_credit.names``, which import the standard library alone."""
+    ours = ("verl_credit.credit", "verl_credit.errors", "verl_credit.names")
 
     def forbidden(module):
         return not (in_standard_library(module) or within(module, "torch", *ours))
 
     assert len(python_files("verl_credit/credit")) > 5
     assert not offenders("verl_credit/credit", forbidden)
-    assert all(in_standard_library(m) for m in imported_modules(ROOT / "verl_credit" / "errors.py"))
-
-
-def test_only_the_host_imports_verl_and_ray():
-    found = [
-        line
-        for line in offenders("verl_credit", lambda module: within(module, "verl", "ray"))
-        if not line.startswith("verl_credit/host/")
-    ]
-    assert not found
-
-
-def test_the_retriever_knows_neither_verl_nor_ray_nor_verl_credit():
-    assert python_files("retriever")
-    assert not offenders("retriever", lambda module: within(module, "verl", "verl_credit", "ray"))
+    for name in ("errors.py", "names.py"):
+        assert all(in_standard_library(m) for m in imported_modules(ROOT / "verl_credit" / name))
 
 
 def test_what_serves_on_a_cluster_needs_no_verl():

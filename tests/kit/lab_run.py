@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from verl_credit.cli import main
-from verl_credit.cli.run import train as train_module
+from verl_credit.cli.train import start as train_module
 from verl_credit.records.run import events
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from contextlib import contextmanager
 from unittest import mock
@@ -78,14 +79,12 @@ def build_engine(folder, attention="auto", precision="fp32", training=False, eng
 
     ``precision``: fp32, bf16 (parameters stay fp32), or fp64 with norms that do not cast to float32.
     """
-    from verl_credit.host.process.register import register_all
+    from verl_credit.host.process.verl_checks import register_all
     from verl_credit.host.registry import register_engines
 
     register_all()
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
-
-    import verl_credit.host.cpu.engine  # noqa: F401  (the import registers it)
 
     register_engines()
     stored = "fp32" if precision == "bf16" else precision
@@ -175,9 +174,16 @@ def gloo_rank(rank, ranks, store):
 
 
 def on_ranks(ranks, main, folder, *given) -> dict:
-    """What ``main(rank, ranks, folder, store, results, *given)`` left in ``results``."""
-    with mp.Manager() as manager:
+    """What ``main(rank, ranks, folder, store, results, *given)`` left in ``results``.
+
+    A server imports verl once and forks every rank: an import takes 6 s, more than most ranks compute.
+    """
+    platform, engine = "verl_credit.host.cpu.platform", "verl.workers.engine"
+    multiprocessing.set_forkserver_preload([platform, engine])
+    with mock.patch.dict(os.environ, _environment(0, ranks)), mp.Manager() as manager:
         results = manager.dict()
         store = f"{folder}/store_{main.__name__}_{ranks}"
-        mp.spawn(main, (ranks, str(folder), store, results, *given), nprocs=ranks)
+        mp.start_processes(
+            main, (ranks, str(folder), store, results, *given), nprocs=ranks, start_method="forkserver"
+        )
         return dict(results)

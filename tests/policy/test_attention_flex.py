@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from kit.tiny_models import tiny_model
 from verl_credit.policy.attention import PACK, flex, forced, implementation, pack_rows
-from verl_credit.policy.attention.kernels import row_by_row
-from verl_credit.policy.attention.trial import BRANCHES, TRUNKS
+from verl_credit.policy.attention.kernels import BRANCHES, TRUNKS, row_by_row
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen3", "gemma2")  # plain; with windows in every second layer and a softcap

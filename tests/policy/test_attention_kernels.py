@@ -10,10 +10,9 @@ from verl_credit.policy.attention import forced, implementation, pack_rows
 from verl_credit.policy.attention import sdpa as sdpa_kernel
 from verl_credit.policy.attention import varlen as varlen_kernel
 from verl_credit.policy.attention.implementation import NAMES, PREFERENCE, attention, choose
-from verl_credit.policy.attention.kernels import KERNELS, row_by_row
-from verl_credit.policy.attention.trial import BRANCHES as TRIAL_BRANCHES
-from verl_credit.policy.attention.trial import TOLERANCE, Heads, trial
-from verl_credit.policy.attention.trial import TRUNKS as TRIAL_TRUNKS
+from verl_credit.policy.attention.kernels import BRANCHES as TRIAL_BRANCHES
+from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, row_by_row, trial
+from verl_credit.policy.attention.kernels import TRUNKS as TRIAL_TRUNKS
 
 
 def documented(

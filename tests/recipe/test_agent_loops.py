@@ -5,7 +5,7 @@ import pytest
 from kit.recipes import load_config
 from verl_credit.config.turn_limit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
-from verl_credit.host.process.names import check_names
+from verl_credit.host.process.verl_checks import check_names
 from verl_credit.recipe.agent_loops import LISTED, agents_of_rows, own_loops
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
@@ -126,7 +126,7 @@ def test_a_file_of_agent_loops_that_verl_could_not_use_is_refused(tmp_path, text
 
 def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
     """verl's own loops are in its registry, too."""
-    from verl_credit.host.process.register import register_all
+    from verl_credit.host.process.verl_checks import register_all
 
     register_all()
     own = listed(tmp_path)

@@ -7,7 +7,7 @@ from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
-from verl_credit.host.process.correction import check_correction
+from verl_credit.host.process.verl_checks import check_correction
 from verl_credit.names import TRAINING_MODES
 from verl_credit.recipe.rules.correction import DEFAULTS, compares_with_the_writer, correction_without_effect
 from verl_credit.recipe.unread import idle_lines

@@ -3,11 +3,10 @@
 import pytest
 
 from kit.recipes import check
-from verl_credit.cli.run.explain import explanation
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import LOSS
 from verl_credit.errors import ConfigError
-from verl_credit.host.process.names import check_names
-from verl_credit.host.process.register import register_all
+from verl_credit.host.process.verl_checks import check_names, register_all
 from verl_credit.recipe.rules.own_loss import IN_ENVIRONMENT, MODULES, own_modules
 
 KEY = f"{LOSS}.loss_mode"

@@ -8,10 +8,11 @@ import pytest
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.run import doctor, sweep, train
+from verl_credit.cli.train import start, sweep
 from verl_credit.errors import ConfigError
 from verl_credit.recipe import compose
 from verl_credit.recipe.compose import compose_recipe
+from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.folders import recipes_folder, shipped_recipes
 from verl_credit.recipe.rules import validate
 
@@ -32,9 +33,9 @@ def write(folder, **files):
 def started(monkeypatch):
     """What `train` would start: the configurations, and the commands of a sweep."""
     found = []
-    monkeypatch.setattr(train, "_train", lambda config, *rest: found.append(config) or 0)
+    monkeypatch.setattr(start, "_train", lambda config, *rest: found.append(config) or 0)
     monkeypatch.setattr(sweep, "run_child", lambda command: found.append(command) or 0)
-    monkeypatch.setattr(doctor, "examine", lambda context, first: found.append(context.config) or first)
+    monkeypatch.setattr(checks, "examine", lambda context, first: found.append(context.config) or first)
     return found
 
 

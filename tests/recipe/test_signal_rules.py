@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.recipes import check
-from verl_credit.cli.run.explain import explanation
+from verl_credit.cli.recipe.stages import explanation
 from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError

@@ -15,7 +15,6 @@ from verl_credit_retriever.cli import main
 from verl_credit_retriever.encoder import SentenceEncoder, device_for
 from verl_credit_retriever.index import build, encoding, shards
 from verl_credit_retriever.index.build import build_index, encode_share
-from verl_credit_retriever.index.corpus import copy_corpus
 from verl_credit_retriever.index.place import lock
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.index.shards import BuildRefused
@@ -62,7 +61,7 @@ def test_shares_of_separate_disks_merge_when_their_files_lie_together(corpus, en
         for file in (tmp_path / f"machine{part}" / ".out.building").glob("shard-*"):
             shutil.copy(file, work)
     build_index(corpus, encoder, tmp_path / "out", merge=True, **SMALL)
-    np.testing.assert_array_equal(SearchIndex.load(tmp_path / "out").vectors(), encoder.table_M_D)
+    np.testing.assert_array_equal(SearchIndex.load(tmp_path / "out").vectors_M_D, encoder.table_M_D)
     assert encoder.calls == 7
 
 
@@ -321,15 +320,11 @@ def test_a_task_of_a_process_encodes_its_shard(folders, tmp_path, monkeypatch):
     assert _content(tmp_path / "one") == _content(tmp_path / "two")
 
 
-def test_an_encoder_that_does_not_load_is_the_error_of_every_task(corpus, tmp_path, monkeypatch):
+def test_an_encoder_that_does_not_load_is_the_error_of_every_task(tmp_path, monkeypatch):
     """A process gets one device and more tasks than that; a task that asked for another would wait for ever."""
     monkeypatch.setattr(encoding, "_given", ())
     encoding._loaded.cache_clear()
-    layout = {"shard_rows": 16, "dim": 8, "dtype": "float32", "settings": {}}
-    job = encoding.Job(
-        tmp_path, tmp_path, layout, 8, {"path": tmp_path / "none", "manifest": {"encoder": {}}}, 1
-    )
-    np.save(tmp_path / "offsets.npy", copy_corpus(corpus, tmp_path / "copy.jsonl"))
+    job = encoding.Job(None, 8, {"path": tmp_path / "none", "manifest": {"encoder": {}}}, 1)
     encoding._start(job, SimpleNamespace(get=iter(["cpu"]).__next__), None)
     for shard in range(3):
         with pytest.raises(FileNotFoundError, match="none' is not a folder"):

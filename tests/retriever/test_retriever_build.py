@@ -18,8 +18,9 @@ import pytest
 from kit.retriever_vectors import TableEncoder, clustered, write_rows
 from verl_credit_retriever.index import build, encoding, memory
 from verl_credit_retriever.index import search as index_module
-from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus, save_offsets
+from verl_credit_retriever.index.corpus import BOM, CorpusError, Documents, copy_corpus
 from verl_credit_retriever.index.encoding import Progress
+from verl_credit_retriever.index.exact import write_array
 from verl_credit_retriever.index.faiss_kinds import fill
 from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex, build_index
@@ -278,14 +279,14 @@ def test_a_changed_line_in_a_finished_shard_is_refused_and_later_lines_may_chang
 def test_lines_added_to_a_short_last_shard_and_overwritten_lines_are_encoded_anew(encoder, tmp_path):
     corpus, out = write_rows(tmp_path / "corpus.jsonl", 20), tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:  # fails after all shards are done
-        patch.setattr(build, "write_vectors", lambda *_, **__: 1 / 0)
+        patch.setattr(build, "write_manifest", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_index(corpus, encoder, out, kind="exact", **SMALL)
     write_rows(corpus, 30)
     before = encoder.calls
     build_index(corpus, encoder, out, kind="exact", **SMALL)
     assert encoder.calls - before == 1  # rows 16 to 29; rows 0 to 15 were there
-    np.testing.assert_array_equal(SearchIndex.load(out).vectors(), encoder.table_M_D[:30])
+    np.testing.assert_array_equal(SearchIndex.load(out).vectors_M_D, encoder.table_M_D[:30])
 
 
 @pytest.mark.parametrize("damage", [lambda f: f.write_bytes(f.read_bytes()[:-1] + b"\7"), Path.unlink])
@@ -295,7 +296,7 @@ def test_a_damaged_shard_is_encoded_anew(corpus, encoder, tmp_path, damage):
     damage(tmp_path / ".out.building" / "shard-000001.vectors")
     build_index(corpus, encoder, out, **SMALL)
     assert encoder.calls == 6
-    np.testing.assert_array_equal(SearchIndex.load(out).vectors(), encoder.table_M_D)
+    np.testing.assert_array_equal(SearchIndex.load(out).vectors_M_D, encoder.table_M_D)
 
 
 def test_a_bad_line_found_late_keeps_what_was_encoded(corpus, encoder, tmp_path):
@@ -342,7 +343,7 @@ def test_what_a_killed_import_left_goes_with_the_next_command(corpus, encoder, t
 def test_offsets_are_saved_as_numpy_saves_them(tmp_path):
     offsets = np.arange(5, dtype=np.int64)
     np.save(tmp_path / "numpy.npy", offsets)
-    save_offsets(tmp_path / "ours.npy", offsets)
+    write_array(tmp_path / "ours.npy", [offsets], offsets.shape, "int64")
     assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
 
 
@@ -414,7 +415,8 @@ def test_progress_counts_only_this_runs_rows_for_its_rate(monkeypatch):
     monkeypatch.setattr(encoding, "time", SimpleNamespace(monotonic=lambda: next(now)))
     encode = lambda shard, encode, chunk_rows, on_rows: on_rows(100)  # noqa: E731
     shards = SimpleNamespace(rows=1000, missing=lambda: [2, 3], encode=encode)
-    encoding.encode_missing(shards, None, 100, done=200, report=seen.append)
+    encoder = SimpleNamespace(encode_passages=None)
+    encoding.encode_missing(shards, encoder, 100, done=200, report=seen.append)
     assert seen == [Progress(200, 1000, 0.0), Progress(300, 1000, 10.0), Progress(400, 1000, 10.0)]
     assert seen[2].text() == "400 of 1,000 rows (40%), 10 rows/s, 0:01:00 left"
     assert "unknown time left" in Progress(0, 1000, 0.0).text()

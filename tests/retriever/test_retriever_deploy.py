@@ -14,7 +14,7 @@ from kit.ray_cluster import TOKEN, RayCluster, free_port
 from kit.search_load import SearchLoad, oracle
 from verl_credit_retriever.launch import start_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 K = 5
 QUERIES = [

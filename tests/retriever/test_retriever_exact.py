@@ -13,7 +13,7 @@ from verl_credit_retriever.index.exact import ExactSearch
 from verl_credit_retriever.index.manifest import files_of
 from verl_credit_retriever.index.search import SearchIndex, build_index
 
-ROWS, DIM, K = 3000, 24, 10
+ROWS, DIM, K = 1500, 24, 10
 KINDS = ["flat", "sq8", "ivf", "ivfpq", "hnsw", "exact"]
 
 
@@ -83,7 +83,7 @@ def test_exact_refuses_vectors_that_are_not_finite(value):
 def test_the_exact_backend_of_every_kind_is_brute_force_over_its_vectors(folder, kind, dtype):
     index = SearchIndex.load(folder / f"{kind}-{dtype}", backend="exact")
     stored_M_D = clustered(ROWS, DIM, seed=1).astype({"fp32": "float32", "fp16": "float16"}[dtype])
-    np.testing.assert_array_equal(index.vectors(), stored_M_D)
+    np.testing.assert_array_equal(index.vectors_M_D, stored_M_D)
     assert _rows(index, _queries()) == _brute_force(_queries(), stored_M_D, K)[1].tolist()
 
 
@@ -123,7 +123,7 @@ def test_ivfpq_scores_the_own_vectors_of_its_candidates(folder):
     exact = SearchIndex.load(path, backend="exact")
     nlist = exact.manifest["parameters"]["nlist"]
     expected, rough = exact.search(_queries(), K), SearchIndex.load(path, nprobe=nlist, refine=1)
-    products_N_M = _queries() @ exact.vectors().T
+    products_N_M = _queries() @ exact.vectors_M_D.T
     for hits, products_M in zip(rough.search(_queries(), K), products_N_M, strict=True):
         scores = [score for _, score in hits]
         rows = [int(document["id"][1:]) for document, _ in hits]
@@ -170,8 +170,8 @@ def test_search_parameters_are_in_the_manifest_and_in_the_fingerprint(folder):
     [
         ("flat", {"nprobe": 4}, "nprobe=4 has no effect on kind='flat'"),
         ("ivf", {"ef_search": 4}, "ef_search=4 has no effect on kind='ivf'; it takes nprobe"),
-        ("ivf", {"nprobe": 0}, "nprobe=0; expected an integer from 1 to 76"),
-        ("ivf", {"nprobe": 77}, "nprobe=77; expected an integer from 1 to 76"),
+        ("ivf", {"nprobe": 0}, "nprobe=0; expected an integer from 1 to 38"),
+        ("ivf", {"nprobe": 39}, "nprobe=39; expected an integer from 1 to 38"),
         ("hnsw", {"ef_search": -1}, "ef_search=-1"),
         ("ivf", {"refine": 4}, "refine=4 has no effect on kind='ivf'; it takes nprobe"),
         ("ivfpq", {"refine": 0}, "refine=0; expected an integer from 1 to 1024"),

@@ -55,7 +55,8 @@ def test_an_imported_index_answers_as_one_that_was_built(world, vectors_M_D, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e5_Flat.index", "out"]
 
 
-def test_a_row_that_no_sample_met_may_not_hold_nan(world, vectors_M_D, tmp_path):
+def test_a_row_that_no_sample_met_may_not_hold_nan(world, vectors_M_D, tmp_path, monkeypatch):
+    monkeypatch.setattr(imported, "SAMPLE", 4)
     rows = len(vectors_M_D)
     sampled = {0, rows - 1, *np.random.default_rng(0).choice(rows, 4, replace=False).tolist()}
     other = min(set(range(rows)) - sampled)
@@ -67,7 +68,6 @@ def test_a_row_that_no_sample_met_may_not_hold_nan(world, vectors_M_D, tmp_path)
             world[0] / "corpus.jsonl",
             world[1],
             tmp_path / "out",
-            sample=4,
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -107,17 +108,19 @@ def test_a_changed_value_in_the_manifest_is_refused_though_the_encoder_would_fol
         SearchIndex.load(tmp_path / "index")
 
 
-def test_one_wrong_byte_anywhere_in_the_manifest_is_refused(world, tmp_path):
+def test_one_wrong_byte_anywhere_in_the_manifest_is_refused(world, tmp_path, monkeypatch):
     good = (world[0] / "index" / "manifest.json").read_bytes()
+    (tmp_path / "manifest.json").touch()
+    # The file system would take most of the time: thousands of files that are written once and read once.
+    monkeypatch.setattr(Path, "read_text", lambda _, encoding: bad.decode(encoding))
     for place in range(len(good)):
         for flip in (1, 2, 32):
             bad = good[:place] + bytes([good[place] ^ flip]) + good[place + 1 :]
-            (tmp_path / "manifest.json").write_bytes(bad)
             try:
-                found = read_manifest(tmp_path)
+                manifest = read_manifest(tmp_path)
             except IndexMismatch:
                 continue
-            assert found == json.loads(good)  # blank for blank
+            assert manifest == json.loads(good)  # blank for blank
 
 
 def test_a_manifest_written_before_it_had_a_hash_is_read_with_a_warning(world, tmp_path, caplog):

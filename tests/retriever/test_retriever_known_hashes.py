@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from verl_credit_retriever.index import files, manifest
-from verl_credit_retriever.index.files import known_sha256, sha256
-from verl_credit_retriever.index.manifest import IndexMismatch
+from verl_credit_retriever.index import manifest
+from verl_credit_retriever.index.manifest import IndexMismatch, known_sha256, sha256
 from verl_credit_retriever.index.search import SearchIndex
 
 
@@ -16,8 +15,7 @@ def read(tmp_path, monkeypatch):
     """The files whose content was read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = []
-    for module in (files, manifest):
-        monkeypatch.setattr(module, "sha256", lambda path: (names.append(path.name), sha256(path))[1])
+    monkeypatch.setattr(manifest, "sha256", lambda path: (names.append(path.name), sha256(path))[1])
     return names
 
 
@@ -69,7 +67,7 @@ def test_a_full_disk_leaves_no_part_of_the_store(tmp_path, read, monkeypatch):
 
     path = tmp_path / "vectors"
     path.write_bytes(b"one")
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(manifest.os, "replace", full)
     assert known_sha256(path) == sha256(path)
     assert not list((tmp_path / "cache" / "verl_credit_retriever").iterdir())
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -120,26 +121,30 @@ def test_building_takes_no_more_than_the_index(kind, dtype, parameters):
         (1000, ["more memory"], ["fp16", "sq8", "mmap"]),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(available, fitting, not_fitting):
+def test_what_does_not_fit_is_refused_with_what_would(monkeypatch, available, fitting, not_fitting):
+    monkeypatch.setattr(memory, "available_memory", lambda: available)
     with pytest.raises(MemoryRefused) as caught:
-        require_memory(WIKI, available=available)
-    said = str(caught.value).split("Would fit:")
-    assert "vectors 64.6 GB" in said[0] and "available:" in said[0]
-    assert all(word in said[1] for word in fitting) and not any(word in said[1] for word in not_fitting)
+        require_memory(WIKI)
+    plan, choices = str(caught.value).split("Would fit:")
+    assert "vectors 64.6 GB" in plan and "available:" in plan
+    assert all(word in choices for word in fitting) and not any(word in choices for word in not_fitting)
 
 
-def test_what_fits_exactly_is_not_refused():
+def test_what_fits_exactly_is_not_refused(monkeypatch):
     total = plan_memory(WIKI).total
-    assert require_memory(WIKI, available=total) == plan_memory(WIKI)
-    with pytest.raises(MemoryRefused):
-        require_memory(WIKI, available=total - 1)
+    monkeypatch.setattr(memory, "available_memory", lambda: total)
+    assert require_memory(WIKI) == plan_memory(WIKI)
     with pytest.raises(MemoryRefused, match="training 0.0 MB"):
-        require_memory(WIKI, available=total, also={"training": 1})
+        require_memory(WIKI, also={"training": 1})
+    monkeypatch.setattr(memory, "available_memory", lambda: total - 1)
+    with pytest.raises(MemoryRefused):
+        require_memory(WIKI)
 
 
-def _machine(root, *, available_kb=1000, groups=None, membership="0::/a/b\n"):
+def _machine(root, patch, *, groups=None, membership="0::/a/b\n"):
+    """What is available in a machine that has 1,024,000 bytes, and these cgroups."""
+    patch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=1_024_000))
     (root / "proc" / "self").mkdir(parents=True)
-    (root / "proc" / "meminfo").write_text(f"MemTotal: 9999 kB\nMemAvailable:    {available_kb} kB\n")
     (root / "proc" / "self" / "cgroup").write_text(membership)
     for name, files in (groups or {}).items():
         (root / "cgroup" / name).mkdir(parents=True, exist_ok=True)
@@ -168,14 +173,20 @@ def _v2(limit, used, inactive=0):
         ({"a/b": _v2(10**9, 0)}, 1_024_000),  # a limit above what the machine has
     ],
 )
-def test_the_smallest_limit_counts(tmp_path, groups, expected):
-    assert _machine(tmp_path, groups=groups) == expected
+def test_the_smallest_limit_counts(tmp_path, monkeypatch, groups, expected):
+    assert _machine(tmp_path, monkeypatch, groups=groups) == expected
 
 
-def test_cgroup_v1_limits_count(tmp_path):
+def test_cgroup_v1_limits_count(tmp_path, monkeypatch):
     files = {"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "1000", "memory.stat": "cache 3\n"}
     membership = "4:cpu,cpuacct:/c\n2:memory:/a\n"
-    assert _machine(tmp_path, groups={"memory/a": files}, membership=membership) == 4000
+    assert _machine(tmp_path, monkeypatch, groups={"memory/a": files}, membership=membership) == 4000
+
+
+def test_a_limit_of_v1_that_is_none_leaves_what_the_machine_has(tmp_path, monkeypatch):
+    files = {"memory.limit_in_bytes": f"{2**63 - 4096}", "memory.usage_in_bytes": "1000", "memory.stat": ""}
+    groups = {"memory/a": files}
+    assert _machine(tmp_path, monkeypatch, groups=groups, membership="2:memory:/a\n") == 1_024_000
 
 
 def test_this_machine_has_some_memory():
@@ -187,7 +198,7 @@ def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):
     total = plan_memory(build_index(corpus, encoder, tmp_path / "out", kind="ivf")).total
     started = []
     monkeypatch.setattr(workers, "run_workers", lambda *_: started.append(True) or 0)
-    settings = ServeSettings(tmp_path / "out", tmp_path, workers=3, gpu=True)
+    settings = ServeSettings(tmp_path / "out", tmp_path, port=0, workers=3, gpu=True)
     monkeypatch.setattr(memory, "available_memory", lambda: 3 * total - 1)
     with pytest.raises(MemoryRefused, match="2 more workers .*Would fit: .*fewer --workers"):
         run_server(settings)
@@ -237,7 +248,6 @@ def test_load_and_build_refuse_before_they_read_or_encode(tmp_path, monkeypatch)
     with pytest.raises(MemoryRefused, match="vectors 0.0 MB"):
         SearchIndex.load(tmp_path / "out")
     assert len(SearchIndex.load(tmp_path / "out", mmap=True)) == 50
-    assert len(SearchIndex.load(tmp_path / "out", check_memory=False)) == 50
     calls = encoder.calls
     with pytest.raises(MemoryRefused):
         build_index(corpus, encoder, tmp_path / "other")

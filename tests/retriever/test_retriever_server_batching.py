@@ -311,7 +311,7 @@ def _hits(text):
 
 
 def test_the_cache_forgets_what_was_not_used_longest():
-    cache = ResultCache("index", max_entries=3, max_bytes=1 << 20)
+    cache = ResultCache(max_entries=3, max_bytes=1 << 20)
     for name in ("a", "b", "c"):
         cache.put(name, 1, _hits(name))
     assert cache.get("a", 1) == _hits("a") and cache.get("a", 2) is None
@@ -324,7 +324,7 @@ def test_the_cache_forgets_what_was_not_used_longest():
 @settings(derandomize=True, max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3000)), max_size=30))
 def test_the_cache_keeps_both_bounds(puts):
-    cache = ResultCache("index", max_entries=4, max_bytes=20_000)
+    cache = ResultCache(max_entries=4, max_bytes=20_000)
     for name, size in puts:
         cache.put(name, 1, _hits(name * size))
         assert len(cache) <= 4 and 0 <= cache.bytes <= 20_000

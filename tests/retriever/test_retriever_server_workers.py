@@ -182,7 +182,7 @@ def test_the_port_of_several_workers_is_taken_also_before_one_listens(tmp_path, 
         return 0
 
     monkeypatch.setattr(workers, "run_workers", second)
-    settings = ServeSettings(tmp_path, tmp_path, workers=2)
+    settings = ServeSettings(tmp_path, tmp_path, port=0, workers=2)
     assert (run_server(settings), codes) == (0, [EXIT_PORT_IN_USE])
     assert "Address already in use" in capsys.readouterr().err
     assert run_server(replace(settings, port=0)) == 0

@@ -11,7 +11,7 @@ from kit.settings import algorithm
 from verl_credit.config.keys import CANONICAL
 from verl_credit.credit import turn_credit
 from verl_credit.credit.plugins import TransformSpec
-from verl_credit.credit.token import entropy_stats, token_credit
+from verl_credit.credit.token import token_credit
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
@@ -285,15 +285,14 @@ def test_sepa_sees_the_share_of_correct_rows_and_the_uncertainty_of_execution_to
 @each_pipeline
 def test_uncertainties_are_counted_once_and_on_policy_tokens(monkeypatch, pipeline):
     """Once before pooling and, where something is pooled, once after it."""
-    seen, moments = [], entropy_stats.row_moments
+    seen, moments = [], token_credit.row_moments
 
     def counting(uncertainty_B_T, planning_B_T, mask_B_T):
         assert not uncertainty_B_T[~mask_B_T].any()
         seen.append(int(mask_B_T.sum()))
         return moments(uncertainty_B_T, planning_B_T, mask_B_T)
 
-    for module in (entropy_stats, token_credit):
-        monkeypatch.setattr(module, "row_moments", counting)
+    monkeypatch.setattr(token_credit, "row_moments", counting)
     inputs = batch()
     apply(stage_of(**pipeline), inputs)
     pooled = "sepa" in pipeline.get("transform_mode", "")

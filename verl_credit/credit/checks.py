@@ -46,6 +46,18 @@ def as_group_ids(name: str, group_B: torch.Tensor) -> torch.Tensor:
     return torch.unique(group_B, return_inverse=True)[1]
 
 
+def checked_ids(
+    what: str, name: str, ids_B_T: torch.Tensor, mask_name: str, mask_B_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids of response tokens and their mask as a bool tensor, after checks of shape and dtype."""
+    if ids_B_T.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(ids_B_T.shape)}; expected rows x response tokens")
+    if ids_B_T.dtype.is_floating_point or ids_B_T.dtype.is_complex or ids_B_T.dtype == torch.bool:
+        raise TypeError(f"{name} has dtype {ids_B_T.dtype}; {what} are integers")
+    check_shape(mask_name, mask_B_T, ids_B_T.shape, name)
+    return ids_B_T, as_bool(mask_name, mask_B_T)
+
+
 def first_row(bad: torch.Tensor) -> int:
     """Index of the first row with a True entry."""
     return int(bad.reshape(bad.shape[0], -1).any(dim=1).nonzero()[0])

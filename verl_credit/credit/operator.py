@@ -1,15 +1,14 @@
-"""What is known of an operator: what it reads, its equation, its bias, its source, and the laws it is exempt from."""
+"""What an operator declares: what it reads, its equation, bias and source, its exemptions from laws, its options' ranges."""
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
+from typing import Annotated, Any
 
 CENTRED, NORMALISED = frozenset({"centred"}), frozenset({"normalised"})
 WEIGHS, CONSERVES = frozenset({"weighs"}), frozenset({"conserves"})
-
-
 INDENT = " " * 4
 
 
@@ -42,7 +41,7 @@ class Operator:
     scope: str = "group"
     """Which other rows can matter: row (none), group (those of one prompt) or batch."""
     properties: frozenset[str] = frozenset()
-    """Of `laws.properties`: centred, normalised, weighs, conserves. A property that is not named does not hold."""
+    """Names of `laws.properties`: centred, normalised, weighs, conserves. A property that is not named does not hold."""
     exempt: Mapping[str, str] = field(default_factory=dict)
     """Law -> why it does not hold here."""
 
@@ -67,3 +66,43 @@ class WithoutGains:
 
     factor: Callable[[int], float] = over_population_std
     norm_by_std: bool = True
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``, whole ones where ``low`` is one."""
+
+    low: float
+    high: float = math.inf
+    low_allowed: bool = True
+    high_allowed: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError for a value outside the range."""
+        whole = isinstance(self.low, int)
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not number or not (
+            self.low < value < self.high
+            or (self.low_allowed and value == self.low)
+            or (self.high_allowed and value == self.high)
+        ):
+            least = f"at least {self.low:g}" if self.low_allowed else f"above {self.low:g}"
+            most = f" and {'at most' if self.high_allowed else 'below'} {self.high:g}"
+            kind = "whole number" if whole else "number"
+            most = "" if self.high == math.inf else most
+            raise ValueError(f"{name}={value!r}: expected a {kind} {least}{most}")
+
+
+AtLeastZero = Annotated[float, Range(0.0)]
+Positive = Annotated[float, Range(0.0, low_allowed=False)]
+BelowOne = Annotated[float, Range(0.0, 1.0)]
+Share = Annotated[float, Range(0.0, 1.0, high_allowed=True)]
+Count = Annotated[int, Range(0)]
+Number = Annotated[int, Range(1)]
+
+
+def refuse_unread(beside: str, why: str, **given: tuple[Any, Any]) -> None:
+    """Raise ValueError for an option that another one leaves unread. ``given``: its value and its default, which passes."""
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ValueError(f"{name}={value!r} with {beside}: {why}; leave it at {default!r}")

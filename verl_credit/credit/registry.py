@@ -1,7 +1,5 @@
 """Every operator by level and name, as it declares itself in its own file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,11 +12,6 @@ from verl_credit.credit.turn.modes import MODES
 REGISTRY: Mapping[tuple[str, str], Operator] = MappingProxyType(
     {
         (operator.level, operator.name): operator
-        for operator in (
-            *OUTCOME_OPERATORS.values(),
-            *MODES.values(),
-            *TOKEN_OPERATORS,
-            *CANONICAL.values(),
-        )
+        for operator in (*OUTCOME_OPERATORS.values(), *MODES.values(), *TOKEN_OPERATORS, *CANONICAL.values())
     }
 )

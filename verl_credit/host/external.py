@@ -1,9 +1,8 @@
 """What verl imports in every process of a run (entry point ``verl.plugins``): the CPU platform, and nothing else.
 
-verl reads the platform while it is imported. The rest takes seconds to import, and most of a run's processes (load balancer,
-rewards, queues) use nothing of it: the processes that do register it themselves (`verl_credit.host.process.register`).
+verl loads its plugins in the middle of its own import, and then reads the platform. Everything else of ours takes seconds
+to import, and most of a run's processes (load balancer, rewards, queues) use none of it. The processes that use more
+register it themselves (`verl_credit.host.registry`).
 """
 
-from verl_credit.host.cpu.register import register
-
-register()
+from verl_credit.host.cpu import platform  # noqa: F401  (the import registers the platform)

@@ -1,27 +1,36 @@
-"""What this process has in verl's registries, and what a worker of ours enters there itself."""
+"""What this process has in verl's registries, and what a worker of ours registers there itself."""
 
 from __future__ import annotations
 
 from verl_credit import names
-from verl_credit.host.cpu.register import register as register_cpu
-from verl_credit.host.hf_rollout.register import register as register_hf
 
 
 def register_parts() -> None:
-    """The platform and the rollout engine; idempotent. The platform comes first: verl reads it while it is imported."""
-    register_cpu()
-    register_hf()
+    """Register the CPU platform, and the rollout engine of `rollout.name=hf`; a second call changes nothing.
+
+    The platform comes first, because verl reads it while it is imported. verl imports replica and adapter only where it
+    uses them. It has no function to register an adapter, therefore its private dict gets one entry.
+    """
+    from verl_credit.host.cpu import platform  # noqa: F401, I001  (the import registers it)
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    RolloutReplicaRegistry.register(names.ROLLOUT_NAME, _load_replica)
+    _ROLLOUT_REGISTRY[(names.ROLLOUT_NAME, "async")] = "verl_credit.host.hf_rollout.sync.ServerAdapter"
+
+
+def _load_replica() -> type:
+    from verl_credit.host.hf_rollout.server import HFReplica
+
+    return HFReplica
 
 
 def register_engines() -> None:
-    """In processes that train: the engine for this device, and our attention in transformers."""
-    from verl.utils.device import get_device_name
-
+    """Register our engines in verl, and our attention in transformers; called by processes that train."""
+    from verl_credit.host.engine import engines  # noqa: F401  (the import registers them)
     from verl_credit.policy.attention import install
 
     install()
-    if get_device_name() == "cuda":
-        from verl_credit.host.engine import gpu_engine  # noqa: F401  (the import registers the engine)
 
 
 LOSS = f"loss {names.LOSS_MODE}"
@@ -32,7 +41,7 @@ ALL = (ESTIMATOR, LOSS, *TRAINERS.values(), AGENT_LOOP, TURN_LOOP)
 
 
 def registered_names() -> dict[str, bool]:
-    """For every name of ours: is it in verl's registry in this process?"""
+    """Whether verl's registry in this process has a name, for every name of ours."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -46,9 +55,9 @@ def registered_names() -> dict[str, bool]:
     }
 
 
-def require_registered(where: str, found: dict[str, bool], *needed: str) -> None:
-    """Raise RuntimeError naming the process and what it lacks of ``needed`` (without any: of all)."""
-    missing = [name for name in needed or ALL if not found[name]]
+def require_registered(where: str, registered: dict[str, bool], *needed: str) -> None:
+    """Raise RuntimeError naming the process and the names that it lacks of ``needed`` (by default of all)."""
+    missing = [name for name in needed or ALL if not registered[name]]
     if missing:
         raise RuntimeError(
             f"the verl_credit plugin is not registered in {where}: missing {missing}. "

@@ -1,7 +1,7 @@
-"""Neighbouring rows that begin alike, such as the rollouts of a prompt, as one packed row that holds what they share once.
+"""Neighbouring rows that begin alike, such as the rollouts of a prompt, as one packed row with their common tokens once.
 
-One of them is the trunk, the others are branches of it behind the tokens that they have in common with it. What a token
-sees is the same as in a row of its own, and so are its hidden state and its gradient, up to rounding.
+One of the rows is the trunk, the others are branches after the tokens that they share with it. A token attends to the
+same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Family:
     stream: torch.Tensor
     shape: Shape
     places: list[torch.Tensor]
-    """Of each row, where its tokens stand in ``stream``."""
+    """The places of each row's tokens in ``stream``."""
 
     @property
     def trunk(self) -> int:
-        """Its tokens."""
+        """The number of the trunk's tokens."""
         return len(self.stream) - sum(tokens for _, tokens in self.shape)
 
 
 def families(prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]) -> list[Family]:
-    """In the order of the rows; a new family begins where the prompt changes."""
+    """The families in the order of the rows; a new one begins where the prompt changes."""
     starts = [
         row for row in range(len(prompts)) if row == 0 or not torch.equal(prompts[row - 1], prompts[row])
     ]
@@ -48,10 +48,10 @@ class Reads:
     """P different (place, token) pairs of a packed stream, for N read tokens: rows that share both share the logits."""
 
     place_P: torch.Tensor
-    """Where the logits are made: at the token before."""
+    """The places of the logits: those of the token before."""
     label_P: torch.Tensor
     pair_N: torch.Tensor
-    """Of each read token, row by row, its pair."""
+    """The pair of each read token, row by row."""
 
 
 def reads(
@@ -75,7 +75,7 @@ def reads(
 
 
 def _family(rows: range, streams: list[torch.Tensor]) -> Family:
-    """The trunk is the row that leaves the fewest tokens to the branches."""
+    """The trunk is the row with which the branches have the fewest tokens of their own."""
     distinct = list({tuple(stream.tolist()): stream for stream in streams}.values())
     bases = [[_shared(trunk, stream) for stream in distinct] for trunk in distinct]
     tokens = [len(trunk) - sum(base) for trunk, base in zip(distinct, bases, strict=True)]
@@ -92,7 +92,7 @@ def _family(rows: range, streams: list[torch.Tensor]) -> Family:
 
 
 def _shared(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Tokens that both begin with."""
+    """The number of first tokens that are the same in both."""
     n = min(len(a), len(b))
     same = a[:n] == b[:n]
     return n if bool(same.all()) else int(same.int().argmin())

@@ -1,6 +1,6 @@
-"""The policy over packed rows, in one process: what verl's engine computes, with transformers alone.
+"""The policy over packed rows, in one process: the computation of verl's engine, with transformers alone.
 
-Attention is the project's (`verl_credit.policy.attention`), so answers can ride behind their rows as in training.
+Attention is the project's (`verl_credit.policy.attention`), so that answers can be appended to their rows as in training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_credit.policy.log_probs import log_probs_from_logits, token_values
 
 
 class PackedPolicy:
-    """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature`` as the rollouts had."""
+    """``budget``: tokens of a micro-batch; a longer row or family is one of its own. ``temperature``: the rollouts'."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, budget: int = 2048):
         install()
@@ -43,41 +43,41 @@ class PackedPolicy:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(log_prob_B_T, entropy_B_T) in nats of the response tokens that ``read_B_T`` marks, 0 elsewhere.
 
-        Without ``entropy`` there is no second table. Neighbours of one prompt share what they begin with (`families`).
+        Without ``entropy`` there is no second table. Neighbours of one prompt share their first tokens (`families`).
         """
-        shape, found = read_B_T.shape, []
+        shape, values = read_B_T.shape, []
         for members in self.family_batches(families(prompts, responses)):
             hidden_N_D = torch.cat(
                 self.hidden([one.stream for one in members], [one.shape for one in members])
             )
-            found.append(self._read(hidden_N_D, members, prompts, responses, read_B_T, entropy))
-        tables = (torch.cat(values) for values in zip(*found, strict=True))
+            values.append(self._read(hidden_N_D, members, prompts, responses, read_B_T, entropy))
+        columns = (torch.cat(parts) for parts in zip(*values, strict=True))
         read = read_B_T.nonzero(as_tuple=True)
-        made = [values.new_zeros(shape).index_put(read, values) for values in tables]
-        return made[0], made[1] if entropy else None
+        tables = [column.new_zeros(shape).index_put(read, column) for column in columns]
+        return tables[0], tables[1] if entropy else None
 
     def _read(self, hidden_N_D, members, prompts, responses, read_B_T, entropy) -> tuple[torch.Tensor, ...]:
         """Values of every read token."""
-        found = reads(
+        pairs = reads(
             members, prompts, responses, vocabulary=self.model.lm_head.out_features, read_B_T=read_B_T
         )
-        logits_P_V = self.model.lm_head(hidden_N_D[found.place_P])
-        values = token_values(logits_P_V, found.label_P, self._tempered(len(logits_P_V)), entropy=entropy)
-        return tuple(value_P[found.pair_N] for value_P in values.values())
+        logits_P_V = self.model.lm_head(hidden_N_D[pairs.place_P])
+        values = token_values(logits_P_V, pairs.label_P, self._tempered(len(logits_P_V)), entropy=entropy)
+        return tuple(value_P[pairs.pair_N] for value_P in values.values())
 
     def log_probs(self, hidden_N_D: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-        """At temperature 1, as answers are scored."""
+        """The labels' log-probs at temperature 1, as answers are scored."""
         return log_probs_from_logits(self.model.lm_head(hidden_N_D), labels_N)
 
     def hidden(
         self, streams: Sequence[torch.Tensor], branches: Sequence[Shape] | None = None
     ) -> list[torch.Tensor]:
-        """Last hidden states [tokens, D] of each row, its branches behind it. ``streams`` hold those tokens, too."""
+        """Last hidden states [tokens, D] of each row and its branches. ``streams`` hold the branches' tokens, too."""
         if self.model.config._attn_implementation != AUTO:  # another one would let rows see each other
             raise ValueError(f"attn_implementation={self.model.config._attn_implementation}: expected {AUTO}")
-        grown = [[] for _ in streams] if branches is None else list(branches)
-        trunks = [len(s) - sum(n for _, n in shape) for s, shape in zip(streams, grown, strict=True)]
-        pack = pack_rows(trunks, grown)
+        shapes = [[] for _ in streams] if branches is None else list(branches)
+        trunks = [len(s) - sum(n for _, n in shape) for s, shape in zip(streams, shapes, strict=True)]
+        pack = pack_rows(trunks, shapes)
         output = self.model.model(
             input_ids=torch.cat(list(streams))[None],
             position_ids=pack.position_ids()[None],

@@ -81,18 +81,18 @@ def _build_lab(config: DictConfig, progress: Progress) -> Served:
 
 def _build_real(config: DictConfig, progress: Progress) -> Served | None:
     from verl_credit.worlds.real.build import build_real
-    from verl_credit.worlds.real.multihop import Shown
+    from verl_credit.worlds.real.multihop import View
     from verl_credit.worlds.real.packages import RealError
 
     at = config.real
-    shown = Shown(*_real_decides(config))
+    view = View(*_real_decides(config))
     try:
         paths = build_real(
             Path(at.dir),
             task=at.task,
             size=at.size,
             questions=at.questions,
-            shown=shown,
+            view=view,
             seed=at.data_seed,
             progress=progress,
         )

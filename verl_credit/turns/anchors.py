@@ -21,13 +21,13 @@ KEY = "algorithm.turn_anchor"
 def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
     """anchor_B_K1: equal ids are equal states of a prompt, -1 is none.
 
-    observation: what the policy was shown last (the first turn of every rollout starts from the prompt). prefix: everything
-    before the turn, token by token. Otherwise a function of yours, `f(trajectory) -> a state per turn`.
+    ``turn_anchor`` observation: the state is the last observation (every rollout's first turn starts from the prompt).
+    prefix: the state is all tokens before the turn. Otherwise it is the path of `f(trajectory) -> a state per turn`.
     """
     turns, algorithm = rows.turns, settings.algorithm
     states: list[list[Any]] = [[] for _ in turns.records]
     own = None if algorithm.turn_anchor in ANCHORS else load(algorithm.turn_anchor, KEY)
-    shown = observations(rows) if algorithm.turn_anchor == "observation" else []
+    observed = observations(rows) if algorithm.turn_anchor == "observation" else []
     for row in rows.valid_rows:
         n_turns = int(turns.n_turns_B[row])
         if own is not None:
@@ -37,7 +37,7 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
             starts = [turn_ids.index(turn) for turn in range(n_turns)]
             states[row] = _prefixes(turns.response_ids[row], starts)
         else:
-            states[row] = ["", *shown[row]][:n_turns]
+            states[row] = ["", *observed[row]][:n_turns]
     groups, columns = rows.group_B.tolist(), rows.gain_B_K.shape[1] + 1
     try:
         if algorithm.turn_anchor_similarity is None:
@@ -50,29 +50,29 @@ def anchor_table(settings: CreditSettings, rows: StepRows) -> torch.Tensor:
 
 
 def observations(rows: StepRows) -> list[list[str]]:
-    """What the tools returned, per row and tool turn; an empty list for a row that does not count."""
-    shown: list[list[str]] = [[] for _ in rows.turns.records]
+    """The tools' texts, per row and tool turn; an empty list for an invalid row."""
+    texts: list[list[str]] = [[] for _ in rows.turns.records]
     for row in rows.valid_rows:
-        shown[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
-    return shown
+        texts[row] = [turn.observation for turn in rows.trajectory(row).tool_turns]
+    return texts
 
 
 def _prefixes(token_ids: list[int], starts: list[int]) -> list[bytes]:
-    """A digest of the tokens before each place, the places rising: states of 16 bytes in place of thousands of tokens."""
-    digest, found, before = blake2b(digest_size=16), [], 0
+    """A digest of 16 bytes of the tokens before each of the ascending ``starts``."""
+    digest, states, before = blake2b(digest_size=16), [], 0
     for start in starts:
         digest.update(array("q", token_ids[before:start]))
-        found.append(digest.digest())
+        states.append(digest.digest())
         before = start
-    return found
+    return states
 
 
 def _own_states(own, name: str, rows: StepRows, row: int, n_turns: int) -> list:
     try:
         states = own(rows.trajectory(row))
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise IntegrityError(f"{KEY}={name} raised for row {row}: {said}") from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise IntegrityError(f"{KEY}={name} raised for row {row}: {text}") from error
     if not isinstance(states, list | tuple) or len(states) != n_turns:
         got = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
         raise IntegrityError(

@@ -10,12 +10,12 @@ from verl_credit.config.keys import AUTO
 ANSWER_TAG = "<answer>{answer}</answer>"
 BOXED = "\\boxed{{answer}}"
 TEMPLATES = {"tag": ANSWER_TAG, "boxed": BOXED}
-"""The template for each form of a row (`reward.answer_form`)."""
+"""The template for each form of a row (`turns/reward/qa.py`)."""
 LONGEST_TAIL = 32
 
 
 def auto_template(form: str | None, prompt: Callable[[], str]) -> str:
-    """The template of ``auto``: that of the row's ``form``, else the one that the text of ``prompt()`` asks for."""
+    """The template of ``auto``: the one of the row's ``form``, else the one that the text of ``prompt()`` requests."""
     if form is None:
         return BOXED if "\\boxed" in prompt() else ANSWER_TAG
     return TEMPLATES[form]
@@ -37,8 +37,8 @@ def pseudo_answer(tokenizer, gold: str, template: str = ANSWER_TAG, before: str 
     answer's first or last character with the template's. Raises ValueError when the template lacks ``{answer}`` or the
     tokenizer cannot give offsets.
     """
-    head, found, rest = template.partition("{answer}")
-    if not found:
+    head, placeholder, rest = template.partition("{answer}")
+    if not placeholder:
         raise ValueError(f"algorithm.info_gain_template is {template!r}: it must contain {{answer}}")
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError("information gain needs a fast tokenizer (character offsets); this one has none")
@@ -53,11 +53,11 @@ def pseudo_answer(tokenizer, gold: str, template: str = ANSWER_TAG, before: str 
 
 
 class AnswerWriter:
-    """Writes pseudo-answers as the policy would, whose tokens may merge with the text before them.
+    """Writes pseudo-answers in the policy's tokens, which may merge with the text before them.
 
     A context ends with the assistant header. From its last special token on (``<|im_start|>``), header and answer are
-    tokenised together. If that gives the header's tokens again, as nearly always, the answer follows them; otherwise they
-    are replaced.
+    tokenised together. If the result begins with the header's tokens, as nearly always, the answer is appended to them;
+    otherwise they are replaced.
     ``header``: contexts after a turn end at its call, without the header; it is then written with the arguments of the
     rollouts' chat template (``data.apply_chat_template_kwargs``).
     """
@@ -76,48 +76,48 @@ class AnswerWriter:
         self._special = set(tokenizer.all_special_ids)
 
     def template_of(self, prompt_ids: tuple[int, ...], form: str | None = None) -> str:
-        r"""The template for a row. ``auto`` takes that of its form (``ground_truth.form``), as the reward does; without a
-        form, ``\boxed{...}`` for a prompt that asks for it, else the answer tag."""
+        r"""The template for a row. ``auto`` takes the one of its form (``ground_truth.form``), as the reward does; without a
+        form it takes ``\boxed{...}`` for a prompt that mentions it, else the answer tag."""
         if self.template != AUTO:
             return self.template
         return auto_template(form, lambda: self.tokenizer.decode(prompt_ids))
 
-    def prefix_at(self, context_ids: Sequence[int], behind_turn: bool) -> str:
-        """The text between the context and the template; "" when the context, or the header after it, ends with the
+    def prefix_at(self, context_ids: Sequence[int], after_turn: bool) -> str:
+        """The text between the context and the template. It is "" when the context, or the header after it, ends with the
         prefix: Qwen3's chat template writes the empty thought itself with enable_thinking=false."""
         if not self.prefix:
             return ""
-        last = self.header if behind_turn and self.header else context_ids[-len(self.prefix.encode()) :]
+        last = self.header if after_turn and self.header else context_ids[-len(self.prefix.encode()) :]
         return "" if self.tokenizer.decode(last).endswith(self.prefix) else self.prefix
 
     def tail(self, context_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens after the context's last special token; none when that is more than ``LONGEST_TAIL`` tokens back."""
+        """The tokens after the context's last special token, if these are at most ``LONGEST_TAIL``; else ()."""
         for n, token in enumerate(reversed(context_ids[-LONGEST_TAIL - 1 :])):
             if token in self._special:
                 return tuple(context_ids[len(context_ids) - n :])
         return ()
 
     def write(
-        self, tail: tuple[int, ...], gold: str, template: str, behind_turn: bool
+        self, tail: tuple[int, ...], gold: str, template: str, after_turn: bool
     ) -> tuple[int, PseudoAnswer]:
-        """(number of context tokens to replace, the answer after the rest). ``behind_turn``: not at the bare prompt."""
-        header = self.header if behind_turn else []
+        """(number of context tokens to replace, the answer after the rest). ``after_turn`` False: at the bare prompt."""
+        header = self.header if after_turn else []
         last = self.tail(header) if header else tail
         before = self.tokenizer.decode(last) if last else ""
         if before and tuple(self.tokenizer(before, add_special_tokens=False)["input_ids"]) != tuple(last):
-            # Tokens that their text would not give again stay as the policy saw them; the answer starts a new token.
+            # Tokenising the text would give other tokens. The context keeps its own; the answer starts a new token.
             last, before = (), ""
         joint = pseudo_answer(self.tokenizer, gold, template, before)
         n = len(last)
         if joint.token_ids[:n] == tuple(last) and joint.gold_start >= n:
             kept = tuple(header)
             answer = PseudoAnswer(joint.token_ids[n:], joint.gold_start - n, joint.gold_end - n)
-            return 0, _behind(kept, answer)
+            return 0, _after(kept, answer)
         kept = tuple(header[: len(header) - n]) if header else ()
-        return (0 if header else n), _behind(kept, joint)
+        return (0 if header else n), _after(kept, joint)
 
 
-def _behind(ids: tuple[int, ...], answer: PseudoAnswer) -> PseudoAnswer:
+def _after(ids: tuple[int, ...], answer: PseudoAnswer) -> PseudoAnswer:
     shift = len(ids)
     return PseudoAnswer(ids + answer.token_ids, answer.gold_start + shift, answer.gold_end + shift)
 

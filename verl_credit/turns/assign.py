@@ -1,7 +1,7 @@
 """The credit of one step: turn rewards, the turn mode, then the token level, on the tokens that the policy wrote.
 
-The trainer, the twin and `fidelity` make `StepInputs` once the policy's forward of the step is over (`step_inputs`), and
-call `assign` when outcomes and groups are known. Nothing is written into the inputs.
+The trainer, the twin and `fidelity` make `StepInputs` after the policy's forward of the step (`step_inputs`), and call
+`assign` when outcomes and groups are known. The inputs are not changed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from verl_credit.turns.token_stage import TokenInputs, TokenStage
 
 @dataclass(frozen=True)
 class CreditRun:
-    """What all steps of a run share. The token level's SEPA controller is the one part that changes from step to step."""
+    """What all steps of a run share. Only the token level's SEPA controller changes between steps."""
 
     settings: CreditSettings
     tokenizer: Any
-    """transformers' tokenizer of the policy."""
+    """The policy's tokenizer, from transformers."""
     signals: Mapping[Signal, float] = field(default_factory=dict)
     stage: TokenStage | None = None
-    """Outcome operator and token level; None stands for GRPO and no token level."""
+    """Outcome operator and token level; None: GRPO and no token level."""
     tolerated_share: float = 0.0
-    """The share of a signal's turn rewards that may be lost (``faults.max_lost_rewards``)."""
+    """The share of a signal's turn rewards that may be missing (``faults.max_lost_rewards``)."""
     note: Callable[[str], None] = print
-    """Called with a text that says which rewards were lost, and why."""
+    """It is called with a message about missing rewards and the reason."""
 
     @classmethod
     def of(cls, settings: CreditSettings, tokenizer, **faults) -> CreditRun:
-        """An estimator of verl's own has neither turn signals nor a token level. ``faults``: share and note."""
+        """verl's own estimators have neither turn signals nor a token level. ``faults``: share and note."""
         if not settings.turn_estimator:
             return cls(settings, tokenizer)
         stage = TokenStage(settings.algorithm, tokenizer)
@@ -51,7 +51,7 @@ class CreditRun:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step's credit is made of beside outcomes and groups, row for row as verl's data."""
+    """The inputs of a step's credit beside outcomes and groups, row for row as verl's data."""
 
     run: CreditRun
     turns: TurnBatch
@@ -74,11 +74,11 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class StepCredit:
-    """The credit of a step, and what it was made of."""
+    """The credit of a step, and its inputs."""
 
     inputs: StepInputs
     tables: BatchTables
-    """Turn rewards and states, as the turn mode was called with them."""
+    """The turn rewards and states in the turn mode's call."""
     credit: TurnCredit
     advantage_B_T: torch.Tensor
     clip_scale_B_T: torch.Tensor
@@ -101,7 +101,7 @@ class StepCredit:
 def step_inputs(
     run: CreditRun, plan: GainPlan, forward: Forward, metrics: dict, *, step: int, planned_steps: int
 ) -> StepInputs:
-    """Called once the forward of the step is over; ``metrics`` gets those of the gains."""
+    """The inputs after the forward of the step; ``metrics`` gets the gains' metrics."""
     gain_B_K, has_gain_B_K = score_gains(plan, forward, metrics)
     infopo_B, scales = score_infopo(plan, forward), run.settings.curriculum_at(step, planned_steps)
     return StepInputs(run, plan.turns, gain_B_K, has_gain_B_K, infopo_B, plan.scored, *scales)
@@ -176,7 +176,7 @@ def _tables(inputs: StepInputs, rows: StepRows) -> tuple[BatchTables, dict, dict
 
 
 def _options(inputs: StepInputs) -> dict[str, Any]:
-    """What the turn mode is called with beside tables."""
+    """The turn mode's arguments beside its tables."""
     settings, stage = inputs.run.settings, inputs.run.stage
     mode, options = settings.algorithm.turn_mode, settings.turn_options
     options["tied_groups"] = settings.algorithm.tied_groups
@@ -188,10 +188,12 @@ def _options(inputs: StepInputs) -> dict[str, Any]:
 
 
 def _turns_of(rows: StepRows, settings: CreditSettings, tables: BatchTables) -> TurnInputs:
-    """What an algorithm of the user's reads of turns; other token levels read none of it."""
-    seen = None if settings.algorithm.algorithm_mode is None else observations(rows)
+    """The turns for a user's algorithm; other token levels do not read them."""
+    observed = None if settings.algorithm.algorithm_mode is None else observations(rows)
     anchor_B_K1 = tables.optional.get("anchor_B_K1")
-    return TurnInputs(rows.turns.turn_ids_B_T, tables.reward_B_K, tables.has_reward_B_K, anchor_B_K1, seen)
+    return TurnInputs(
+        rows.turns.turn_ids_B_T, tables.reward_B_K, tables.has_reward_B_K, anchor_B_K1, observed
+    )
 
 
 def _check_outcomes(inputs: StepInputs, outcome_B: torch.Tensor) -> None:
@@ -200,7 +202,7 @@ def _check_outcomes(inputs: StepInputs, outcome_B: torch.Tensor) -> None:
     if bad_B.any():
         row = int(bad_B.nonzero()[0])
         raise IntegrityError(
-            f"outcome of row {row} is {float(outcome_B[row])}: the reward function gave no finite number"
+            f"outcome of row {row} is {float(outcome_B[row])}: the reward function returned no finite number"
         )
     negative_B = valid_B & (outcome_B < 0)
     if inputs.run.settings.algorithm.advantage_mode == "maxrl" and negative_B.any():

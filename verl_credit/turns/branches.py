@@ -1,7 +1,7 @@
 """Information gain by branches: pseudo-answers are scored in the ``old_log_probs`` forward of their rows.
 
-A branch is an answer after the first ``base`` tokens of a row's trunk (prompt and response). Attention lets it see exactly
-those tokens and itself (`attention`), its positions continue from the base, and all other parts of a transformer act per
+A branch is an answer after the first ``base`` tokens of a row (prompt and response). Its tokens attend to those tokens and
+to itself alone (`policy/attention`), its positions continue from the base, and all other parts of a transformer act per
 token. So its log-probs equal those of a separate row, and cost only the answer's tokens.
 """
 
@@ -17,8 +17,8 @@ from verl_credit.turns.requests import Request
 
 
 @dataclass(frozen=True)
-class GrownBranch:
-    """``token_ids`` after the first ``base`` tokens of a trunk; the gold tokens are ``[gold_start, gold_end)``."""
+class Branch:
+    """``token_ids`` after the first ``base`` tokens of a row; the gold tokens are ``[gold_start, gold_end)``."""
 
     base: int
     token_ids: tuple[int, ...]
@@ -30,9 +30,9 @@ class GrownBranch:
 class BranchPlan:
     """The branches of each row with descending bases, and the branch of each request."""
 
-    branches_B: list[list[GrownBranch]]
+    branches_B: list[list[Branch]]
     place_N: list[tuple[int, int] | None]
-    """(row, number of the branch in it), or None if it was left out. Requests with the same context and answer share one."""
+    """(row, number of its branch), or None if it was dropped. Requests with the same context and answer share a branch."""
 
     @property
     def tokens_B(self) -> list[int]:
@@ -41,7 +41,7 @@ class BranchPlan:
     def fitted(self, length_B: Sequence[int], budget: int) -> BranchPlan:
         """The plan without branches that would make a row of ``length_B`` tokens longer than ``budget``.
 
-        The shortest contexts are kept, first of all the bare prompt, whose score the group's other rows share.
+        The shortest contexts are kept, the bare prompt before all others, because the group's other rows share its score.
         """
         kept_B = [_kept(row, budget - length) for row, length in zip(self.branches_B, length_B, strict=True)]
         dropped_B = [len(row) - len(kept) for row, kept in zip(self.branches_B, kept_B, strict=True)]
@@ -63,8 +63,8 @@ class BranchPlan:
     def scores(self, log_prob_B: Sequence[torch.Tensor]) -> torch.Tensor:
         """Mean log-prob of the gold tokens of every request, float64 [N].
 
-        ``log_prob_B``: per row, the engine's log-probs at its branch tokens; position j has that of token j + 1. A branch
-        that was left out gives NaN, a failed score.
+        ``log_prob_B``: per row, the engine's log-probs at its branch tokens; position j has the one of token j + 1. A branch
+        that was dropped gives NaN, a failed score.
         """
         value_B: list[list[torch.Tensor]] = []
         for row, log_prob in zip(self.branches_B, log_prob_B, strict=True):
@@ -76,34 +76,36 @@ class BranchPlan:
             if row and at != len(log_prob):
                 raise RuntimeError(f"{len(log_prob)} log-probs came back for {at} branch tokens")
             value_B.append(values)
-        lost = torch.tensor(float("nan"), dtype=torch.float64)
-        return torch.stack([lost if place is None else value_B[place[0]][place[1]] for place in self.place_N])
+        missing = torch.tensor(float("nan"), dtype=torch.float64)
+        return torch.stack(
+            [missing if place is None else value_B[place[0]][place[1]] for place in self.place_N]
+        )
 
 
 def plan_branches(requests: Sequence[Request], turns: TurnBatch) -> BranchPlan:
     """One branch per distinct context and answer; the bare prompt of a group is scored in its first row only."""
     rows = len(turns.prompt_ids)
-    found: dict[tuple, tuple[int, int]] = {}
-    grown_B: list[list[GrownBranch]] = [[] for _ in range(rows)]
+    place_of: dict[tuple, tuple[int, int]] = {}
+    branches_B: list[list[Branch]] = [[] for _ in range(rows)]
     places: list[tuple[int, int]] = []  # (row, number before sorting)
     for request in requests:
         row, prompt = request.row, turns.prompt_ids[request.row]
         bare = request.column == 0
         context = tuple(prompt[: request.base]) if bare else (row, request.base)
         key = (bare, context, request.answer)
-        if key not in found:
-            found[key] = (row, len(grown_B[row]))
-            grown_B[row].append(_grown(request, turns))
-        places.append(found[key])
-    order_B = [sorted(range(len(grown)), key=lambda i, g=grown: -g[i].base) for grown in grown_B]
+        if key not in place_of:
+            place_of[key] = (row, len(branches_B[row]))
+            branches_B[row].append(_branch(request, turns))
+        places.append(place_of[key])
+    order_B = [sorted(range(len(row)), key=lambda i, row=row: -row[i].base) for row in branches_B]
     rank_B = [{number: rank for rank, number in enumerate(order)} for order in order_B]
     return BranchPlan(
-        [[grown[i] for i in order] for grown, order in zip(grown_B, order_B, strict=True)],
+        [[row[i] for i in order] for row, order in zip(branches_B, order_B, strict=True)],
         [(row, rank_B[row][number]) for row, number in places],
     )
 
 
-def _kept(branches: list[GrownBranch], budget: int) -> list[GrownBranch]:
+def _kept(branches: list[Branch], budget: int) -> list[Branch]:
     """The last branches (with the smallest bases) that fit."""
     first = len(branches)
     while first > 0 and len(branches[first - 1].token_ids) <= budget:
@@ -112,8 +114,9 @@ def _kept(branches: list[GrownBranch], budget: int) -> list[GrownBranch]:
     return branches[first:]
 
 
-def _grown(request: Request, turns: TurnBatch) -> GrownBranch:
-    """The request's branch up to its last gold token. If it starts with gold, the trunk's token before predicts that."""
+def _branch(request: Request, turns: TurnBatch) -> Branch:
+    """The request's branch up to its last gold token. If it starts with gold, the row's token before it is added, which
+    predicts the first gold token."""
     answer, base = request.answer, request.base
     ids, start, end = answer.token_ids[: answer.gold_end], answer.gold_start, answer.gold_end
     if start == 0:
@@ -121,7 +124,7 @@ def _grown(request: Request, turns: TurnBatch) -> GrownBranch:
         base -= 1
         before = prompt[base] if base < len(prompt) else response[base - len(prompt)]
         ids, start, end = (before, *ids), 1, end + 1
-    return GrownBranch(base, ids, start, end)
+    return Branch(base, ids, start, end)
 
 
 def encode_branches(branches: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""From a batch of trajectories to what the policy's forward says of each tool turn: information gain, and infopo."""
+"""Information gain and infopo of each tool turn, from a batch of trajectories and the policy's forward."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
     """(info_gain_B_K, turn_mask_B_K). A step that scores nothing has no turn with a gain.
 
     Failed scores (not finite) stop the run; with ``info_gain_on_error=drop`` the gain is NaN, a missing one to every turn
-    mode (up to ``faults.max_lost_rewards``); with ``zero`` it is 0. ``credit/gain/failed_rows`` says how many rows they hit.
+    mode (up to ``faults.max_lost_rewards``); with ``zero`` it is 0. ``credit/gain/failed_rows`` counts the rows with one.
     """
     scored = plan.scored and plan.settings.scores_gain
     metrics["credit/gain/scored"] = float(scored)
@@ -48,7 +48,7 @@ def score_gains(plan: GainPlan, forward: Forward, metrics: dict) -> tuple[torch.
 
 
 def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    """(score_B_K1, asked_B_K1): mean log-probs of the gold answer's tokens before every turn (`score_table`)."""
+    """(score_B_K1, requested_B_K1): mean log-probs of the gold answer's tokens before every turn (`score_table`)."""
     gains = plan.gains
     scores = plan.scorer.score(gains, forward) if gains.requests else torch.zeros(0)
     aliases = plan.settings.algorithm.info_gain_aliases
@@ -56,20 +56,20 @@ def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch
 
 
 def gains_of(
-    plan: GainPlan, score_B_K1: torch.Tensor, asked_B_K1: torch.Tensor, metrics: dict
+    plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor, metrics: dict
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`score_gains` of scores that are known."""
     turns, settings = plan.turns, plan.settings
     gain = info_gain(
         score_B_K1,
-        asked_B_K1,
+        requested_B_K1,
         info_gain_type=settings.algorithm.info_gain_type,
         first_turn=settings.algorithm.info_gain_first_turn,
     )
     metrics["credit/gain/failed_rows"] = gain.failed_rows
     metrics["credit/gain/contexts"] = len(plan.gains.requests)
     metrics["credit/gain/contexts_scored"] = plan.scorer.n_scored(plan.gains)
-    prior_N = score_B_K1[asked_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
+    prior_N = score_B_K1[requested_B_K1[:, 0] & score_B_K1[:, 0].isfinite(), 0]
     if len(prior_N):
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()
     on_error = settings.algorithm.info_gain_on_error

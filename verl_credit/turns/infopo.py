@@ -2,9 +2,9 @@
 
     I_k = 1/|a_k+1| sum_t [log pi(a_k+1,t | x, o_k, a_k+1,<t) - log pi(a_k+1,t | x, placeholder, a_k+1,<t)]
 
-x: everything up to the end of turn k's own tokens; o_k: the tool messages behind it; a_k+1: the tokens that the policy wrote
-next. The first term is the ``old_log_probs`` of the row, the second is scored as information gain is, with a branch or a row
-for each turn. A single sample's log ratio: it may be negative. Source: arXiv 2603.00656.
+x: all tokens up to the end of turn k's own; o_k: the tool messages after it; a_k+1: the tokens that the policy wrote next.
+The first term is the ``old_log_probs`` of the row, the second is scored as information gain is, with a branch or a row for
+each turn. I_k is the log ratio of a single sample and may be negative. Source: arXiv 2603.00656.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.requests import Request, turn_spans
 
 PLACEHOLDER = "No information found."
-"""Stands for the content of every tool message of the turn; the messages around it stay whole."""
+"""It replaces the content of every tool message of the turn; the markup around it stays."""
 FIELD = "masked_observations"
 
 
 def masked_requests(turns: TurnBatch) -> list[Request]:
-    """One per tool turn of every valid row: its next response behind the placeholder messages. ``column``: turn + 1."""
-    found = []
+    """One per tool turn of every valid row: its next response after the placeholder messages. ``column``: turn + 1."""
+    requests = []
     for row in turns.row_valid_B.nonzero().flatten().tolist():
         prompt, response = turns.prompt_ids[row], turns.response_ids[row]
         spans = turn_spans(turns.turn_ids_B_T[row].tolist())
@@ -34,8 +34,8 @@ def masked_requests(turns: TurnBatch) -> list[Request]:
         for turn, masked in enumerate(masked_K):
             first, end = spans[turn + 1]
             answer = PseudoAnswer((*masked, *response[first:end]), len(masked), len(masked) + end - first)
-            found.append(Request(row, turn + 1, 0, len(prompt) + spans[turn][1], answer))
-    return found
+            requests.append(Request(row, turn + 1, 0, len(prompt) + spans[turn][1], answer))
+    return requests
 
 
 def _masked_observations(record: dict, row: int, n_tool_turns: int) -> list[list[int]]:
@@ -55,15 +55,15 @@ def infopo_rewards(
     masked_N: torch.Tensor,
     log_prob_B: Sequence[torch.Tensor],
 ) -> list[list[float]]:
-    """I_k of every row's tool turns; NaN (lost) where a log-prob is not finite.
+    """I_k of every row's tool turns; NaN (missing) where a log-prob is not finite.
 
     ``masked_N``: the mean log-prob of each request (`masked_requests`). ``log_prob_B``: the row's response under the real
     context, position for position.
     """
-    found: list[list[float]] = [[] for _ in turns.records]
+    rewards: list[list[float]] = [[] for _ in turns.records]
     spans = {row: turn_spans(turns.turn_ids_B_T[row].tolist()) for row in {each.row for each in requests}}
     for request, masked in zip(requests, masked_N.tolist(), strict=True):
         first, end = spans[request.row][request.column]
         value = log_prob_B[request.row][first:end].double().mean().item() - masked
-        found[request.row].append(value if isfinite(value) else nan)
-    return found
+        rewards[request.row].append(value if isfinite(value) else nan)
+    return rewards

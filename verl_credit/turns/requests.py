@@ -27,7 +27,7 @@ class Request:
 
 
 def gain_requests(turns: TurnBatch, settings: CreditSettings, tokenizer) -> list[Request]:
-    """Every valid row's bare prompt and the context after each of its tool turns, once per gold alias that counts."""
+    """Every valid row's bare prompt and the context after each of its tool turns, once per scored gold alias."""
     planner = RowPlanner(tokenizer, settings)
     requests = []
     for row in turns.row_valid_B.nonzero().flatten().tolist():
@@ -59,7 +59,7 @@ def aliases_that_count(truth, aliases: str) -> list[str]:
 
 
 class RowPlanner:
-    """Makes the requests of single rows; repeated answers are tokenised once."""
+    """The requests of single rows; repeated answers are tokenised once."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.settings = settings
@@ -71,16 +71,16 @@ class RowPlanner:
         self, row: int, prompt: Sequence[int], response: Sequence[int], turn_ids: Sequence[int], truth
     ) -> list[Request]:
         golds = aliases_that_count(truth, self.settings.algorithm.info_gain_aliases)
-        trunk, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
-        found = []
+        ids, template = [*prompt, *response], self._template_of(tuple(prompt), stated_form(truth))
+        requests = []
         for column, end in enumerate([0, *context_ends(turn_ids, self.settings.algorithm.info_gain_context)]):
             base = len(prompt) + end
-            tail = self.writer.tail(trunk[:base])
-            written = self.writer.prefix_at(trunk[:base], column > 0) + template
+            tail = self.writer.tail(ids[:base])
+            written = self.writer.prefix_at(ids[:base], column > 0) + template
             for alias, gold in enumerate(golds):
                 dropped, answer = self._write(tail, gold, written, column > 0)
-                found.append(Request(row, column, alias, base - dropped, answer))
-        return found
+                requests.append(Request(row, column, alias, base - dropped, answer))
+        return requests
 
 
 def context_ends(turn_ids: Sequence[int], where: str) -> list[int]:
@@ -110,7 +110,7 @@ def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:
 def score_table(
     requests: Sequence[Request], score_N: torch.Tensor, rows: int, columns: int, aliases: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(score_B_K1, asked_B_K1): mean log-probs of the gold tokens, float64, combined over aliases.
+    """(score_B_K1, requested_B_K1): mean log-probs of the gold tokens, float64, combined over aliases.
 
         first   the first alias
         max     the best one
@@ -119,20 +119,20 @@ def score_table(
     One score that is not finite makes that of its context NaN.
     """
     score_B_K1 = torch.zeros(rows, columns, dtype=torch.float64)
-    asked_B_K1 = torch.zeros(rows, columns, dtype=torch.bool)
+    requested_B_K1 = torch.zeros(rows, columns, dtype=torch.bool)
     if not requests:
-        return score_B_K1, asked_B_K1
+        return score_B_K1, requested_B_K1
     n_alias = 1 + max(request.alias for request in requests)
     all_B_K1_A = torch.full((rows, columns, n_alias), -torch.inf, dtype=torch.float64)
     known_B_K1_A = torch.zeros(rows, columns, n_alias, dtype=torch.bool)
     row_N, column_N, alias_N = torch.tensor([(r.row, r.column, r.alias) for r in requests]).T
     all_B_K1_A[row_N, column_N, alias_N] = score_N.double()
     known_B_K1_A[row_N, column_N, alias_N] = True
-    asked_B_K1 = known_B_K1_A.any(dim=2)
-    spoilt_B_K1 = (known_B_K1_A & ~all_B_K1_A.isfinite()).any(dim=2)
+    requested_B_K1 = known_B_K1_A.any(dim=2)
+    failed_B_K1 = (known_B_K1_A & ~all_B_K1_A.isfinite()).any(dim=2)
     if aliases == "mean":
         joined_B_K1 = all_B_K1_A.logsumexp(dim=2) - known_B_K1_A.sum(dim=2).clamp(min=1).log()
     else:
         joined_B_K1 = all_B_K1_A.amax(dim=2)
-    score_B_K1 = torch.where(asked_B_K1, joined_B_K1, 0.0)
-    return torch.where(spoilt_B_K1, torch.nan, score_B_K1), asked_B_K1
+    score_B_K1 = torch.where(requested_B_K1, joined_B_K1, 0.0)
+    return torch.where(failed_B_K1, torch.nan, score_B_K1), requested_B_K1

@@ -1,4 +1,4 @@
-"""How old the weights behind each turn are, and what that does to the ratio of its tokens.
+"""The age of the weights that wrote each turn, and the ratio of its tokens by age.
 
 A turn's age is the number of versions of the weights between those that began it and those that are trained now: at step s
 these are version s - 1.
@@ -29,10 +29,10 @@ def staleness_metrics(
     now_B_T: torch.Tensor | None = None,
     written_B_T: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """Over the turns of the rows that count. ``turn_ids_B_T`` is -1 on tokens that the policy did not write.
+    """The metrics over the turns of valid rows. ``turn_ids_B_T`` is -1 on tokens that the policy did not write.
 
-    ``records``: `RowRecord`s as dicts; a turn whose versions are not told is counted, and is in no other metric. Without the
-    log-probs no ratios are measured. Errors: ValueError for a turn of weights that came after this step.
+    ``records``: `RowRecord`s as dicts; a turn without versions is counted in ``turns_unknown`` and is in no other metric.
+    Without the log-probs no ratios are measured. Errors: ValueError for a turn of weights that are newer than this step's.
     """
     age_B_K, spans_B_K = _ages(records, n_turns_B, step)
     turns_B_K = row_valid_B[:, None] & (torch.arange(age_B_K.shape[1]) < n_turns_B[:, None])
@@ -60,7 +60,7 @@ def staleness_metrics(
 
 
 def _ages(records: Sequence[dict], n_turns_B: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(age_B_K, spans_B_K): age of each turn, and how many versions wrote it; UNKNOWN where nobody says."""
+    """(age_B_K, spans_B_K): age of each turn, and how many versions wrote it; UNKNOWN where the record has none."""
     n_turns = n_turns_B.tolist()
     shape = len(n_turns), max([1, *n_turns])
     age_B_K, spans_B_K = torch.full(shape, UNKNOWN), torch.full(shape, UNKNOWN)

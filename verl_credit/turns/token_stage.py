@@ -1,15 +1,18 @@
-"""Outcome and token level of one run: operators resolved once, state kept, applied inside the estimator."""
+"""Outcome and token level of one run: operators and the planning detector, resolved once and used inside the estimator."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from verl_credit.config.keys import Algorithm
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.outcome.outcome_plugin import outcome_operator
-from verl_credit.credit.planning.planning import coverage
+from verl_credit.credit.planning.anchors import planning_mask_by_anchors
+from verl_credit.credit.planning.planning import STRATEGIC_GRAMS, coverage, parse_grams, planning_mask
 from verl_credit.credit.plugins import (
     TurnInputs,
     as_transform_spec,
@@ -25,7 +28,6 @@ from verl_credit.credit.token.sepa_controller import SepaController
 from verl_credit.credit.token.token_credit import token_credit, token_stats
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
-from verl_credit.turns.planning import Detector, planning_detector
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class TokenInputs:
 
     step: int
     mask_B_T: torch.Tensor
-    """Tokens that the policy wrote, those included that rollout correction then rejects."""
+    """Tokens that the policy wrote, also those that rollout correction rejects."""
     token_ids_B_T: torch.Tensor
     log_prob_B_T: torch.Tensor
     entropy_B_T: torch.Tensor | None
@@ -42,7 +44,7 @@ class TokenInputs:
 
 
 class TokenStage:
-    """Built once per run, where a wrong dotted path or a missing model ends the run; keeps SEPA's state."""
+    """The operators and SEPA's state of a run. A wrong dotted path or a missing model is an error when it is made."""
 
     def __init__(self, settings: Algorithm, tokenizer):
         self.settings = settings
@@ -52,9 +54,9 @@ class TokenStage:
             self.outcome_operator = outcome_operator(
                 found, settings.advantage_mode, settings.advantage_params
             )
-        self._algorithm = (
-            load(settings.algorithm_mode, "algorithm.algorithm_mode") if settings.algorithm_mode else None
-        )
+        self._algorithm = None
+        if settings.algorithm_mode:
+            self._algorithm = load(settings.algorithm_mode, "algorithm.algorithm_mode")
         self._transform = None
         if settings.own_transform and self._algorithm is None:
             found = load(settings.transform_mode, "algorithm.transform_mode")
@@ -64,19 +66,12 @@ class TokenStage:
             found = load(settings.uncertainty_kind, "algorithm.uncertainty_kind")
             self._uncertainty = as_uncertainty_spec(found, settings.uncertainty_kind)
         spec = self._transform or TRANSFORMS.get(settings.transform_mode)
-        everything = self._algorithm is not None
-        self._detect = None
-        pooled = everything or (spec is not None and spec.uses_sepa_controller)
+        self.detect: Detector | None = None
+        """Marks planning tokens; None where no operator reads them."""
+        pooled = self._algorithm is not None or (spec is not None and spec.uses_sepa_controller)
         if pooled or (spec is not None and spec.needs_planning):  # the controller observes execution tokens
-            self._detect = planning_detector(settings, tokenizer)
-        self.controller = None
-        if pooled:
-            self.controller = SepaController(**settings.sepa.model_dump())
-
-    @property
-    def detect(self) -> Detector | None:
-        """Finds planning tokens; None where no operator asks for them."""
-        return self._detect
+            self.detect = planning_detector(settings, tokenizer)
+        self.controller = SepaController(**settings.sepa.model_dump()) if pooled else None
 
     @property
     def active(self) -> bool:
@@ -92,17 +87,17 @@ class TokenStage:
         trained_B_T: torch.Tensor,
         turns: TurnInputs | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """(advantage_B_T, metrics). lambda is what it was before this step; then the step is observed.
+        """(advantage_B_T, metrics) with lambda as it was before this step; then the controller observes the step.
 
-        ``trained_B_T``: the policy's tokens that the loss counts. Rollout correction (``rollout_rs``) has left out those
-        that it rejects, so that no statistic of uncertainties has them; planning phrases are found in the text as it was
-        written. ``turns``: handed to an algorithm of the user's.
+        ``trained_B_T``: the policy's tokens in the loss. They lack the tokens that rollout correction (``rollout_rs``)
+        rejects, so that no statistic of uncertainties has these; planning phrases are sought in the whole text. ``turns``:
+        an argument of the user's algorithm.
         """
         settings, written_B_T = self.settings, inputs.mask_B_T.bool() & inputs.row_valid_B[:, None]
         mask_B_T = written_B_T & trained_B_T.bool()
         planning_B_T = None
-        if self._detect is not None:
-            planning_B_T = self._detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
+        if self.detect is not None:
+            planning_B_T = self.detect(inputs.token_ids_B_T, written_B_T) & mask_B_T
         uncertainty_B_T = self._uncertainties(inputs, mask_B_T, planning_B_T)
         lam = 0.0 if self.controller is None else self.controller.lam(inputs.step)
         shared = {
@@ -161,20 +156,15 @@ class TokenStage:
             extra = weight_metrics(credit.weight_B_T, mask_B_T)
         if stats is None:
             stats = token_stats(uncertainty_B_T, planning_B_T, mask_B_T)
-        metrics = {f"credit/{name}": float(value) for name, value in (stats | extra).items()}
+        values = stats | extra
         if mask_B_T.any():
-            metrics["credit/advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean().item()
+            values["advantage_abs/token"] = advantage_B_T[mask_B_T].abs().double().mean()
         if planning_B_T is not None:
-            metrics |= {
-                f"credit/{name}": float(value) for name, value in coverage(planning_B_T, mask_B_T).items()
-            }
+            values |= coverage(planning_B_T, mask_B_T)
         if self.controller is not None:
-            metrics |= {
-                f"credit/{name}": float(value) for name, value in self.controller.metrics(inputs.step).items()
-            }
-            metrics["credit/sepa_lambda"] = lam
+            values |= self.controller.metrics(inputs.step) | {"sepa_lambda": lam}
             self._observe(inputs, outcome_B, uncertainty_B_T, planning_B_T, mask_B_T)
-        return advantage_B_T, metrics
+        return advantage_B_T, {f"credit/{name}": float(value) for name, value in values.items()}
 
     def _uncertainties(self, inputs: TokenInputs, mask_B_T, planning_B_T) -> torch.Tensor:
         if self._uncertainty is not None:
@@ -231,3 +221,50 @@ def weight_metrics(weight_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> dict[str
         "token_weight/std": weights.std(correction=0).item(),
         "token_weight/share_zero": (weights == 0).double().mean().item(),
     }
+
+
+Detector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def planning_detector(settings: Algorithm, tokenizer) -> Detector:
+    """The configured detector, ``f(token_ids_B_T, mask_B_T) -> planning_B_T``.
+
+    A user's detector is ``f(token_ids_B_T, mask_B_T, decode)``; its mask is checked.
+    """
+    decode = pieces_of(tokenizer)
+    if settings.planning.detector == "grams":
+        grams = STRATEGIC_GRAMS if settings.strategic_grams is None else parse_grams(settings.strategic_grams)
+        return partial(planning_mask, decode=decode, grams=grams)
+    if settings.planning.detector == "anchors":
+        encode = _sentence_encoder(settings.planning.model)
+        return partial(
+            planning_mask_by_anchors, decode=decode, encode=encode, threshold=settings.planning.threshold
+        )
+    own = load(settings.planning.detector, "algorithm.planning.detector")
+
+    def detect(token_ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+        planning = torch.as_tensor(own(token_ids_B_T, mask_B_T, decode))
+        if planning.shape != mask_B_T.shape or not bool(((planning == 0) | (planning == 1)).all()):
+            raise ValueError(
+                f"algorithm.planning.detector={settings.planning.detector!r} returned shape {tuple(planning.shape)} "
+                f"({planning.dtype}); expected a mask of shape {tuple(mask_B_T.shape)}"
+            )
+        return planning.bool() & mask_B_T.bool()
+
+    return detect
+
+
+def pieces_of(tokenizer) -> Callable[[list[int]], list[str]]:
+    """A function from token ids to the text of each token."""
+
+    def decode(token_ids: list[int]) -> list[str]:
+        return tokenizer.batch_decode([[i] for i in token_ids], clean_up_tokenization_spaces=False)
+
+    return decode
+
+
+def _sentence_encoder(folder: str) -> Callable[[list[str]], torch.Tensor]:
+    from verl_credit_retriever.encoder import SentenceEncoder
+
+    encoder = SentenceEncoder(folder, query_prefix="")
+    return lambda texts: torch.from_numpy(encoder.encode_queries(texts))

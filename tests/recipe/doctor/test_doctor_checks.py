@@ -11,8 +11,7 @@ from kit.byte_world import make_tokenizer
 from kit.machine import FAIL, MACHINE, PASS, SKIP, WARN, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.run import doctor as command
-from verl_credit.cli.run import train, with_verl
+from verl_credit.cli.train import start, with_verl
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.checks import CHECKS, Check, Stage, Train, before_training, examine, require
@@ -115,7 +114,7 @@ def test_train_keeps_warnings_by_kind_and_tells_what_it_is_asked_to(monkeypatch)
         entry(found=skipped("nothing"), shown=True),
     )
     monkeypatch.setattr(checks, "CHECKS", listed)
-    train._check(Context(MACHINE, LAB), progress, Stage.MACHINE)
+    start._check(Context(MACHINE, LAB), progress, Stage.MACHINE)
     assert kept == [("idle", "warning: c: odd; even"), ("data", "2 left out")] and spoken == ["index: x"]
 
 
@@ -159,8 +158,8 @@ def faked(monkeypatch):
     """The command on MACHINE, with these results alone."""
 
     def fake(*results):
-        monkeypatch.setattr(command, "gather", lambda **_: MACHINE)
-        monkeypatch.setattr(command, "examine", lambda context, first: [*first, *results])
+        monkeypatch.setattr("verl_credit.recipe.machine.gather.gather", lambda **_: MACHINE)
+        monkeypatch.setattr(checks, "examine", lambda context, first: [*first, *results])
 
     return fake
 

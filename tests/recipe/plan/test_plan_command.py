@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_credit.cli import main
-from verl_credit.cli.run.plan import _load as load_plan
+from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.plan import Job, find_hardware, report, shape_of
 from verl_credit.recipe.plan.compute import (  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_gpu_recipe_does_not_fit_a_device_that_is_far_too_small(capsys, name):
 @pytest.mark.parametrize("size", ["full", "tiny"])
 def test_a_lab_that_is_not_built_yet_is_planned_by_the_policy_that_it_will_have(size, tmp_path):
     from verl_credit.worlds.lab.config import SIZES
-    from verl_credit.worlds.lab.policy import make_policy
+    from verl_credit.worlds.lab.tiny_policy import make_policy
     from verl_credit.worlds.lab.tokenizer import make_tokenizer
     from verl_credit.worlds.lab.world import make_world
 

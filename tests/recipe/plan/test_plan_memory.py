@@ -6,7 +6,7 @@ import pytest
 
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.errors import ConfigError
-from verl_credit.policy.attention.limits import KEY_TOKENS, MASK_NUMBERS
+from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.recipe.machine.facts import Memory
 from verl_credit.recipe.plan import Job, actor_peak, find_hardware, hardware, phases, shape_of
 from verl_credit.recipe.plan.activations import (

@@ -3,7 +3,7 @@
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.cli.run.plan import OURS, _values
+from verl_credit.cli.recipe.plan import OURS, _values
 from verl_credit.recipe.plan.plan import make_plan
 from verl_credit.recipe.plan.remedies import missing
 from verl_credit.recipe.rules import validate

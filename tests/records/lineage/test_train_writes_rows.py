@@ -6,7 +6,7 @@ import pytest
 
 from kit.lab_run import launches, run
 from kit.machine import MACHINE
-from verl_credit.cli.run import train as train_module
+from verl_credit.cli.train import start as train_module
 from verl_credit.cli.trials.row import TrialRow
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError, Terminated, TooLargeError
 from verl_credit.records.lineage import LineageStore
@@ -124,7 +124,7 @@ def test_a_killed_trial_goes_on_and_one_that_ended_has_a_successor(ends_with, st
     with pytest.MonkeyPatch.context() as killed:
         killed.setattr(TrialRow, "end", lambda *_: "")
         with pytest.raises(SystemExit):
-            train_module.train("lab", [f"run_dir={tmp_path / 'a'}", FIVE])
+            train_module.start("lab", [f"run_dir={tmp_path / 'a'}", FIVE])
     assert list(store.unfinished()) == ["a"] and not store.all_trials()
     ends_with(KeyboardInterrupt(), steps=3)
     start("a")

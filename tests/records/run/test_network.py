@@ -11,7 +11,7 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 
-from verl_credit.host.engine import loopback_store
+from verl_credit.host.engine import process_group
 from verl_credit.recipe.doctor import network
 from verl_credit.recipe.doctor.network import is_loopback, loopback_settings, network_lines, why_not_loopback
 
@@ -126,8 +126,8 @@ def test_torch_s_store_listens_on_loopback_alone(monkeypatch):
         port = probe.getsockname()[1]
     monkeypatch.setenv("MASTER_PORT", str(port))
     with ThreadPoolExecutor(1) as other:
-        first = other.submit(next, loopback_store.meet("loopback:?rank=0&world_size=2"))
-        store, rank, world_size = next(loopback_store.meet("loopback:?rank=1&world_size=2"))
+        first = other.submit(next, process_group.meet("loopback:?rank=0&world_size=2"))
+        store, rank, world_size = next(process_group.meet("loopback:?rank=1&world_size=2"))
         assert (rank, world_size) == (1, 2) and first.result()[1:] == (0, 2)
     first.result()[0].set("said", "heard")
     assert store.get("said") == b"heard"
@@ -138,4 +138,4 @@ def test_torch_s_store_listens_on_loopback_alone(monkeypatch):
 def test_the_store_needs_verl_s_port(monkeypatch):
     monkeypatch.delenv("MASTER_PORT", raising=False)
     with pytest.raises(ValueError, match="MASTER_PORT"):
-        next(loopback_store.meet("loopback:?rank=0&world_size=1"))
+        next(process_group.meet("loopback:?rank=0&world_size=1"))

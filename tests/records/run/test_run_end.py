@@ -8,8 +8,8 @@ import pytest
 
 from kit.lab_run import launches, run
 from kit.recipes import load_config
-from verl_credit.cli.run import train as train_module
-from verl_credit.cli.run.train import command_line
+from verl_credit.cli.train import start as train_module
+from verl_credit.cli.train.start import command_line
 from verl_credit.errors import ExitCode, IntegrityError, PreflightError
 from verl_credit.records.run import events
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines

@@ -1,21 +1,14 @@
 """Files of a run survive kills and resumes; progress and evaluation read what was written."""
 
 import json
-from collections import Counter
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from ray.exceptions import RayActorError
 
 from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import SepaController
-from verl_credit.errors import IntegrityError
-from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
-from verl_credit.host.rollout.watch import RolloutWatch, check_rollouts
-from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
 from verl_credit.names import MOVED, place_now
 from verl_credit.records.run.files import (
     METRICS,
@@ -112,129 +105,6 @@ def test_rows_that_a_resume_leaves_are_no_news_and_those_after_them_are(tmp_path
     assert file.new_rows() == []
     append_json(path, {"step": 3})
     assert file.new_rows() == [{"step": 3}]
-
-
-def test_failed_rollouts_stop_the_run_unless_tolerated():
-    assert check_rollouts(8, 8, [], 0.0) == 0
-    assert check_rollouts(8, 7, ["KeyError: x"], 0.2) == 1
-    with pytest.raises(IntegrityError, match="1 of 8 rollouts raised.*KeyError: x"):
-        check_rollouts(8, 7, ["KeyError: x"], 0.0)
-    with pytest.raises(IntegrityError, match="no exception was recorded"):
-        check_rollouts(8, 6, [], 0.1)
-
-
-def test_too_many_tool_faults_stop_the_run():
-    lost = Counter({"connect": 1})
-    check_tool_faults(lost, 4, 0.25, "http://x")
-    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*1 connect"):
-        check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
-    with pytest.raises(
-        IntegrityError, match=r"1 of 4 rows were lost to faults of tools: 1 connect; a share.*\)\.$"
-    ):
-        check_tool_faults(lost, 4, 0.2, None)
-
-
-def test_an_evaluation_without_its_retriever_is_no_evaluation():
-    metrics = {"val-aux/lab-greedy/tool_fault/mean@1": 0.5, "val-aux/lab-greedy/em/mean@1": 0.1}
-    check_evaluation_faults(metrics, 0.5, "http://x")
-    with pytest.raises(IntegrityError, match="held-out evaluation.*= 0.500"):
-        check_evaluation_faults(metrics, 0.25, "http://x")
-
-
-def test_evaluation_rows_carry_their_mode_and_keep_their_source():
-    batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
-    (batch,) = EvaluationLoader(batches, "greedy")
-    assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
-    assert "sampling" not in batches[0]
-
-
-def test_metrics_of_an_evaluation_are_named_after_its_mode():
-    def update(sources, uids, infos, turns, expected_acc_counts):
-        assert expected_acc_counts == {("lab-greedy", "u"): 1}
-        return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
-
-    named = label_mode(update, "greedy")(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
-    assert named == {
-        "val-core/lab-greedy/em/mean@1": 1.0,
-        "val-aux/lab-greedy/questions": 2,
-        "val-aux/num_turns-greedy/mean": 2,
-    }
-
-
-def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
-    """verl takes means of whatever a reward function returns, and refuses lists of different length."""
-    from verl.trainer.ppo.metric_utils import process_validation_metrics
-
-    def update(sources, uids, infos, turns, expected_acc_counts):
-        found = process_validation_metrics(sources, uids, infos)
-        return {f"{name}/mean": infos["reward"] for name in found[sources[0]]}
-
-    infos = {
-        "reward": [1.0, 0.0, None],
-        "pred": ["a", "b", "c"],
-        "steps": [[0.5, None], [0.1], []],
-        "shown": [np.zeros(2), None, np.zeros(1)],
-        "said": [{"a": 1}, {}, None],
-    }
-    named = label_mode(update, "greedy")(["lab"] * 3, ["u"] * 3, infos, [], None)
-    assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}
-
-
-class Buffer:
-    """verl's replay buffer as the watch sees it."""
-
-    def _wait_for_next_poll(self, *args):
-        return args
-
-    def sample(self, error=None, keys=("a",)):
-        if error:
-            raise error
-        self.waited = self._wait_for_next_poll("train", 0.0)
-        return SimpleNamespace(keys=list(keys)), {}
-
-
-def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
-    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
-    watch.attach(buffer)
-    watch.begin(8)
-    watch.drain = lambda: []
-    assert buffer.sample()[0].keys == ["a"] and buffer.waited == ("train", 0.0) and watch.settle(8) == 0
-    watch.drain = lambda: ["KeyError: no such column"]
-    with pytest.raises(IntegrityError, match="no such column"):
-        buffer.sample()
-
-
-@pytest.mark.parametrize(
-    "left",
-    [
-        {"error": RuntimeError("no materializable trajectories")},  # verl's advice is about refilling
-        {"error": ValueError("Received an empty list as keys.")},
-        {"keys": ()},
-    ],
-)
-def test_a_batch_that_failed_as_a_whole_has_the_cause_of_its_rollouts(left):
-    buffer, watch = Buffer(), RolloutWatch(0.0)
-    watch.drain = lambda: []
-    watch.attach(buffer)
-    watch.begin(8)
-    buffer.sample()
-    watch.drain = lambda: ["ActorDiedError: the rollout server"]  # between two looks
-    with pytest.raises(IntegrityError, match="the rollout server"):
-        buffer.sample(**left)
-
-
-def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():
-    watch = RolloutWatch(0.25)
-    watch.begin(8)
-    watch.drain = lambda: ["KeyError: x"]
-    assert watch.settle(7) == 1
-
-    def dead():
-        raise RayActorError
-
-    watch.drain = dead
-    with pytest.raises(IntegrityError, match="an agent-loop worker died"):
-        watch.settle(8)
 
 
 def test_resume_says_what_differs(tmp_path):

@@ -16,7 +16,7 @@ from kit.lab_run import run
 from kit.preflight import GOOD, write
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.cli.run import train as train_module
+from verl_credit.cli.train import start as train_module
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, append_json, read_json_lines
 from verl_credit.records.run.finished import TRACKER, last_checkpoint, nothing_left

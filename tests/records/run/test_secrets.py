@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from kit.lab_run import launches, run
 from kit.recipes import load_config
 from kit.scripted_server import scripted_server, search
-from verl_credit.cli.run import another_run
+from verl_credit.cli.probe import another_run
 from verl_credit.errors import ConfigError
 from verl_credit.records.run.files import STATE
 from verl_credit.records.run.state import describe_resume, save_state
@@ -143,7 +143,7 @@ def test_what_verl_prints_and_hands_to_trackers_has_no_secret(monkeypatch):
     main_ppo = pytest.importorskip("verl.trainer.main_ppo")
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_credit.host.process.task_runner import CreditTaskRunner
+    from verl_credit.host.process.launch import CreditTaskRunner
 
     printed, tracked = [], []
     runner = CreditTaskRunner.__ray_actor_class__

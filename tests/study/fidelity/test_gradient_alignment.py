@@ -9,12 +9,7 @@ import torch
 from kit.drawn_groups import draw_groups, group_gradients
 from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.exact.bias import cosine
-from verl_credit.study.fidelity.exact.expectation import (
-    advantages,
-    as_world,
-    expected_gradient,
-    list_groups,
-)
+from verl_credit.study.fidelity.exact.expectation import advantages, as_world, expected_gradient, list_groups
 from verl_credit.study.fidelity.exact.objectives import gradient, reward
 from verl_credit.study.fidelity.exact.operators import outcome_credit_of, turn_credit_of
 from verl_credit.study.fidelity.exact.question import QUESTIONS

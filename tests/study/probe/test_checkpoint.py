@@ -369,7 +369,7 @@ def test_a_step_that_is_not_there_names_those_that_are(live, tmp_path):
 def save_by_verl(rank, ranks, folder, store, results):
     """The model of `policy`, trained under each kind of FSDP and saved by verl's own manager."""
     with gloo_rank(rank, ranks, store):
-        from verl_credit.host.process.register import register_all
+        from verl_credit.host.process.verl_checks import register_all
 
         register_all()
         from torch.distributed.fsdp import FullyShardedDataParallel

@@ -1,6 +1,7 @@
 """Both estimators against the exact gradient of policies whose every sequence can be listed.
 
-The fast tests sum over every possible batch of two rollouts: the expectation is exact. The slow ones draw batches.
+Most tests sum over every possible batch of two or three rollouts: the expectation is exact. Those marked `drawn` repeat it
+with groups that are too many to list; `make fuzz` runs them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BASELINES = [
 ESTIMATORS = [estimator("naive", "per_sequence"), estimator("naive", "per_token")] + [
     estimator("rb_residual", estimand, *baseline) for estimand in ESTIMANDS for baseline in BASELINES
 ]
-TWO_PROMPTS, SIBLINGS = torch.tensor([0, 1]), torch.tensor([0, 0])
+TWO_PROMPTS, SIBLINGS, BOTH = torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([0, 0, 1])
 
 
 def name(value):
@@ -57,9 +58,10 @@ def assert_unbiased(bench, group_B, settings):
 
 
 @pytest.mark.parametrize("settings", ESTIMATORS, ids=name)
-def test_the_expectation_over_all_pairs_of_rollouts_is_the_gradient(settings):
+def test_the_expectation_over_all_pairs_and_triples_of_rollouts_is_the_gradient(settings):
     bench = small(Sampling())
     assert_unbiased(bench, TWO_PROMPTS, settings)
+    assert_unbiased(bench, BOTH, settings)
     if settings.x_estimator_mode == "naive":
         assert_unbiased(bench, SIBLINGS, settings)
 
@@ -77,7 +79,7 @@ def test_and_under_every_sampling(sampling):
         assert_unbiased(bench, TWO_PROMPTS, settings)
 
 
-@pytest.mark.slow
+@pytest.mark.drawn
 @pytest.mark.parametrize("number", range(len(ESTIMATORS)), ids=lambda i: name(ESTIMATORS[i]))
 def test_two_thousand_batches_do_not_differ_from_the_gradient(number):
     """Four groups of two rollouts, groups drawn from two prompts; architectures and samplings in turn."""
@@ -130,7 +132,7 @@ def variance(bench, settings, seed):
     return float(bench.gradients(drawn_R_B, torch.arange(8).repeat_interleave(2), settings).var(0).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.drawn
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("estimand", ["per_sequence", "per_token"])
 def test_the_variance_is_at_most_half_of_the_naive_one(architecture, estimand):

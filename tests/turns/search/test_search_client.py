@@ -11,6 +11,7 @@ import pytest
 from kit.scripted_server import dead_port, hits, scripted_server, search
 from verl_credit.turns.search.client import FAULT_CODES, Page, SearchClient, SearchFault, format_pages
 from verl_credit.turns.search.connections import Connections, _tls
+from verl_credit.turns.search.protocol import bad_query_reason
 
 
 @pytest.fixture
@@ -346,3 +347,9 @@ def test_a_pickled_client_still_expects_its_index(server):
     client = pickle.loads(pickle.dumps(SearchClient(server.url, index_fingerprint="ab12")))
     server.script = [_from("cd34")]
     assert fault(client).code == "bad_answer"
+
+
+@pytest.mark.parametrize("depth", ["[" * 100_000, '{"a":' * 100_000, '{"query": ' + "[" * 100_000])
+def test_arguments_that_are_nested_without_end_are_a_mistake_of_the_policy(depth):
+    reason, query = bad_query_reason(depth)
+    assert reason.startswith("Error: the arguments of search are not valid JSON (") and not query

@@ -1,22 +1,28 @@
 """A tiny lab, built once: its files, its cache, its policy's turns and the control index."""
 
 import json
+import runpy
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kit.lab_run import run
 from verl_credit.built_folder import why_invalid
 from verl_credit.cli import main
+from verl_credit.cli.train import start as train_module
+from verl_credit.errors import ExitCode
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.build import build_lab
-from verl_credit.worlds.lab.cache import NAME, settings_of
-from verl_credit.worlds.lab.config import SIZES
+from verl_credit.worlds.lab.config import NAME, SIZES, settings_of
 from verl_credit.worlds.lab.evaluate import Roller, summarize
 from verl_credit.worlds.lab.questions import make_splits
-from verl_credit.worlds.lab.retrieval import LocalRetriever, recall, swap_contents
+from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
+from verl_credit.worlds.lab.tiny_policy import WarmStart
 from verl_credit.worlds.lab.world import make_world
 from verl_credit_retriever.index.search import SearchIndex
 
@@ -48,9 +54,22 @@ def copy(lab, tmp_path):
 def test_a_valid_lab_is_reused(lab):
     before = lab.manifest.stat().st_mtime_ns
     seen = []
-    build_lab(lab.root, world_seed=5, size="tiny", progress=lambda share, text: seen.append(text))
+    build_lab(lab.root, size="tiny", progress=lambda share, text: seen.append(text))
     assert seen == [f"using the lab in {lab.root}"]
     assert lab.manifest.stat().st_mtime_ns == before
+
+
+def test_a_run_builds_the_lab_that_is_not_there(tmp_path, capsys, monkeypatch):
+    """With few steps of training. The runs of tests/e2e use one that is there."""
+    few = replace(
+        SIZES["tiny"], encoder_steps=1, demonstrations=16, warm_start=WarmStart(steps=1, short_steps=1)
+    )
+    monkeypatch.setitem(SIZES, "tiny", few)
+    for name, found in {"_preflight": None, "_launch": (ExitCode.DONE, "")}.items():
+        monkeypatch.setattr(train_module, name, lambda *_, found=found: found)
+    code, lines = run(capsys, tmp_path / "run", "lab.size=tiny", f"lab.dir={tmp_path / 'lab'}")
+    assert code == 0 and any("lab   0%" in line for line in lines), lines
+    assert why(tmp_path / "lab", 0, "tiny") is None
 
 
 @pytest.mark.parametrize(
@@ -61,25 +80,25 @@ def test_a_changed_or_missing_file_is_noticed(copy, file):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert file in why(copy, 5, "tiny")
+    assert file in why(copy, 0, "tiny")
     path.unlink()
-    assert "is missing" in why(copy, 5, "tiny")
+    assert "is missing" in why(copy, 0, "tiny")
 
 
 def test_another_seed_size_or_version_is_another_lab(copy):
-    assert why(copy, 5, "tiny") is None
-    assert "world_seed is 5" in why(copy, 6, "tiny")
-    assert "size is 'tiny'" in why(copy, 5, "full")
+    assert why(copy, 0, "tiny") is None
+    assert "world_seed is 0" in why(copy, 6, "tiny")
+    assert "size is 'tiny'" in why(copy, 0, "full")
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {"generator_version": 0}))
-    assert "generator_version is 0" in why(copy, 5, "tiny")
+    assert "generator_version is 0" in why(copy, 0, "tiny")
 
 
 def test_a_broken_or_absent_manifest_is_noticed(copy):
     (copy / "manifest.json").write_text('{"files": ')
-    assert "cannot be read" in why(copy, 5, "tiny")
+    assert "cannot be read" in why(copy, 0, "tiny")
     (copy / "manifest.json").unlink()
-    assert "cannot be read" in why(copy, 5, "tiny")
+    assert "cannot be read" in why(copy, 0, "tiny")
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
@@ -107,8 +126,8 @@ def test_parquet_and_corpus_agree(lab):
 
 @pytest.fixture(scope="module")
 def rolled(lab):
-    world = make_world(5, SIZES["tiny"].world)
-    questions = make_splits(world, SIZES["tiny"].world, 5)["dev"]
+    world = make_world(0, SIZES["tiny"].world)
+    questions = make_splits(world, SIZES["tiny"].world, 0)["dev"]
     tokenizer = AutoTokenizer.from_pretrained(lab.policy)
     model = AutoModelForCausalLM.from_pretrained(lab.policy)
     roller = Roller(model, tokenizer, LocalRetriever(lab.encoder, lab.index))
@@ -155,7 +174,8 @@ def test_a_summary_counts_exact_matches(rolled):
 
 
 def test_swapped_contents_keep_titles_and_vectors_alone(lab, tmp_path):
-    swapped = SearchIndex.load(swap_contents(lab.index, tmp_path / "swapped", seed=1))
+    script = runpy.run_path(str(Path(__file__).parents[3] / "evidence" / "lab" / "run.py"))
+    swapped = SearchIndex.load(script["swap_contents"](lab.index, tmp_path / "swapped", seed=1))
     original = SearchIndex.load(lab.index)
     vector = torch.nn.functional.normalize(torch.randn(5, original._faiss.d), dim=-1).numpy()
     for before, after in zip(original.search(vector, 3), swapped.search(vector, 3), strict=True):

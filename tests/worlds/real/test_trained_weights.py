@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from verl_credit.worlds.real.build import write_policy
 from verl_credit.worlds.real.packages import ENCODER, POLICY, RealError, folder_of
-from verl_credit.worlds.real.policy import write_policy
 from verl_credit_retriever.encoder import SentenceEncoder
 
 pytestmark = pytest.mark.slow  # 100 MB of quantised weights are read

@@ -1,4 +1,4 @@
-"""What is known of a trial before its run makes a step."""
+"""The facts of a trial that are known before its first step, and the notes of its row."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def store_folder(config: DictConfig) -> Path:
 
 
 def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
-    """The rule of this run in words."""
+    """The rule by which this run's trial is kept, in words."""
     metric = config.lineage.metric or "held-out exact match"
     way = "falls" if config.lineage.lower_is_better else "gains"
     return f"kept when {metric} {way} by more than {config.lineage.threshold:g} over {best}"
 
 
 def at_start(config: DictConfig, command: str) -> dict[str, Any]:
-    """What is known before anything heavy starts. ``config_sha256`` is over every key that can change what a step computes,
+    """The facts before anything heavy starts. ``config_sha256`` is over every key that can change what a step computes,
     the seed among them: equal hashes mean equal computations."""
     deciding = json.dumps(deciding_keys(config), sort_keys=True)
     return {
@@ -63,10 +63,10 @@ def specialist(config: DictConfig) -> str:
 
 
 def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: str) -> str:
-    """For the last column: alpha, gamma, clip scale, steps, and what decided."""
+    """The last column: alpha, gamma, clip scale, steps, and the reason for the status."""
     algorithm = config.algorithm
     scale = [steps[f"clip_scale_{one}"] for one in ("mean", "std")]
-    shown = " ".join("—" if one is None else f"{one:.4g}" for one in scale)
+    scales = " ".join("—" if one is None else f"{one:.4g}" for one in scale)
     done = f"{steps['steps']}" + (f" of {planned}" if planned else "")
-    said = f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g} clip scale mean and std {shown}, {done} steps"
-    return redact(f"{said}; {one_line(why)[:1000]}" if why else said)
+    text = f"alpha={algorithm.adv_rescale_alpha:g} gamma={algorithm.gamma:g} clip scale mean and std {scales}, {done} steps"
+    return redact(f"{text}; {one_line(why)[:1000]}" if why else text)

@@ -1,4 +1,4 @@
-"""What a run's files say of its trial: the metric that decides, and means over its steps."""
+"""A trial's numbers from its run's files: the metric that decides, and means over its steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
     """``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources.
 
-    An evaluation before the first step is none of the trial's. There is no metric where data.val_files holds a file of
+    An evaluation before the first step is not the trial's. There is no metric where data.val_files holds a file of
     data.train_files: that would be the training pool's.
     """
     if shared := sorted(_files(config.data.train_files) & _files(config.data.val_files)):
@@ -61,7 +61,7 @@ def _exact_match(run: Run) -> Metric:
         return Metric(
             why="no held-out metric: no exact match was evaluated after a training step; lineage.metric names another"
         )
-    mode = min(one.mode for one, _ in entries)  # greedy stands before sampled
+    mode = min(one.mode for one, _ in entries)  # greedy sorts before sampled
     entries = [(one, em) for one, em in entries if one.mode == mode]
     step = max(em.steps[-1] for _, em in entries)
     entries = [(one, em) for one, em in entries if em.steps[-1] == step]
@@ -80,7 +80,7 @@ def _exact_match(run: Run) -> Metric:
 
 
 def read_steps(run_dir: Path) -> Run | None:
-    """None for a run without a step."""
+    """Returns None for a run without a step."""
     try:
         return read_run(run_dir)
     except (FileNotFoundError, ValueError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_credit.cli.saved_run import CONFIG
 from verl_credit.cli.trials.facts import at_start, hardware, kept_when, notes, specialist, store_folder
 from verl_credit.errors import ExitCode, Terminated, TooLargeError, one_line
 from verl_credit.recipe.machine.facts import Facts
@@ -24,7 +25,6 @@ from verl_credit.records.run.finished import planned_in_all
 if TYPE_CHECKING:
     from verl_credit.cli.trials.numbers import Metric
 
-CONFIG = "config.yaml"
 LABELS = {
     Reason.TIME_LIMIT: FailureLabel.TRAIN_BUDGET_OVERRUN,
     Reason.EVALUATION_OVERRUN: FailureLabel.EVAL_BUDGET_OVERRUN,
@@ -36,11 +36,11 @@ LABELS = {
 
 
 class TrialRow:
-    """Of one start of `train`: ``begin`` before the checks, ``end`` however it ends.
+    """The row of one start of `train`: ``begin`` is called before the checks, ``end`` however the run ends.
 
-    A run that was killed has begun and has no row; its next start goes on as the same trial. One that has a row and is
-    started again is a new trial, NAME.2, whose parent is the one before: a row is final. Whatever fails here is returned as
-    a text, for neither the run nor how it ended may depend on it.
+    A run that was killed has begun and has no row; its next start goes on as the same trial. A run that has a row and is
+    started again is a new trial, NAME.2, whose parent is the one before: a row is final. A failure here is returned as
+    a text, because neither the run nor its exit code may depend on it.
     """
 
     def __init__(self, config: DictConfig, command: str) -> None:
@@ -53,14 +53,14 @@ class TrialRow:
         self.failed = False
 
     def begin(self) -> str:
-        """Write down that the trial has begun; returns what to tell of it."""
+        """Write down that the trial has begun; returns a line about it."""
         return self._try(self._begin)
 
     def machine(self, facts: Facts) -> None:
         self.facts["hardware"] = hardware(facts)
 
     def end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
-        """Add the row; returns what to tell of it. Nothing for a start that found nothing left to do, unless an earlier
+        """Add the row; returns a line about it, empty for a start that found nothing left to do, unless an earlier
         one was killed before it had a row."""
         return self._try(partial(self._end, code, why, error))
 
@@ -92,10 +92,10 @@ class TrialRow:
         rule = "the first with a metric is the baseline"
         if best:
             rule = kept_when(self.config, f"{best.label} ({best.core_metric:.6g})")
-        told = f"trial exp_{self.exp_id} in {self.store.path}: {rule}"
+        line = f"trial exp_{self.exp_id} in {self.store.path}: {rule}"
         if config.parent and self.parent not in {trial.exp_id for trial in trials}:
-            told += f"; lineage.parent={self.parent} is not there"
-        return told if config.hypothesis else f"{told}; no lineage.hypothesis was given"
+            line += f"; lineage.parent={self.parent} is not there"
+        return line if config.hypothesis else f"{line}; no lineage.hypothesis was given"
 
     def _free_id(self, trials: tuple[Trial, ...], unfinished: Mapping[str, dict]) -> str:
         """The name, or the first NAME.2, NAME.3 that has no row and is not another folder's."""
@@ -139,8 +139,8 @@ class TrialRow:
                 **{name: value for name, value in steps.items() if name != "train_s"},
             },
         )
-        shown = metric.why if metric.value is None else f"{metric.name} {metric.value:.6g}"
-        return one_line(f"trial {trial.label}: {trial.status}, {shown}; {self.store.path}")
+        result = metric.why if metric.value is None else f"{metric.name} {metric.value:.6g}"
+        return one_line(f"trial {trial.label}: {trial.status}, {result}; {self.store.path}")
 
     def _was_killed(self) -> bool:
         return any(one.get("job_name") == str(self.run_dir) for one in self.store.unfinished().values())
@@ -154,7 +154,7 @@ class TrialRow:
         why: str,
         trials: tuple[Trial, ...],
     ) -> Trial:
-        """Under the store's lock: no other trial ends meanwhile."""
+        """The store calls it under its lock, so no other trial ends meanwhile."""
         config = self.config.lineage
         found = verdict(
             metric.value, trials, threshold=config.threshold, lower_is_better=config.lower_is_better

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.section import Section, When
-from verl_credit.credit.loss.policy_loss import RATIO_LEVELS
+from verl_credit.credit.loss import RATIO_LEVELS
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 TARGET = "verl_credit.host.actor.loss.TurnPolicyLossConfig"

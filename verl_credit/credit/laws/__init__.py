@@ -2,8 +2,9 @@
 
 from verl_credit.credit.laws.broken import Broken
 from verl_credit.credit.laws.check import LAWS, Finding, check
+from verl_credit.credit.laws.own import KINDS, own_subject
 from verl_credit.credit.laws.properties import PROPERTIES
-from verl_credit.credit.laws.subjects import KINDS, Subject, own_subject, registered_subject
+from verl_credit.credit.laws.subjects import Subject, registered_subject
 
 __all__ = [
     "KINDS", "LAWS", "PROPERTIES", "Broken", "Finding", "Subject", "check", "own_subject",

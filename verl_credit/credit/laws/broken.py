@@ -1,7 +1,5 @@
 """A law that does not hold, and the comparisons that find it."""
 
-from __future__ import annotations
-
 import torch
 
 # Tolerances are relative to the scale: the largest of the numbers compared.

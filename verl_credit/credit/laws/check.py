@@ -1,13 +1,12 @@
 """Runs every law and property on one subject."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from verl_credit.credit.laws import laws, rewards, steady, tokens
+from verl_credit.credit.laws import laws, rewards, tokens
+from verl_credit.credit.laws import laws as steady
 from verl_credit.credit.laws.broken import Broken
 from verl_credit.credit.laws.example import Example, Log, lines, smallest
 from verl_credit.credit.laws.properties import PROPERTIES
@@ -92,43 +91,43 @@ def check(subject: Subject, seeds=SEEDS) -> list[Finding]:
         if exempt is not None:
             findings.append(Finding(name, law.__doc__, "exempt", exempt))
             continue
-        found = counterexample(law, subject, seeds, kept)
-        findings.append(_finding(name, law, "holds" if found is None else "BROKEN", found, subject))
+        example = counterexample(law, subject, seeds, kept)
+        findings.append(_finding(name, law, "holds" if example is None else "BROKEN", example, subject))
         if law is rewards.better and (why := subject.exempt.get(rewards.TOOL_TURNS)):
             findings.append(Finding(rewards.TOOL_TURNS, "The same of its tool turns.", "exempt", why))
-        if found is not None and law in FIRST:
+        if example is not None and law in FIRST:
             return findings
     findings = _once(findings)
     for name, examine in PROPERTIES.items():
         if name in ("weighs", "conserves") and subject.level != "token":
             continue
-        found = counterexample(examine, subject, seeds, kept)
-        verdict, declared = "yes" if found is None else "no", subject.properties
-        undeclared = declared is not None and found is None and name not in declared
+        example = counterexample(examine, subject, seeds, kept)
+        verdict, declared = "yes" if example is None else "no", subject.properties
+        undeclared = declared is not None and example is None and name not in declared
         if undeclared:
             # a registered operator's declaration is complete
             verdict = "yes" if subject.operator is None else "BROKEN"
-        elif declared is not None and name in declared and found is not None:
+        elif declared is not None and name in declared and example is not None:
             verdict = "BROKEN"
-        finding = _finding(name, examine, verdict, found, subject)
+        finding = _finding(name, examine, verdict, example, subject)
         findings.append(replace(finding, detail="not declared, but it holds") if undeclared else finding)
     return findings
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
-    """An operator's error, or a counterexample, that several laws have in common is shown for the first only."""
-    first, shown = {}, []
+    """An operator's error, or a counterexample, that several laws have in common is reported for the first one only."""
+    first, once = {}, []
     for finding in findings:
         result = finding.example[-1] if finding.example else finding.name
         key = NUMBERS.sub("", result) if "Error: " in result else finding.example or finding.name
         before = first.setdefault(key, finding.name)
         same = finding.wrong and before != finding.name
-        shown.append(replace(finding, detail=f"as for {before}", example=()) if same else finding)
-    return shown
+        once.append(replace(finding, detail=f"as for {before}", example=()) if same else finding)
+    return once
 
 
-def _finding(name: str, law: Callable, verdict: str, found: Example | None, subject: Subject) -> Finding:
-    if found is None or verdict != "BROKEN":
-        return Finding(name, law.__doc__, verdict, "" if found is None else found.message)
-    found = smallest(found, subject)
-    return Finding(name, law.__doc__, verdict, found.message, tuple(lines(found, subject)))
+def _finding(name: str, law: Callable, verdict: str, example: Example | None, subject: Subject) -> Finding:
+    if example is None or verdict != "BROKEN":
+        return Finding(name, law.__doc__, verdict, "" if example is None else example.message)
+    example = smallest(example, subject)
+    return Finding(name, law.__doc__, verdict, example.message, tuple(lines(example, subject)))

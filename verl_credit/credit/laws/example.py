@@ -1,7 +1,5 @@
 """Counterexamples: made smaller while they still break the law, and written as lists that one can paste."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,9 +63,9 @@ class Log:
 
 def smallest(example: Example, subject: Subject) -> Example:
     """The smallest world that a greedy search finds in `TRIES`. A call's error counts, a law's own does not."""
-    tries, found = 0, True
-    while found:
-        found = False
+    tries, smaller = 0, True
+    while smaller:
+        smaller = False
         for world in _smaller(example.world):
             if (tries := tries + 1) > TRIES:
                 return example
@@ -75,12 +73,12 @@ def smallest(example: Example, subject: Subject) -> Example:
             try:
                 example.law(log.subject, world)
             except Broken as broken:
-                example, found = Example(example.law, world, str(broken), log.runs[-broken.runs :]), True
+                example, smaller = Example(example.law, world, str(broken), log.runs[-broken.runs :]), True
             except Exception as error:
                 if log.raised(error):
                     message = f"{type(error).__name__}: {error}"
-                    example, found = Example(example.law, world, message, log.runs[-1:]), True
-            if found:
+                    example, smaller = Example(example.law, world, message, log.runs[-1:]), True
+            if smaller:
                 break
     return example
 
@@ -142,32 +140,32 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
     """Each call: what went in, and what came out, one list per row."""
     for run in example.runs:
         world = run.world
-        shown = {}
+        inputs = {}
         if subject.level != "token":
-            shown["rewards"] = world.outcome_B.tolist()
+            inputs["rewards"] = world.outcome_B.tolist()
         if len(world.group_B.unique()) > 1:
-            shown["groups"] = world.group_B.tolist()
+            inputs["groups"] = world.group_B.tolist()
         if not world.valid_B.all():
-            shown["valid"] = world.valid_B.tolist()
+            inputs["valid"] = world.valid_B.tolist()
         if subject.level == "turn":
-            shown["turn_rewards"] = _turn_rewards(world)
+            inputs["turn_rewards"] = _turn_rewards(world)
         for name in subject.tables:
             table = getattr(world, name)
             turn_B_K1 = torch.arange(table.shape[-1]) <= world.n_tool_turns_B[:, None]
-            shown[name] = _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
+            inputs[name] = _rows(table, turn_B_K1) if name.endswith("_K1") else table.tolist()
         if subject.level == "token":
             given_B_T = subject.given(world).advantage_B_T if run.given is None else run.given
-            shown["advantages"] = _rows(given_B_T, world.mask_B_T)
+            inputs["advantages"] = _rows(given_B_T, world.mask_B_T)
         if subject.level == "whole" and "gains" in subject.reads:
-            shown["turn_ids"] = _rows(world.turn_ids_B_T, world.mask_B_T)
-            shown["turn_rewards"] = _turn_rewards(world)
+            inputs["turn_ids"] = _rows(world.turn_ids_B_T, world.mask_B_T)
+            inputs["turn_rewards"] = _turn_rewards(world)
         if subject.level in ("token", "whole"):
-            shown["logprobs"] = _rows(world.log_prob_B_T, world.mask_B_T)
+            inputs["logprobs"] = _rows(world.log_prob_B_T, world.mask_B_T)
             if world.planning_B_T is not None and "planning mask" in subject.reads:
-                shown["planning"] = _rows(world.planning_B_T.int(), world.mask_B_T)
+                inputs["planning"] = _rows(world.planning_B_T.int(), world.mask_B_T)
             if world.entropy_B_T is not None and (subject.level == "whole" or subject.uncertainty):
-                shown["entropies"] = _rows(world.entropy_B_T, world.mask_B_T)
-        yield ", ".join(f"{name} = {value}" for name, value in shown.items())
+                inputs["entropies"] = _rows(world.entropy_B_T, world.mask_B_T)
+        yield ", ".join(f"{name} = {value}" for name, value in inputs.items())
         if isinstance(run.result, Exception):
             yield f"  -> {type(run.result).__name__}: {run.result}"
         else:
@@ -178,7 +176,7 @@ def lines(example: Example, subject: Subject) -> Iterator[str]:
 
 
 def _turn_rewards(world: World) -> list[list]:
-    """None is a tool turn without a reward."""
+    """The rewards of each row's tool turns; a turn without one has None."""
     rows = list(range(len(world.outcome_B)))
     return turn_lists(world.gain_B_K, world.has_gain_B_K, world.turn_ids_B_T, rows)
 

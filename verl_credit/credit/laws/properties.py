@@ -1,7 +1,5 @@
 """Optional properties of operators: tested like laws and reported, an error only if declared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,15 +1,12 @@
 """The laws of rewards: ties, better and negative ones, and what each level may read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch
 
 from verl_credit.credit.groups import row_mean
 from verl_credit.credit.laws.broken import CLOSE, Broken, finite, same, scale_of
-from verl_credit.credit.laws.laws import on, run
-from verl_credit.credit.laws.steady import plain
+from verl_credit.credit.laws.laws import on, plain, run
 from verl_credit.credit.laws.subjects import Subject, run_turn_mode
 from verl_credit.credit.laws.world import World, make_world
 from verl_credit.credit.turn.modes import MODES
@@ -59,7 +56,7 @@ def better(subject: Subject, world: World) -> None:
 
 
 def _tools_and_answer(subject: Subject, world: World) -> torch.Tensor:
-    """Of each row: the mean advantage of its tool turns' tokens, 0 without one, and that of its answer's."""
+    """Each row's mean advantage of its tool turns' tokens, 0 without one, and of its answer's tokens."""
     advantage_B_T, mask_B_T = run(subject, world)[0], world.counted_B_T
     last_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, 0).amax(dim=1, keepdim=True)
     answer_B_T = mask_B_T & (world.turn_ids_B_T == last_B_1)

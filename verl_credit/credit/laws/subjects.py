@@ -1,44 +1,22 @@
 """Runs operators of all levels from a batch to token advantages, so that one suite of laws tests them all."""
 
-from __future__ import annotations
-
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from verl_credit.credit.laws.precision import noted
-from verl_credit.credit.laws.small_call import small_call
 from verl_credit.credit.laws.world import World
 from verl_credit.credit.operator import Operator
-from verl_credit.credit.outcome.outcome_plugin import outcome_operator
-from verl_credit.credit.plugins import (
-    AlgorithmContext,
-    TransformContext,
-    TransformSpec,
-    TurnInputs,
-    UncertaintyContext,
-    UncertaintySpec,
-    as_transform_spec,
-    as_uncertainty_spec,
-    run_algorithm,
-    run_transform,
-    run_uncertainty,
-)
 from verl_credit.credit.registry import REGISTRY
-from verl_credit.credit.token.gtpo import gtpo_weights
 from verl_credit.credit.token.token_credit import token_credit
 from verl_credit.credit.token.uncertainty import uncertainty
-from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
+from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.credit.turn.modes import MODES
-from verl_credit.credit.turn.tables import Tables
 from verl_credit.credit.turn.turn_credit import BatchTables, credit_of
 from verl_credit.credit.turn.turns import spread
 
-KINDS = ("outcome", "turn", "transform", "algorithm", "uncertainty")
 GAMMA = 0.9
 SEPA_LAMBDA = 0.6
 BESIDE = "turn-group-v1d"  # gives turns of a row different advantages
@@ -73,7 +51,7 @@ class Subject:
     reads_turns: bool = False
     """Token level: it can stand beside a turn mode."""
     reads: frozenset[str] = frozenset()
-    """Of the inputs that may be absent: "planning mask", "entropy", "gains"."""
+    """What it reads of the inputs that may be absent: "planning mask", "entropy", "gains"."""
     uncertainty: Callable[[World], torch.Tensor] | None = None
     call: Callable[[], Callable[[], Any]] | None = None
     """Makes the bare function, ready to be called on a small input, many times."""
@@ -91,13 +69,13 @@ def registered_subject(level: str, name: str) -> Subject:
     operator = REGISTRY[level, name]
     apply = given = None
     if level == "outcome":
-        run = partial(_run_outcome, operator=name)
+        run = partial(run_outcome, operator=name)
     elif level == "turn":
         run = partial(run_turn_mode, mode=MODES[name])
     elif level == "token":
         given = partial(run_turn_mode, mode=MODES[BESIDE])
         apply = partial(_apply_token, mode=name)
-        run = partial(_run_token, apply=apply, given=given)
+        run = partial(run_token, apply=apply, given=given)
     else:
         run = partial(_run_canonical, function=operator.function)
     return Subject(
@@ -109,7 +87,7 @@ def registered_subject(level: str, name: str) -> Subject:
         given,
         reads_turns=level == "token",
         reads=frozenset(operator.reads),
-        tables=_tables_given(MODES[name]) if level == "turn" else (),
+        tables=tables_given(MODES[name]) if level == "turn" else (),
         scope=operator.scope,
         properties=operator.properties,
         exempt=operator.exempt,
@@ -117,79 +95,11 @@ def registered_subject(level: str, name: str) -> Subject:
     )
 
 
-def own_subject(found: Any, name: str, *, kind: str | None = None, params: dict | None = None) -> Subject:
-    """A user's operator. It may declare ``scope`` ("batch"), ``properties``, ``reads`` and ``exempt`` ({law: reason})."""
-    kind = kind or kind_of(found, name)
-    properties = getattr(found, "properties", None)
-    more = {
-        "level": {"outcome": "outcome", "turn": "turn", "algorithm": "whole"}.get(kind, "token"),
-        "scope": getattr(found, "scope", "group"),
-        "properties": None if properties is None else frozenset(properties),
-        "exempt": getattr(found, "exempt", {}),
-        "reads": frozenset(getattr(found, "reads", ())),
-        "call": partial(small_call, found, name, kind, params),
-    }
-    if kind == "outcome":
-        more["run"] = partial(_run_outcome, operator=outcome_operator(found, name, params))
-    elif kind == "turn":
-        mode = as_turn_mode(found, name)
-        more["run"] = partial(_run_own_mode, mode=mode, params=params or {})
-        more["tables"] = _tables_given(mode)
-        more["call"] = None
-    elif kind == "transform":
-        spec = as_transform_spec(found, name)
-        reads_turns = spec.compute_context is None or spec.uses_turn_advantages
-        more["apply"] = partial(_apply_own, spec=spec, params=params)
-        more["reads_turns"] = reads_turns
-        more["given"] = partial(run_turn_mode, mode=MODES[BESIDE if reads_turns else "none"])
-        if spec.needs_planning or spec.uses_sepa_controller:
-            more["reads"] |= {"planning mask"}
-    elif kind == "uncertainty":
-        spec = as_uncertainty_spec(found, name)
-        more["apply"] = partial(_apply_uncertainty, spec=spec, params=params)
-        more["uncertainty"] = partial(_uncertainties, spec=spec, params=params)
-        more["given"] = partial(run_turn_mode, mode=MODES["none"])
-        more["reads"] |= set(getattr(spec.compute, "reads", ()))
-    else:
-        more["run"] = partial(_run_algorithm, function=found, name=name, params=params)
-        more["reads"] |= {"planning mask", "gains"}  # an algorithm always gets them
-    if "given" in more:
-        more["run"] = partial(_run_token, apply=more["apply"], given=more["given"])
-    return Subject(name=name, function=found, **more)
-
-
-def kind_of(found: Any, name: str) -> str:
-    """The kind of an operator, from its spec, or from the annotation or the name of its first argument."""
-    if isinstance(found, TransformSpec | UncertaintySpec):
-        return "transform" if isinstance(found, TransformSpec) else "uncertainty"
-    if isinstance(found, TurnMode):
-        return "turn"
-    parameters = list(inspect.signature(found).parameters.values()) if callable(found) else []
-    if not parameters and callable(found):
-        return kind_of(found(), name)
-    annotation = (
-        getattr(parameters[0].annotation, "__name__", str(parameters[0].annotation)) if parameters else ""
-    )
-    for kind, context in (
-        ("turn", Tables),
-        ("transform", TransformContext),
-        ("algorithm", AlgorithmContext),
-        ("uncertainty", UncertaintyContext),
-    ):
-        if annotation.strip("'\"").endswith(context.__name__):
-            return kind
-    if parameters and parameters[0].name == "tables":
-        return "turn"
-    if parameters and parameters[0].name in ("rewards", "rewards_G", "outcomes"):
-        return "outcome"
-    raise ValueError(f"{name}: cannot tell what kind of operator this is; give --kind {'|'.join(KINDS)}")
-
-
 def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
     options = {"gamma": GAMMA, **options} if "gamma" in mode.options else options
     tables = BatchTables(
         world.outcome_B, world.gain_B_K, world.has_gain_B_K, world.group_B, world.valid_B, world.n_tool_turns_B,
-        {name: getattr(world, name) for name in _tables_given(mode, options.get("parity"))},
+        {name: getattr(world, name) for name in tables_given(mode, options.get("parity"))},
     )  # fmt: skip
     credit = credit_of(mode, tables, options)
     advantage_B_T = spread(credit.advantage_B_K1, world.turn_ids_B_T, world.mask_B_T)
@@ -197,24 +107,16 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
     return Result(advantage_B_T, scale_B_T, credit.counts)
 
 
-def _tables_given(mode: TurnMode, parity: str | None = None) -> tuple[str, ...]:
+def tables_given(mode: TurnMode, parity: str | None = None) -> tuple[str, ...]:
     """The optional tables that it reads: mt_grpo reads ``result_turn_B`` with parity="released" alone, as it says itself."""
     return tuple(name for name in mode.tables if name != "result_turn_B" or parity == "released")
 
 
-def _run_own_mode(world: World, *, mode: TurnMode, params: Mapping[str, Any]) -> Result:
-    """In float32 where the function computed in less than float64: its rounding is no error."""
-    function, dtypes = noted(mode.function)
-    result = run_turn_mode(world, mode=replace(mode, function=function), **params)
-    outputs = result.outputs() if dtypes <= {torch.float64} else (out.float() for out in result.outputs())
-    return Result(*outputs, result.counts)
-
-
-def _run_outcome(world: World, *, operator) -> Result:
+def run_outcome(world: World, *, operator) -> Result:
     return run_turn_mode(world, mode=MODES["none"], outcome_operator=operator)
 
 
-def _run_token(world: World, *, apply, given) -> Result:
+def run_token(world: World, *, apply, given) -> Result:
     turns = given(world)
     return Result(apply(world, turns.advantage_B_T), turns.clip_scale_B_T, turns.counts)
 
@@ -233,41 +135,6 @@ def _apply_token(world: World, turn_advantage_B_T: torch.Tensor, *, mode: str) -
     ).advantage_B_T
 
 
-def _apply_own(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
-    mask_B_T = world.counted_B_T
-    answer_B_1 = torch.where(mask_B_T, world.turn_ids_B_T, -1).argmax(dim=1, keepdim=True)
-    return run_transform(
-        spec,
-        turn_advantage_B_T,
-        turn_advantage_B_T.gather(1, answer_B_1).squeeze(1),
-        mask_B_T,
-        world.group_B,
-        world.valid_B,
-        log_prob_B_T=world.log_prob_B_T,
-        uncertainty_B_T=uncertainty("surprisal", world.log_prob_B_T, mask_B_T),
-        planning_B_T=world.planning_B_T,
-        params=params,
-        sepa_lambda=SEPA_LAMBDA,
-        gtpo_beta=GTPO_BETA,
-    )[0]
-
-
-def _apply_uncertainty(world: World, turn_advantage_B_T: torch.Tensor, *, spec, params) -> torch.Tensor:
-    found_B_T, mask_B_T = _uncertainties(world, spec=spec, params=params), world.counted_B_T
-    return torch.where(mask_B_T, turn_advantage_B_T, 0.0) * gtpo_weights(found_B_T, mask_B_T, beta=GTPO_BETA)
-
-
-def _uncertainties(world: World, *, spec, params) -> torch.Tensor:
-    return run_uncertainty(
-        spec,
-        world.log_prob_B_T,
-        world.counted_B_T,
-        entropy_B_T=world.entropy_B_T,
-        planning_B_T=world.planning_B_T,
-        params=params,
-    )
-
-
 def _run_canonical(world: World, *, function) -> Result:
     advantage = function(
         world.outcome_B, world.entropy_B_T, world.mask_B_T, world.group_B, row_valid_B=world.valid_B
@@ -275,22 +142,3 @@ def _run_canonical(world: World, *, function) -> Result:
     if advantage.dim() == 1:
         advantage = torch.where(world.mask_B_T, advantage[:, None], 0.0)
     return Result(advantage, torch.ones_like(advantage))
-
-
-def _run_algorithm(world: World, *, function, name, params) -> Result:
-    advantage_B_T, _ = run_algorithm(
-        function,
-        world.outcome_B,
-        world.log_prob_B_T,
-        world.counted_B_T,
-        world.group_B,
-        world.valid_B,
-        name=name,
-        planning_B_T=world.planning_B_T,
-        entropy_B_T=world.entropy_B_T,
-        params=params,
-        sepa_lambda=SEPA_LAMBDA,
-        gtpo_beta=GTPO_BETA,
-        turns=TurnInputs(world.turn_ids_B_T, world.gain_B_K, world.has_gain_B_K),
-    )
-    return Result(advantage_B_T, torch.ones_like(advantage_B_T))

@@ -1,7 +1,5 @@
 """The laws of token operators: turns, uncertainties, and inputs that may be absent."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.laws.broken import CLOSE, Broken, finite, same, scale_of

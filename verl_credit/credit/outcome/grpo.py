@@ -3,9 +3,8 @@
 import torch
 
 from verl_credit.credit.checks import check_name, output_dtype
-from verl_credit.credit.groups import EPS, group_stats, over_std
+from verl_credit.credit.groups import EPS, finite_rows, group_stats, over_std
 from verl_credit.credit.operator import CENTRED, NORMALISED, Operator
-from verl_credit.credit.outcome.outcome import finite_rows
 
 
 def grpo(

@@ -3,9 +3,8 @@
 import torch
 
 from verl_credit.credit.checks import output_dtype
-from verl_credit.credit.groups import group_stats, minus_others
+from verl_credit.credit.groups import finite_rows, group_stats, minus_others
 from verl_credit.credit.operator import Operator
-from verl_credit.credit.outcome.outcome import finite_rows
 
 
 def low_baseline(

@@ -1,7 +1,5 @@
 """A user's own outcome operator: a function of one prompt's rewards."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +7,9 @@ from typing import Any
 import torch
 
 from verl_credit.credit.checks import as_group_ids, output_dtype
-from verl_credit.credit.outcome.outcome import valid_rows
+from verl_credit.credit.groups import valid_rows
 from verl_credit.credit.plugins.lists import groups_of
+from verl_credit.credit.plugins.load import required_arguments
 
 Operator = Callable[..., torch.Tensor]
 LARGEST = torch.finfo(torch.float32).max
@@ -48,11 +47,9 @@ def on_lists(function: Callable[..., Any], name: str, params: dict) -> Callable[
         raise ValueError(
             f"advantage_mode={name!r} has no signature; expected a function f(rewards)"
         ) from error
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
     if not parameters:
         return on_lists(function(), name, params)
+    required = required_arguments(function)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(p.name == "params" and p.kind is p.KEYWORD_ONLY for p in parameters):
         return lambda rewards: function(rewards, params=dict(params))
@@ -60,7 +57,7 @@ def on_lists(function: Callable[..., Any], name: str, params: dict) -> Callable[
         return lambda rewards: function(rewards, dict(params))
     if len(required) > 1:
         raise ValueError(
-            f"advantage_mode={name!r} takes {[p.name for p in required]}; expected f(rewards) or f(rewards, params)"
+            f"advantage_mode={name!r} takes {required}; expected f(rewards) or f(rewards, params)"
         )
     if params:
         raise ValueError(f"advantage_params={params} were given, but advantage_mode={name!r} takes none")

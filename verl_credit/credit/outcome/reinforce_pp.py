@@ -3,9 +3,8 @@
 import torch
 
 from verl_credit.credit.checks import check_shape, first_row, output_dtype
-from verl_credit.credit.groups import group_stats, over_std
+from verl_credit.credit.groups import finite_rows, group_stats, over_std
 from verl_credit.credit.operator import CENTRED, NORMALISED, Operator
-from verl_credit.credit.outcome.outcome import finite_rows
 
 
 def reinforce_pp(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import as_bool, check_shape, first_row
+from verl_credit.credit.checks import checked_ids, first_row
 
 Decode = Callable[[list[int]], list[str]]
 BARRIER = "\0"  # marks in the text where the policy's tokens end: at an observation, at the end of a row
@@ -119,12 +119,8 @@ def mark(first_M: torch.Tensor, last_M: torch.Tensor, shape: torch.Size) -> torc
 
 
 def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if ids_B_T.dim() != 2:
-        raise ValueError(f"token_ids_B_T has shape {tuple(ids_B_T.shape)}; expected rows x response tokens")
-    if ids_B_T.dtype.is_floating_point or ids_B_T.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise TypeError(f"token_ids_B_T has dtype {ids_B_T.dtype}; token ids are integers")
-    check_shape("mask_B_T", mask_B_T, ids_B_T.shape, "token_ids_B_T")
-    ids_B_T, mask_B_T = ids_B_T.cpu(), as_bool("mask_B_T", mask_B_T).cpu()
+    ids_B_T, mask_B_T = checked_ids("token ids", "token_ids_B_T", ids_B_T, "mask_B_T", mask_B_T)
+    ids_B_T, mask_B_T = ids_B_T.cpu(), mask_B_T.cpu()
     bad_B_T = mask_B_T & (ids_B_T < 0)
     if bad_B_T.any():
         row = first_row(bad_B_T)

@@ -1,9 +1,14 @@
 """A user's own operators, named by dotted path in the configuration."""
 
-from verl_credit.credit.plugins.algorithm import TurnInputs, run_algorithm
-from verl_credit.credit.plugins.load import load
-from verl_credit.credit.plugins.transform import as_transform_spec, run_transform
-from verl_credit.credit.plugins.turn_mode import find_turn_mode
+from verl_credit.credit.plugins.load import find_turn_mode, load
+from verl_credit.credit.plugins.run import (
+    TurnInputs,
+    as_transform_spec,
+    as_uncertainty_spec,
+    run_algorithm,
+    run_transform,
+    run_uncertainty,
+)
 from verl_credit.credit.plugins.types import (
     AlgorithmContext,
     AlgorithmOutput,
@@ -13,7 +18,6 @@ from verl_credit.credit.plugins.types import (
     UncertaintyContext,
     UncertaintySpec,
 )
-from verl_credit.credit.plugins.uncertainty import as_uncertainty_spec, run_uncertainty
 
 __all__ = [
     "AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput", "TransformSpec",

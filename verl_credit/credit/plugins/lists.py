@@ -1,7 +1,5 @@
 """Converts between padded tensors and one prompt's lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,8 +32,8 @@ def turn_lists(
     for row in rows:
         n_tool_turns = max(0, int(turn_ids_B_T[row].max())) if turn_ids_B_T.shape[1] else 0
         pairs = zip(reward_B_K[row].tolist(), known_B_K[row].tolist(), strict=True)
-        found = [reward if known else None for reward, known in pairs]
-        lists.append((found + [None] * n_tool_turns)[:n_tool_turns])
+        rewards_K = [reward if known else None for reward, known in pairs]
+        lists.append((rewards_K + [None] * n_tool_turns)[:n_tool_turns])
     return lists
 
 

@@ -1,7 +1,5 @@
 """Finds the object that a dotted path names."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect
@@ -10,9 +8,12 @@ import types as python_types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from verl_credit.credit.plugins import types
+from verl_credit.credit.turn.mode import TurnMode, as_turn_mode
+from verl_credit.credit.turn.modes import MODES
 from verl_credit.errors import did_you_mean
 from verl_credit.names import place_now
 
@@ -45,24 +46,30 @@ def load(path: str, key: str) -> Any:
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, [name for name in vars(module) if name[0] != "_"], repr)
         raise ValueError(f"{key}={path!r}: module {module_name!r} has no {attribute!r}{hint}")
-    found = getattr(module, attribute)
-    if not callable(found) and type(found).__name__ not in ("TransformSpec", "UncertaintySpec"):
-        raise ValueError(f"{key}={path!r} is a {type(found).__name__}; expected a function or a spec")
-    return found
+    value = getattr(module, attribute)
+    if not callable(value) and type(value).__name__ not in ("TransformSpec", "UncertaintySpec"):
+        raise ValueError(f"{key}={path!r} is a {type(value).__name__}; expected a function or a spec")
+    return value
 
 
-def adopted(found: Any, spec: type) -> Any:
+@lru_cache(maxsize=64)
+def find_turn_mode(name: str, key: str = "algorithm.info_gain_norm_mode") -> TurnMode:
+    """Raises ValueError where neither a mode nor an importable function has that name."""
+    return MODES[name] if name in MODES else as_turn_mode(load(name, key), name)
+
+
+def adopted(operator: Any, spec: type) -> Any:
     """Converts another package's spec of the same name (such as retrain's) to ours; returns anything else unchanged."""
-    if isinstance(found, spec) or type(found).__name__ != spec.__name__:
-        return found
-    return spec(**{f.name: getattr(found, f.name) for f in fields(spec) if hasattr(found, f.name)})
+    if isinstance(operator, spec) or type(operator).__name__ != spec.__name__:
+        return operator
+    return spec(**{f.name: getattr(operator, f.name) for f in fields(spec) if hasattr(operator, f.name)})
 
 
-def made(found: Any) -> Any:
+def made(operator: Any) -> Any:
     """The result of a factory (a function without required arguments); anything else is returned unchanged."""
-    if inspect.isroutine(found) and not required_arguments(found):
-        return found()
-    return found
+    if inspect.isroutine(operator) and not required_arguments(operator):
+        return operator()
+    return operator
 
 
 def required_arguments(function: Any) -> list[str]:

@@ -4,8 +4,6 @@ Names and fields are those of retrain's plug-in interface, so that its plug-ins 
 prompt; token lists contain only the policy's own tokens, without observations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +34,7 @@ class TransformContext:
     token_distributions_G: Any = None
     """Always None: whole distributions are not kept."""
     uncertainties_G: Lists = field(default_factory=list)
-    """Of the configured ``uncertainty_kind``."""
+    """Each token's uncertainty, as ``uncertainty_kind`` defines it."""
     uncertainty_kind: str = "surprisal"
     turn_advantages_G: Lists = field(default_factory=list)
     """Per token, the advantage of its turn; equal to ``episode_advantages`` without a turn mode."""
@@ -108,7 +106,7 @@ class AlgorithmContext:
     turn_ids_G: list[list[int]] = field(default_factory=list)
     """Per own token, its turn: 0, 1, ..., the answer turn last. Empty where the caller brings no turns."""
     turn_rewards_G: list[list[float | None]] = field(default_factory=list)
-    """Per tool turn, what it earned; None where it has no reward or lost it. Empty where the caller brings no turns."""
+    """Per tool turn, what it earned; None where no reward is known. Empty where the caller brings no turns."""
     anchors_G: list[list[int | None]] = field(default_factory=list)
     """Per turn, the number of the state before it (`algorithm.turn_anchor`): equal numbers of a prompt are one state, None
     is no state. Empty where the caller brings none."""

@@ -1,13 +1,11 @@
 """GRPO-S: rewards shaped per trajectory by its mean entropy."""
 
-from __future__ import annotations
-
 import torch
 
 from verl_credit.credit.checks import output_dtype
 from verl_credit.credit.groups import EPS, row_mean, z_score
 from verl_credit.credit.operator import Operator
-from verl_credit.credit.token.polarity import polarity, shares
+from verl_credit.credit.token.gtpo_canonical import polarity, shares
 
 
 def grpo_s(

@@ -1,7 +1,5 @@
 """SEPA's pooling strength: a ramp over steps, a gate on the share of correct outcomes, a variance schedule."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -10,18 +8,9 @@ from verl_credit.credit.checks import check_name
 
 SCHEDULES = ("linear", "auto")
 RAMPS = ("start", "gate")
-SETTINGS = tuple(
-    [
-        "steps",
-        "schedule",
-        "delay_steps",
-        "correct_rate_gate",
-        "ema_decay",
-        "var_threshold",
-        "warmup",
-        "ramp_from",
-    ]
-)
+SETTINGS = (
+    "steps", "schedule", "delay_steps", "correct_rate_gate", "ema_decay", "var_threshold", "warmup", "ramp_from",
+)  # fmt: skip
 STATE = ("var_ema", "var_0", "warmup_seen", "gate_open", "gate_step", "last_step")
 EPS = 1e-8
 LARGEST = math.sqrt(
@@ -65,12 +54,11 @@ class SepaController:
         for name, value in (("steps", steps), ("delay_steps", delay_steps), ("warmup", warmup)):
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name}={value!r}; expected a whole number of at least 0")
-        shares = {
-            "correct_rate_gate": correct_rate_gate,
-            "ema_decay": ema_decay,
-            "var_threshold": var_threshold,
-        }
-        for name, value in shares.items():
+        for name, value in (
+            ("correct_rate_gate", correct_rate_gate),
+            ("ema_decay", ema_decay),
+            ("var_threshold", var_threshold),
+        ):
             if not _is_number(value) or not 0 <= value <= 1:
                 raise ValueError(f"{name}={value!r}; expected a number from 0 to 1")
         self.steps, self.schedule, self.delay_steps = steps, schedule, delay_steps
@@ -172,3 +160,43 @@ class SepaController:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def first_ramp_step(sepa: dict) -> float:
+    """The first step with linear(s) > 0, the gate open from the start; infinity for a ramp of no steps."""
+    return sepa["delay_steps"] + 1 if sepa["steps"] > 0 else math.inf
+
+
+def first_auto_step(sepa: dict) -> float:
+    """The first step (counted from 1) with auto(s) > 0, if the variance is 0 in every step after the warm-up.
+
+        s = warmup + 1 + k,  k the smallest whole number with ema_decay^k < var_threshold
+
+    Step s uses the observations of s - 1 steps. No mean falls faster than that of zeros, so no run is earlier (except
+    one whose variance is 0 during the warm-up already, which has nothing to pool). Infinity at decay 1.
+    """
+    decay, threshold = sepa["ema_decay"], max(sepa["var_threshold"], EPS)
+    if decay >= 1:
+        return math.inf
+    k = max(1, math.floor(math.log(threshold) / math.log(decay))) if decay > 0 else 1
+    while decay**k >= threshold:
+        k += 1
+    return max(sepa["warmup"], 1) + 1 + k
+
+
+def auto_can_lead(sepa: dict, steps: int) -> bool:
+    """Whether auto can exceed the linear ramp in one of steps 1..`steps`; if not, it changes no step.
+
+    The published ramp runs from the start; one that runs from the gate is assumed to begin late enough.
+    """
+    first = first_auto_step(sepa)
+    if first > steps:
+        return False
+    if sepa["ramp_from"] == "gate" and sepa["correct_rate_gate"] > 0:
+        return True
+    ramp = SepaController(**{**sepa, "schedule": "linear", "correct_rate_gate": 0.0})
+    decay, threshold = sepa["ema_decay"], max(sepa["var_threshold"], EPS)
+    return any(
+        1 - decay ** (step - 1 - max(sepa["warmup"], 1)) / threshold > ramp.lam(step)
+        for step in range(int(first), steps + 1)
+    )

@@ -1,7 +1,5 @@
 """Token transforms: each declares its parts here, from which follows what it reads, and what is known of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -83,11 +83,11 @@ def similar_anchors(
             continue
         if (group, text) not in seen:
             mine = clusters.setdefault(group, [])
-            found = next((cluster.number for cluster in mine if cluster.takes(text, threshold)), None)
-            if found is None:
-                found, opened = opened, opened + 1
-                mine.append(_Cluster(found, text, autojunk))
-            seen[group, text] = found
+            cluster_id = next((cluster.number for cluster in mine if cluster.takes(text, threshold)), None)
+            if cluster_id is None:
+                cluster_id, opened = opened, opened + 1
+                mine.append(_Cluster(cluster_id, text, autojunk))
+            seen[group, text] = cluster_id
         rows[row][k] = seen[group, text]
     return _table(rows, columns)
 

@@ -12,13 +12,13 @@ FIRST_TURN = ("prior", "none")
 
 @dataclass(frozen=True)
 class InfoGain:
-    """Gains per tool turn, which of them exist, and which were lost to a score that is not finite."""
+    """Gains per tool turn, which of them exist, and which are missing because a score is not finite."""
 
-    info_gain_B_K: torch.Tensor  # 0 where turn_mask is False, NaN where the gain was lost
-    turn_mask_B_K: (
+    info_gain_B_K: torch.Tensor  # 0 where turn_mask is False, NaN where the gain is missing
+    turn_mask_B_K: torch.Tensor  # True where the tool turn should have a gain (which may be 0, or missing)
+    failed_B_K: (
         torch.Tensor
-    )  # True where the tool turn should have a gain of its own (which may be 0, or lost)
-    failed_B_K: torch.Tensor  # True where the gain was lost: a score of its two contexts was NaN or infinite
+    )  # True where the gain is missing: a score of its two contexts was NaN or infinite
 
     @property
     def failed_gains(self) -> int:

@@ -3,7 +3,7 @@
 import torch
 
 from verl_credit.credit.checks import as_bool, as_group_ids, check_shape, check_tensor, first_row
-from verl_credit.credit.outcome.outcome import group_counts, valid_rows
+from verl_credit.credit.groups import group_counts, valid_rows
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -27,12 +27,11 @@ def make_tables(
         _refuse("outcome_B", bad_B)
         _refuse("turn_reward_B_K", lost_B_K)
     usable_B = valid_B & ~bad_B
+    known_B_K = has_reward_B_K & usable_B[:, None] & ~lost_B_K
     tables = Tables(
         outcome_B=torch.where(usable_B, outcome_B.to(torch.float64), 0.0),
-        reward_B_K=torch.where(
-            has_reward_B_K & usable_B[:, None] & ~lost_B_K, turn_reward_B_K.to(torch.float64), 0.0
-        ),
-        has_reward_B_K=has_reward_B_K & usable_B[:, None] & ~lost_B_K,
+        reward_B_K=torch.where(known_B_K, turn_reward_B_K.to(torch.float64), 0.0),
+        has_reward_B_K=known_B_K,
         lost_reward_B_K=lost_B_K & usable_B[:, None],
         group_B=as_group_ids("group_B", group_B),
         valid_B=usable_B,
@@ -57,7 +56,7 @@ def make_tables(
 
 
 def _resolution(*tensors: torch.Tensor) -> float:
-    """That of float32 if any of them is no float64: half precision is only a coarser input, taken at its word."""
+    """The resolution of float32 if a tensor is no float64: half precision is only a coarser input."""
     coarse = any(tensor.dtype.is_floating_point and tensor.dtype != torch.float64 for tensor in tensors)
     return torch.finfo(torch.float32 if coarse else torch.float64).eps
 
@@ -84,9 +83,8 @@ def _n_tool_turns(n_tool_turns_B, has_reward_B_K: torch.Tensor, valid_B: torch.T
 def _refuse_ambiguous(given: dict, has_reward_B_K: torch.Tensor, valid_B: torch.Tensor) -> None:
     """Raise ValueError for a table with answer turns, if rows may have more tool turns than their rewards tell."""
     wide = [name for name in given if name.endswith("_K1")]
-    open_B = valid_B & ~has_reward_B_K[:, -1:].all(
-        dim=1
-    )  # without columns: all of none, a row without tool turns
+    # Without columns no row has tool turns, and `all` is True.
+    open_B = valid_B & ~has_reward_B_K[:, -1:].all(dim=1)
     if wide and open_B.any():
         raise ValueError(
             f"{wide[0]} without n_tool_turns_B: row {first_row(open_B)} has no reward in the last column of "
@@ -112,18 +110,14 @@ def _integers(name: str, table: torch.Tensor, expected: str) -> torch.Tensor:
 def _refuse_unusable(tables: Tables) -> None:
     """Raise ValueError for a number that no turn mode can use, on a turn that the row has."""
     turn_B_K1, valid_B = tables.turn_B_K1, tables.valid_B[:, None]
+    columns = turn_B_K1.shape[1]
     for name, member, use, good in (
         ("value_B_K1", turn_B_K1, "finite values", torch.isfinite),
         ("bootstrap_B", valid_B, "finite values", torch.isfinite),
         ("turn_tokens_B_K1", turn_B_K1, "0 or more tokens", lambda x: x.isfinite() & (x >= 0)),
         ("state_score_B_K1", turn_B_K1, "finite scores, NaN for none", lambda x: ~x.isinf()),
         ("initial_score_B", valid_B, "finite scores, NaN for none", lambda x: ~x.isinf()),
-        (
-            "result_turn_B",
-            valid_B,
-            "a turn's number, -1 for none",
-            lambda x: (x >= -1) & (x < turn_B_K1.shape[1]),
-        ),
+        ("result_turn_B", valid_B, "a turn's number, -1 for none", lambda x: (x >= -1) & (x < columns)),
     ):
         table = getattr(tables, name)
         if table is None:
@@ -149,25 +143,21 @@ def _turn_group_counts(tables: Tables) -> dict[str, int]:
 
 
 def _optional_counts(tables: Tables) -> dict[str, int]:
-    """Of anchors: turns without one, states per prompt and those with a single turn. Of state scores: turns without one,
-    and groups in which some rows have a score and others have none."""
+    """Anchors: turns without one, states per prompt and those with a single turn. State scores: turns without one, and
+    groups in which some rows have a score and others have none."""
     counts, turn_B_K1 = {}, tables.turn_B_K1
     if tables.anchor_B_K1 is not None:
         visit_B_K1 = turn_B_K1 & (tables.anchor_B_K1 != -1)
-        pair_N = torch.stack([tables.group_B[:, None].expand_as(visit_B_K1), tables.anchor_B_K1])[
-            :, visit_B_K1
-        ]
-        size_S = pair_N.unique(dim=1, return_counts=True)[1]
+        pair_B_K1 = torch.stack([tables.group_B[:, None].expand_as(visit_B_K1), tables.anchor_B_K1])
+        size_S = pair_B_K1[:, visit_B_K1].unique(dim=1, return_counts=True)[1]
         counts["turns_without_anchor"] = int((turn_B_K1 & ~visit_B_K1).sum())
         counts["states"], counts["states_of_one"] = len(size_S), int((size_S == 1).sum())
     if tables.state_score_B_K1 is not None:
         scored_B_K1 = turn_B_K1 & tables.state_score_B_K1.isfinite()
         scored_B = scored_B_K1.any(dim=1)
-        mixed = set(tables.group_B[scored_B].tolist()) & set(
-            tables.group_B[tables.valid_B & ~scored_B].tolist()
-        )
+        of_both = (tables.group_B[member_B].tolist() for member_B in (scored_B, tables.valid_B & ~scored_B))
         counts["turns_without_score"] = int((turn_B_K1 & ~scored_B_K1).sum())
-        counts["groups_with_and_without_scores"] = len(mixed)
+        counts["groups_with_and_without_scores"] = len(set.intersection(*map(set, of_both)))
     return counts
 
 

@@ -7,10 +7,8 @@ second list of them. Configuration keys, checks, `explain` and docs/modes.md rea
 A `TurnMode` is the public function of its mode: call it with tensors. A mode of one's own is such a function, too; see
 `as_turn_mode`.
 
-A turn without a reward of its own belongs to the segment of the row's next reward: it reads that turn's advantage and
-clip scale, or the outcome's advantage and 1 after the last reward (so do columns past a row's turns).
-`Tables.backward` does exactly this. A mode that compares all that was earned from a turn on cannot use a row with such a
-turn: the row is no member, as one that lost a reward (`Tables.known_B`). Other modes say what they do with it.
+A turn without a reward reads the advantage and clip scale of the row's next reward (`turn_credit`); `Tables.backward` does
+this. A mode that compares whole returns leaves such a row out (`Tables.known_B`). Other modes say what they do with it.
 """
 
 import inspect
@@ -22,11 +20,10 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 
 from verl_credit.credit.checks import check_name, first_row, output_dtype
-from verl_credit.credit.operator import Operator, WithoutGains
+from verl_credit.credit.groups import tied_rows
+from verl_credit.credit.operator import Operator, Range, WithoutGains, refuse_unread
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.outcome.outcome import tied_rows
 from verl_credit.credit.turn.inputs import make_tables
-from verl_credit.credit.turn.options import Range, refuse_unread
 from verl_credit.credit.turn.tables import Tables
 from verl_credit.errors import did_you_mean
 
@@ -92,28 +89,30 @@ class TurnMode(Operator):
         for name in self.needs:
             check_name(f"turn mode {self.name!r}: needs", name, self.tables or ("none: it reads no tables",))
 
+    @property
+    def _parameters(self) -> tuple[inspect.Parameter, ...]:
+        return tuple(inspect.signature(self.function).parameters.values())
+
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """Its keywords and their defaults."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {p.name: p.default for p in self._parameters if p.kind is p.KEYWORD_ONLY}
 
     @cached_property
     def choices(self) -> Mapping[str, tuple[str, ...]]:
         """The accepted values of its text options, as their annotations say (`Literal`)."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: get_args(p.annotation) for p in parameters if get_origin(p.annotation) is Literal}
+        texts = (p for p in self._parameters if get_origin(p.annotation) is Literal)
+        return {p.name: get_args(p.annotation) for p in texts}
 
     @cached_property
     def ranges(self) -> Mapping[str, Range]:
-        """The ranges of its numeric options, as their annotations say (`turn.options`)."""
-        parameters = inspect.signature(self.function).parameters.values()
-        metadata = ((p.name, getattr(p.annotation, "__metadata__", ())) for p in parameters)
+        """The ranges of its numeric options, as their annotations say (`operator.Range`)."""
+        metadata = ((p.name, getattr(p.annotation, "__metadata__", ())) for p in self._parameters)
         return {name: one for name, several in metadata for one in several if isinstance(one, Range)}
 
     @property
     def takes_any_option(self) -> bool:
-        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values())
+        return any(p.kind is p.VAR_KEYWORD for p in self._parameters)
 
     @property
     def is_shipped(self) -> bool:
@@ -177,24 +176,16 @@ class TurnMode(Operator):
         check_name("tied_groups", tied_groups, ("keep", "skip"))
         check_name("on_nonfinite", on_nonfinite, ("drop", "raise"))
         given = {name: keywords.pop(name) for name in self.tables if keywords.get(name) is not None}
-        self.check_options({name: value for name, value in keywords.items() if value is not None})
+        options = {name: value for name, value in keywords.items() if value is not None}
+        self.check_options(options)
         for name in self.needs:
             if name not in given:
                 raise ValueError(f"info_gain_norm_mode={self.name!r} needs {name}, which is not given")
         with torch.no_grad():
-            tables, counts = make_tables(
-                outcome_B,
-                turn_reward_B_K,
-                turn_mask_B_K,
-                group_B,
-                row_valid_B,
-                n_tool_turns_B,
-                on_nonfinite,
-                given,
-            )
+            rows = (outcome_B, turn_reward_B_K, turn_mask_B_K, group_B, row_valid_B, n_tool_turns_B)
+            tables, counts = make_tables(*rows, on_nonfinite, given)
             if self.whole_returns:
                 counts["rows_left_out"] = int((tables.valid_B & ~tables.known_B).sum())
-            options = {name: value for name, value in keywords.items() if value is not None}
             outputs = self._checked(self.function(tables, **options), tables)
             counts_B = tables.valid_B
             if tied_groups == "skip":
@@ -213,9 +204,9 @@ class TurnMode(Operator):
         for name, value in options.items():
             if name not in self.options and not self.takes_any_option:
                 hint = did_you_mean(name, self.options, repr)
-                shown = name if isinstance(value, torch.Tensor) else f"{name}={value!r}"
+                option = name if isinstance(value, torch.Tensor) else f"{name}={value!r}"
                 raise ValueError(
-                    f"{shown} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
+                    f"{option} with info_gain_norm_mode={self.name!r}: that mode does not read it{hint}; "
                     f"it reads {', '.join([*self.options, *self.tables])}"
                 )
             if name in self.ranges:
@@ -267,26 +258,15 @@ class TurnMode(Operator):
         return [advantage_B_K, outcome_B, torch.where(tool_B_K, scale_B_K, 1.0)]
 
 
-def as_turn_mode(found: Callable, name: str) -> TurnMode:
+def as_turn_mode(function: Callable, name: str) -> TurnMode:
     """A user's function of `Tables` as a mode.
 
     It may declare `reads`, `needs`, `scope`, `properties`, `exempt`, `default_signal` and `whole_returns` as attributes;
     without `reads` it is taken to read rewards, groups and turn rewards.
     """
-    if isinstance(found, TurnMode):
-        return found
-    declared = {
-        key: getattr(found, key)
-        for key in (
-            "reads",
-            "needs",
-            "scope",
-            "properties",
-            "exempt",
-            "default_signal",
-            "whole_returns",
-        )
-        if hasattr(found, key)
-    }
+    if isinstance(function, TurnMode):
+        return function
+    keys = ("reads", "needs", "scope", "properties", "exempt", "default_signal", "whole_returns")
+    declared = {key: getattr(function, key) for key in keys if hasattr(function, key)}
     about = {"equation": "yours", "reduces_to": "not stated", "bias": "not stated", "source": name}
-    return TurnMode(name=name, function=found, **about, **declared)
+    return TurnMode(name=name, function=function, **about, **declared)

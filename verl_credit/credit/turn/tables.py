@@ -59,9 +59,8 @@ class Tables:
         asked_B_K = self.has_reward_B_K | self.lost_reward_B_K
         turns = asked_B_K.shape[1]
         column_K = torch.arange(turns, device=asked_B_K.device)
-        first_B = torch.nn.functional.pad(torch.where(asked_B_K, column_K, turns), (0, 1), value=turns).amin(
-            dim=1
-        )
+        place_B_K = torch.where(asked_B_K, column_K, turns)
+        first_B = torch.nn.functional.pad(place_B_K, (0, 1), value=turns).amin(dim=1)
         first_G = torch.full_like(first_B, turns).scatter_reduce(0, self.group_B, first_B, "amin")
         return self.turn_B_K1[:, 1:] & ~asked_B_K & (column_K >= first_G[self.group_B][:, None])
 
@@ -97,13 +96,10 @@ class Tables:
     def split(self, value_B_K1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(tool turns, answer turn) of a K1 table; columns past a row's tool turns read its answer turn."""
         answer_B = value_B_K1.gather(1, self.n_tool_turns_B[:, None]).squeeze(1)
-        tool_B_K = (
-            torch.arange(value_B_K1.shape[1] - 1, device=value_B_K1.device) < self.n_tool_turns_B[:, None]
-        )
-        return torch.where(tool_B_K, value_B_K1[:, :-1], answer_B[:, None]), answer_B
+        return torch.where(self.turn_B_K1[:, 1:], value_B_K1[:, :-1], answer_B[:, None]), answer_B
 
     def outcome_advantage(self, operator: str | Callable[..., torch.Tensor], **norm) -> torch.Tensor:
-        """The outcome operator's advantage, 0 for rows that do not count. ``norm``: what `grpo` is told."""
+        """The outcome operator's advantage, 0 for rows that do not count. ``norm``: options of `grpo`."""
         named = OUTCOME_OPERATORS[operator].function if isinstance(operator, str) else operator
         options = norm if operator == "grpo" else {}
         advantage_B = named(self.outcome_B, self.group_B, row_valid_B=self.valid_B, **options)
@@ -138,9 +134,8 @@ class Tables:
 def _checked(advantage_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
     """What an outcome operator returned, float64, 0 for rows that do not count."""
     if not isinstance(advantage_B, torch.Tensor) or advantage_B.shape != valid_B.shape:
-        got = (
-            tuple(advantage_B.shape) if isinstance(advantage_B, torch.Tensor) else type(advantage_B).__name__
-        )
+        is_tensor = isinstance(advantage_B, torch.Tensor)
+        got = tuple(advantage_B.shape) if is_tensor else type(advantage_B).__name__
         raise ValueError(
             f"outcome_operator returned {got}; expected a tensor of shape {tuple(valid_B.shape)}"
         )

@@ -87,7 +87,7 @@ class BatchTables:
     valid_B: torch.Tensor
     n_tool_turns_B: torch.Tensor
     optional: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """By name (`mode.OPTIONAL_TABLES`). A mode gets those that it reads."""
+    """Tables by name (`mode.OPTIONAL_TABLES`). A mode gets those that it reads."""
 
 
 def credit_of(mode: TurnMode, tables: BatchTables, options: Mapping[str, Any]) -> TurnCredit:

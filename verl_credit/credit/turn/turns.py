@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_credit.credit.checks import as_bool, check_shape, first_row
-from verl_credit.credit.chunks import row_chunks
+from verl_credit.credit.checks import check_shape, checked_ids, first_row
+from verl_credit.credit.groups import row_chunks
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,7 @@ def spread(
 
 
 def _checked(ids_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if ids_B_T.dim() != 2:
-        raise ValueError(f"turn_ids_B_T has shape {tuple(ids_B_T.shape)}; expected rows x response tokens")
-    if ids_B_T.dtype.is_floating_point or ids_B_T.dtype == torch.bool:
-        raise TypeError(f"turn_ids_B_T has dtype {ids_B_T.dtype}; turn ids are integers")
-    check_shape("response_mask_B_T", mask_B_T, ids_B_T.shape, "turn_ids_B_T")
-    return ids_B_T, as_bool("response_mask_B_T", mask_B_T)
+    return checked_ids("turn ids", "turn_ids_B_T", ids_B_T, "response_mask_B_T", mask_B_T)
 
 
 def _refuse_turn(ids_C_T: torch.Tensor, first: int, columns: int) -> None:
@@ -117,8 +112,8 @@ def _refuse_turn(ids_C_T: torch.Tensor, first: int, columns: int) -> None:
     )
 
 
-def _refuse_order(row: int, place: int, found: int, before: int | None) -> None:
+def _refuse_order(row: int, place: int, turn: int, before: int | None) -> None:
     right = "0 (the first policy token opens turn 0)" if before is None else f"{before} or {before + 1}"
     raise ValueError(
-        f"turn_ids_B_T row {row}, policy token at position {place}: turn {found}; expected {right}"
+        f"turn_ids_B_T row {row}, policy token at position {place}: turn {turn}; expected {right}"
     )

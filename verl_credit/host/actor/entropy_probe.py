@@ -1,7 +1,7 @@
 """The actor's part of the entropy probe: the parameters before an update, and the engine's gradients along the update.
 
-Everything is verl's own forward and backward (`forward_backward_batch`), in the engine's dtype, at the run's temperature.
-Nothing of it stays: no gradient, no parameter, no state of the optimiser or of a random generator is another one afterwards.
+The probe uses verl's own forward and backward (`forward_backward_batch`), in the engine's dtype, at the run's temperature.
+It changes no gradient, no parameter, and no state of the optimiser or of a random generator.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_torch_device
 from verl.workers.utils.padding import no_padding_2_padding, response_from_nested
 
+from verl_credit.host.engine.branch_engine import nested
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 
 CHUNK = 2**24
-"""Parameters whose products are summed in float64 at a time."""
+"""Number of parameters whose products are summed in float64 at a time."""
 
 
 def surrogate_loss(model_output, data, dp_group=None):
@@ -48,12 +49,12 @@ class KeptParameters:
         self._shards = [shard.clone() for shard in _shards(engine.module)]
 
     def load(self) -> None:
-        """To the device of the forward."""
+        """Moves the kept parameters to the forward's device."""
         self._shards = [shard.to(get_device_id()) for shard in self._shards]
 
     def along_update(self, engine) -> torch.Tensor:
         """(Σ gradient · (θ - θ_t), Σ gradient²) over all ranks, float64 [2]."""
-        found = torch.zeros(2, dtype=torch.float64, device=get_device_id())
+        products = torch.zeros(2, dtype=torch.float64, device=get_device_id())
         with torch.no_grad():
             for parameter, before in zip(_trainable(engine.module), self._shards, strict=True):
                 if parameter.grad is None:
@@ -63,17 +64,16 @@ class KeptParameters:
                     part = slice(start, start + CHUNK)
                     was = before.reshape(-1)[part].to(now.device)
                     step, slope = now[part].double() - was.double(), gradient[part].double()
-                    found += torch.stack([slope @ step, slope @ slope]).to(found.device)
+                    products += torch.stack([slope @ step, slope @ slope]).to(products.device)
         mesh = engine.device_mesh
-        copies = (
-            mesh.size(0) if mesh.ndim == 2 else 1
-        )  # verl's (ddp, fsdp): shards are repeated over the first
-        torch.distributed.all_reduce(found)
-        return found / copies
+        # A mesh of two dimensions is verl's (ddp, fsdp): shards are repeated over the first.
+        copies = mesh.size(0) if mesh.ndim == 2 else 1
+        torch.distributed.all_reduce(products)
+        return products / copies
 
     @contextmanager
     def in_place(self, engine) -> Iterator[None]:
-        """The engine computes with θ_t; afterwards with its own parameters again, to the bit."""
+        """Let the engine compute with θ_t; afterwards it has its own parameters again, to the bit."""
         self._swap(engine)
         try:
             yield
@@ -81,7 +81,7 @@ class KeptParameters:
             self._swap(engine)
 
     def _swap(self, engine) -> None:
-        _reshard(engine.module)  # a gathered copy of the parameters would be used again
+        _reshard(engine.module)  # or the engine would use its gathered copy of the parameters
         get_torch_device().synchronize()
         with torch.no_grad():
             for shard, kept in zip(_shards(engine.module), self._shards, strict=True):
@@ -91,20 +91,19 @@ class KeptParameters:
 
 
 def measure(engine, kept: KeptParameters, data: TensorDict) -> TensorDict:
-    """What the driver needs of this rank's rows. ``data``: rows as for ``compute_log_prob``, with the weights of
-    `surrogate_loss` and their group (PROBE_GROUP, [rows] int64); every rank has equally many rows of every group.
+    """Measure this rank's rows. ``data`` has rows as for ``compute_log_prob``, the weights of `surrogate_loss` and their
+    group (PROBE_GROUP, [rows] int64); every rank has equally many rows of every group.
 
-    Per row and response token, nested: ``log_probs`` and ``entropy`` at the engine's parameters, ``old_log_probs`` and
-    ``old_entropy`` at the kept ones. For all ranks alike, repeated in each row: ``along`` [rows, G, 2] float64, what
-    `KeptParameters.along_update` finds once groups 0 .. g have had their backward.
+    The result has ``log_probs`` and ``entropy`` at the engine's parameters and ``old_log_probs`` and ``old_entropy`` at the
+    kept ones, nested per row and response token; and ``along`` [rows, G, 2] float64, the result of
+    `KeptParameters.along_update` after the backward of groups 0 .. g, equal on all ranks and repeated in each row.
     """
-    settings = {"calculate_entropy": True, "return_model_output": True}
-    tu.assign_non_tensor(data, **settings)
+    tu.assign_non_tensor(data, calculate_entropy=True, return_model_output=True)
     groups = data[PROBE_GROUP].tolist()
     rows_of = [[row for row, group in enumerate(groups) if group == g] for g in range(max(groups) + 1)]
     parts = [tu.index_select_tensor_dict(data, rows) for rows in rows_of]
     along = []
-    if engine.is_optimizer_offload_enabled:  # whose state leaves twice this room
+    if engine.is_optimizer_offload_enabled:  # then the optimiser's state has left twice this memory free
         kept.load()
     with engine.eval_mode(), _checkpoints_activations(engine.module):
         engine.optimizer_zero_grad()
@@ -122,11 +121,10 @@ def measure(engine, kept: KeptParameters, data: TensorDict) -> TensorDict:
     place = torch.tensor([row for rows in rows_of for row in rows]).argsort().tolist()
 
     def in_order(outputs, name):
-        found = [
-            response_from_nested(o[name], p["response_mask"]) for o, p in zip(outputs, parts, strict=True)
-        ]
-        values = [row.cpu() for part in found for row in part.unbind()]
-        return torch.nested.as_nested_tensor([values[at] for at in place], layout=torch.jagged)
+        pairs = zip(outputs, parts, strict=True)
+        responses = [response_from_nested(output[name], part["response_mask"]) for output, part in pairs]
+        values = [row.cpu() for part in responses for row in part.unbind()]
+        return nested([values[at] for at in place])
 
     names = ("log_probs", "entropy")
     fields = {name: in_order(new, name) for name in names}
@@ -137,10 +135,10 @@ def measure(engine, kept: KeptParameters, data: TensorDict) -> TensorDict:
 
 @contextmanager
 def _checkpoints_activations(module: torch.nn.Module) -> Iterator[None]:
-    """Layers of a module in eval mode drop their activations as in training; dropout stays off."""
+    """Let the layers of a module in eval mode recompute activations as in training; dropout stays off."""
     layers = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False)]
     for layer in layers:
-        layer.training = True  # of this module alone, not of those inside
+        layer.training = True  # train() would also switch on the dropout of the modules inside
     try:
         yield
     finally:
@@ -153,7 +151,7 @@ def _trainable(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def _shards(module: torch.nn.Module) -> list[torch.Tensor]:
-    """This rank's part of every trainable parameter: the storage itself."""
+    """This rank's part of every trainable parameter, without a copy."""
     return [_local(parameter.detach()) for parameter in _trainable(module)]
 
 

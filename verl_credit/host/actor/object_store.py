@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-from verl_credit.host.engine import loopback_store  # noqa: F401  (the import registers it)
-from verl_credit.host.hf_rollout.weights import WeightSource
+from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
+from verl_credit.host.hf_rollout.sync import WeightSource
 from verl_credit.host.registry import register_parts
 
 NAME = "object_store"

@@ -1,8 +1,14 @@
-"""verl's actor worker with our loss, and a probe of what is registered in its process."""
+"""verl's actor worker with our loss, a probe of what its process has registered, and checkpoints that verl must not delete.
+
+verl deletes checkpoints in one place: its checkpoint manager, on rank 0 of the actor, lists what it has saved, and removes
+the oldest of the list beyond ``max_actor_ckpt_to_keep``. Therefore a checkpoint of `keep_checkpoints` leaves that list as
+soon as it is saved. A process that resumes begins with an empty list, so that older checkpoints are safe there.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import (
@@ -11,12 +17,12 @@ from verl.single_controller.base.decorator import (
     register,
 )
 from verl.utils import tensordict_utils as tu
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_credit.host.actor.entropy_probe import KeptParameters, measure
 from verl_credit.host.actor.loss import credit_ppo_loss
-from verl_credit.host.actor.named_checkpoints import keep_checkpoint
-from verl_credit.host.engine import loopback_store  # noqa: F401  (the import registers it)
+from verl_credit.host.engine import process_group  # noqa: F401  (the import registers loopback://)
 from verl_credit.host.engine.attention_proof import prove
 from verl_credit.host.engine.branch_engine import BranchEngine
 from verl_credit.host.engine.log_prob_engine import LogProbEngine
@@ -56,7 +62,7 @@ class CreditWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_checkpoint(self, step: int) -> None:
-        """See `named_checkpoints`."""
+        """verl neither counts nor deletes the checkpoint of ``step`` from now on."""
         keep_checkpoint(self.actor.engine, step)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -79,3 +85,21 @@ class CreditWorker(ActorRolloutRefWorker):
         )
         kept, self._kept = self._kept, None
         return measure(engine, kept, data)
+
+
+def managers_of(engine) -> list[BaseCheckpointManager]:
+    """The engine's checkpoint managers. Raises RuntimeError without one, because then it is not known what is deleted."""
+    managers = [value for value in vars(engine).values() if isinstance(value, BaseCheckpointManager)]
+    if not managers:
+        raise RuntimeError(
+            f"keep_checkpoints: {type(engine).__name__} has no checkpoint manager of verl's; expected an engine with one "
+            "(fsdp, fsdp2, megatron), or keep_checkpoints=[]"
+        )
+    return managers
+
+
+def keep_checkpoint(engine, step: int) -> None:
+    for manager in managers_of(engine):
+        manager.previous_saved_paths = [
+            path for path in manager.previous_saved_paths if Path(path).parent.name != f"global_step_{step}"
+        ]

@@ -1,17 +1,22 @@
-"""The platform "cpu" in verl's registry, used only with VERL_PLATFORM=cpu."""
+"""verl on a machine without an accelerator: the platform "cpu" in verl's registry, used only with VERL_PLATFORM=cpu."""
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
 
+import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from verl_credit.host.cpu import device_module
-from verl_credit.host.cpu.process_group import describes_a_rank, init_gloo_group
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""verl sets them in a training worker."""
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Does nothing: a CPU has no index, caches, streams, allocator settings and profiler."""
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -19,7 +24,7 @@ class PlatformCPU(PlatformBase):
     """Trains in main memory. Ray's resource "GPU" is only a name here: one logical unit per training rank."""
 
     def __init__(self) -> None:
-        self._device_module = device_module.build()
+        self._device_module = device_module()
 
     @property
     def device_name(self) -> str:
@@ -47,23 +52,12 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -74,8 +68,9 @@ class PlatformCPU(PlatformBase):
         verl calls this in one place, just before a training worker joins the default group and looks up its engine. So a
         CPU worker makes its group and registers the engine here.
         """
-        if describes_a_rank(os.environ):
-            from verl_credit.host.cpu import engine  # noqa: F401  (the import registers the engine)
+        if all(os.environ.get(name) for name in RANK_VARIABLES):
+            from verl_credit.host.engine import engines  # noqa: F401  (the import registers the engine)
+            from verl_credit.host.engine.process_group import init_gloo_group
 
             init_gloo_group()
         return "gloo"
@@ -87,12 +82,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         """ "GPU": the only accelerator name for which verl counts a node's units without a driver."""
         return "GPU"
@@ -103,5 +92,52 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False
 
-    def cudart(self) -> Any:
-        return None
+
+def device_module() -> ModuleType:
+    """A `torch.<device>` module as verl expects it: torch.cpu's functions, and the memory functions that torch.cpu lacks.
+
+    `memory_allocated` and similar functions return the *resident size of the whole process*, since the CPU allocator keeps
+    no statistics; `mem_get_info` returns the machine's available and total memory. `is_available()` returns False, because
+    verl calls it before it cleans or profiles an accelerator's memory.
+    """
+    module = ModuleType("verl_credit_cpu_device")
+    # A torch.device and not an index: verl calls tensor.to(current_device()), and to(0) would mean cuda:0.
+    module.current_device = lambda: torch.device("cpu")
+    module.device_count = lambda: 1
+    module.is_available = lambda: False
+    module.is_initialized = lambda: True
+    module.get_device_name = lambda device=None: "CPU"
+    module.get_device_properties = lambda device=None: SimpleNamespace(
+        name="CPU", total_memory=psutil.virtual_memory().total
+    )
+    module.get_device_capability = lambda device=None: (None, None)
+    module.mem_get_info = _mem_get_info
+    module.memory_allocated = module.memory_reserved = lambda device=None: _resident_bytes()
+    module.max_memory_allocated = module.max_memory_reserved = lambda device=None: _peak_resident_bytes()
+    resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
+    for name in ("empty_cache", "ipc_collect", "set_device", "synchronize", *resets):
+        setattr(module, name, _nothing)
+    module.manual_seed = module.manual_seed_all = lambda seed: torch.manual_seed(seed)
+    module.get_rng_state = lambda device=None: torch.get_rng_state()
+    module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    for name in ("Stream", "Event", "stream", "current_stream"):
+        setattr(module, name, getattr(torch.cpu, name))
+    return module
+
+
+def _resident_bytes() -> int:
+    return psutil.Process(os.getpid()).memory_info().rss
+
+
+def _peak_resident_bytes() -> int:
+    """The largest resident size of this process so far (ru_maxrss is in KiB on Linux, in bytes on macOS)."""
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    # The kernel updates its peak late, so it can be a little below the current size.
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, _resident_bytes())
+
+
+def _mem_get_info(device: object = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total

@@ -14,7 +14,7 @@ A flat model hides a wrong mask, so the limit scales with the spread σ. Measure
 divided by clamp(σ, 0.1, 1). Correct models: at most 2.03 (largest; dense ones 1.47), 0.15 (row), 0.42 (branch). Wrong ones
 at 0.1 and 0.25, 4 and 28 layers: without a causal mask, with keys moved by one or without a window, a row of at least 0.46;
 rows that see each other, a branch of at least 0.93; a window off by one, a row of 0.82 at 0.25 and of 0.28 at 0.1. At 0.02
-hardly any fault is found. A base off by one shows in the mean over all branches: at least 0.148 with trained weights and
+hardly any fault shows. A base off by one shows in the mean over all branches: at least 0.148 with trained weights and
 random ones at 0.25, where correct models have 0.089 at most (evidence/real, section 3). The limit finds 51 of 52 such
 faults, the other three 34. Extreme weights can fail although they are correct: two of 18 random models do.
 """
@@ -27,21 +27,22 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_credit.host.engine.branch_engine import nested
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention import chosen
-from verl_credit.policy.attention.windows import recorded, require_windows
+from verl_credit.policy.attention.implementation import recorded, require_windows
 from verl_credit.turns.branches import encode_branches
 
 # 639 tokens in five blocks of 128. Bases after, on and before the borders at 128 and, with row 2 from 457 on, 512.
 ROWS = (301, 140, 170)
-GROWN = (((301, 4), (129, 4), (128, 4), (127, 4)), (), ((56, 4), (55, 4), (54, 4)))  # (base, tokens)
+BRANCH_SHAPES = (((301, 4), (129, 4), (128, 4), (127, 4)), (), ((56, 4), (55, 4), (54, 4)))  # (base, tokens)
 PACK_TOKENS = 1024  # all of them in one micro-batch
 EXACT = {torch.float32: 1e-3, torch.float64: 1e-5}  # `eager` has its softmax in float32
 HALF = (3.0, 0.3, 0.75, 0.15)
 
 
 def prove(engine, vocabulary: int) -> str:
-    """One line with the kernel and its differences. Raises RuntimeError when they are too large.
+    """Return one line with the kernel and its differences. Raises RuntimeError when they are too large.
 
     Every rank calls it with the same rows, so that collectives match. NotImplementedError: see `require_windows`.
     """
@@ -70,13 +71,13 @@ def prove(engine, vocabulary: int) -> str:
 
 
 def differences(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, float, float, float]:
-    """In nats: the largest of all tokens, the largest mean of a row, and of a branch, the mean of all branches' tokens; NaN
-    if one is NaN."""
+    """Differences in nats: the largest of all tokens, the largest mean of a row and of a branch, the mean over the tokens of
+    all branches; NaN if a log-prob is NaN."""
     apart = [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
     means = torch.stack([row.mean() for row in apart])
     rows, branches = means[: len(ROWS)], means[len(ROWS) :]
-    behind = torch.cat(apart[len(ROWS) :]).mean()
-    return float(torch.cat(apart).max()), float(rows.max()), float(branches.max()), float(behind)
+    all_branches = torch.cat(apart[len(ROWS) :]).mean()
+    return float(torch.cat(apart).max()), float(rows.max()), float(branches.max()), float(all_branches)
 
 
 def allowed(stock: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
@@ -114,21 +115,22 @@ def _log_probs(engine, vocabulary: int, *, together: bool) -> list[torch.Tensor]
     def draw(tokens: int) -> torch.Tensor:
         return torch.randint(0, vocabulary, (tokens,), generator=random)
 
-    rows = trunks = [draw(n) for n in ROWS]
-    branches = [[(base, draw(tokens)) for base, tokens in grown] for grown in GROWN]
-    if not together:
-        rows = [*trunks, *(torch.cat([row[:base], ids]) for row, base, ids in _flat(trunks, branches))]
+    whole = [draw(n) for n in ROWS]
+    branches = [[(base, draw(tokens)) for base, tokens in shape] for shape in BRANCH_SHAPES]
+    flat = [(row, base, ids) for row, its in zip(whole, branches, strict=True) for base, ids in its]
+    rows = whole if together else [*whole, *(torch.cat([row[:base], ids]) for row, base, ids in flat)]
     data = TensorDict(
         {
-            "input_ids": _nested(rows),
-            "position_ids": _nested([torch.arange(len(row)) for row in rows]),
-            "loss_mask": _nested([torch.ones(len(row), dtype=torch.long) for row in rows]),
+            "input_ids": nested(rows),
+            "position_ids": nested([torch.arange(len(row)) for row in rows]),
+            "loss_mask": nested([torch.ones(len(row), dtype=torch.long) for row in rows]),
         },
         batch_size=len(rows),
     )
     if together:
-        grown = [[(base, ids.tolist()) for base, ids in row] for row in branches]
-        data[BRANCHES] = _nested([encode_branches(row) for row in grown])
+        data[BRANCHES] = nested(
+            [encode_branches([(base, ids.tolist()) for base, ids in its]) for its in branches]
+        )
         packed = {SCORE_BRANCHES: True, "use_dynamic_bsz": True, "max_token_len_per_gpu": PACK_TOKENS}
         tu.assign_non_tensor(data, **packed)
     else:
@@ -138,26 +140,16 @@ def _log_probs(engine, vocabulary: int, *, together: bool) -> list[torch.Tensor]
         use_fused_kernels=False,
     )  # fmt: skip
     with engine.eval_mode():
-        found = engine.infer_batch(data)["model_output"]
-    own = [row.float().cpu() for row in found["log_probs"].unbind()]
-    ends = own[len(ROWS) :]
+        output = engine.infer_batch(data)["model_output"]
+    own = [row.float().cpu() for row in output["log_probs"].unbind()]
     if together:
-        behind = zip(found[BRANCH_LOG_PROBS].unbind(), branches, strict=True)
+        packed_ends = zip(output[BRANCH_LOG_PROBS].unbind(), branches, strict=True)
         ends = [
-            part
-            for row, grown in behind
-            if grown
-            for part in row.float().cpu().split([len(ids) for _, ids in grown])
+            end
+            for row, its in packed_ends
+            if its
+            for end in row.float().cpu().split([len(ids) for _, ids in its])
         ]
     else:
-        ends = [row[base:] for row, (_, base, _) in zip(ends, _flat(trunks, branches), strict=True)]
+        ends = [row[base:] for row, (_, base, _) in zip(own[len(ROWS) :], flat, strict=True)]
     return [part[:-1] for part in (*own[: len(ROWS)], *ends)]
-
-
-def _flat(trunks, branches) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-    """(row, base, ids) of every branch."""
-    return [(row, base, ids) for row, grown in zip(trunks, branches, strict=True) for base, ids in grown]
-
-
-def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)

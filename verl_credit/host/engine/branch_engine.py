@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from verl.utils import tensordict_utils as tu
 
+from verl_credit.host.engine.log_prob_engine import option
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.policy.attention import NAMES, PACK, pack_rows
 from verl_credit.turns.branches import decode_branches
@@ -32,17 +32,16 @@ class BranchEngine:
         super().initialize()
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
-        wanted = tu.get_non_tensor_data(data=data, key=SCORE_BRANCHES, default=False)
-        if not (forward_only and wanted):
+        if not (forward_only and option(data, SCORE_BRANCHES)):
             return super().forward_backward_batch(data, loss_function, forward_only=forward_only)
         self._check_can_branch(data)
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
-        trunk_lengths = data["input_ids"].offsets().diff().tolist()
-        grown = _grown(data, decoded)
-        _check_budget(grown, data)
-        output = super().forward_backward_batch(grown, loss_function, forward_only=True)
+        row_lengths = data["input_ids"].offsets().diff().tolist()
+        with_branches = _with_branches(data, decoded)
+        _check_budget(with_branches)
+        output = super().forward_backward_batch(with_branches, loss_function, forward_only=True)
         if output.get("model_output"):
-            output["model_output"] = _cut(output["model_output"], trunk_lengths)
+            output["model_output"] = _cut(output["model_output"], row_lengths)
         return output
 
     def prepare_model_inputs(self, micro_batch):
@@ -55,19 +54,19 @@ class BranchEngine:
                 f"{self.ulysses_sequence_parallel_size}: set it to 1, or use flash_attention_2 and "
                 "algorithm.info_gain_scorer=rows"
             )
-        if not tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
+        if not option(micro_batch, "use_remove_padding", True):
             raise ValueError(
                 f"attn_implementation={self.module_attention} needs actor_rollout_ref.model.use_remove_padding=true"
             )
         lengths = micro_batch["input_ids"].offsets().diff().tolist()
-        grown = [[] for _ in lengths]
-        if tu.get_non_tensor_data(data=micro_batch, key=SCORE_BRANCHES, default=False):
-            grown = [decode_branches(row)[0] for row in micro_batch[BRANCHES].unbind()]
-        trunks = [n - sum(tokens for _, tokens in row) for n, row in zip(lengths, grown, strict=True)]
+        branches = [[] for _ in lengths]
+        if option(micro_batch, SCORE_BRANCHES):
+            branches = [decode_branches(row)[0] for row in micro_batch[BRANCHES].unbind()]
+        rows = [n - sum(tokens for _, tokens in row) for n, row in zip(lengths, branches, strict=True)]
         padding = model_inputs["input_ids"].shape[1] - sum(lengths)
         if padding:  # the packed length is rounded up, and its tail belongs to no row
-            trunks, grown = [*trunks, padding], [*grown, []]
-        pack = pack_rows(trunks, grown)
+            rows, branches = [*rows, padding], [*branches, []]
+        pack = pack_rows(rows, branches)
         model_inputs[PACK] = pack
         _unit_temperature(output_args, pack)
         return model_inputs, output_args
@@ -82,7 +81,7 @@ class BranchEngine:
             raise RuntimeError(f"the batch has {SCORE_BRANCHES!r} but no {BRANCHES!r}")
         if data["position_ids"].dim() != 2:
             raise NotImplementedError("algorithm.info_gain_scorer=branch: multimodal position ids (mRoPE)")
-        if tu.get_non_tensor_data(data=data, key="use_fused_kernels", default=False):
+        if option(data, "use_fused_kernels"):
             raise NotImplementedError(
                 "algorithm.info_gain_scorer=branch with use_fused_kernels=true: one temperature for all tokens"
             )
@@ -107,7 +106,12 @@ def refuse_model(hf_config) -> None:
             )
 
 
-def _grown(data, decoded):
+def nested(rows) -> torch.Tensor:
+    """The tensors as rows of one tensor, as verl's engines take them."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def _with_branches(data, decoded):
     """A shallow copy of the batch whose rows end with their branches."""
     ids, positions = [], []
     for row_ids, row_positions, (shape, tokens) in zip(
@@ -116,18 +120,17 @@ def _grown(data, decoded):
         ids.append(torch.cat([row_ids, tokens.to(row_ids)]))
         parts = [torch.arange(base, base + n).to(row_positions) for base, n in shape]
         positions.append(torch.cat([row_positions, *parts]))
-    grown = data.clone(recurse=False)
-    grown["input_ids"] = torch.nested.as_nested_tensor(ids, layout=torch.jagged)
-    grown["position_ids"] = torch.nested.as_nested_tensor(positions, layout=torch.jagged)
-    return grown
+    copy = data.clone(recurse=False)
+    copy["input_ids"], copy["position_ids"] = nested(ids), nested(positions)
+    return copy
 
 
-def _check_budget(grown, data) -> None:
-    """verl only asserts this, without naming the key."""
-    if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+def _check_budget(data) -> None:
+    """verl only asserts that every row fits, without naming the key; therefore it is refused here."""
+    if not option(data, "use_dynamic_bsz", True):
         return
-    longest = int(grown["input_ids"].offsets().diff().max())
-    budget = tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=None)
+    longest = int(data["input_ids"].offsets().diff().max())
+    budget = option(data, "max_token_len_per_gpu", None)
     if budget is not None and longest > budget:
         raise ValueError(
             f"a row and its answer branches have {longest} tokens, more than "
@@ -135,20 +138,16 @@ def _check_budget(grown, data) -> None:
         )
 
 
-def _cut(model_output: dict, trunk_lengths: list[int]) -> dict:
-    def nested(rows):
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
+def _cut(model_output: dict, row_lengths: list[int]) -> dict:
+    """The outputs of the rows alone, and the log-probs of the tokens after them as BRANCH_LOG_PROBS."""
     cut = {}
     for name, value in model_output.items():
-        rows = list(value.unbind())
-        cut[name] = nested([row[:n] for row, n in zip(rows, trunk_lengths, strict=True)])
+        pairs = [*zip(value.unbind(), row_lengths, strict=True)]
+        cut[name] = nested([row[:n] for row, n in pairs])
         if name == "log_probs":  # a row without branches has one 0, because nested tensors have no empty rows
-            ends = [
-                row[n:] if len(row) > n else row.new_zeros(1)
-                for row, n in zip(rows, trunk_lengths, strict=True)
-            ]
-            cut[BRANCH_LOG_PROBS] = nested(ends)
+            cut[BRANCH_LOG_PROBS] = nested(
+                [row[n:] if len(row) > n else row.new_zeros(1) for row, n in pairs]
+            )
     return cut
 
 

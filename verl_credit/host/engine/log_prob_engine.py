@@ -1,8 +1,7 @@
 """verl's FSDP engine with the project's log-probs and entropies when flash-attn's loss does not run.
 
 Without that loss verl loops over tokens in Python, and its chunked entropy recompiles for every number of tokens until
-Dynamo gives up. Both are computed in `prepare_model_outputs`, which is overridden here: it serves every forward of the actor
-and of the reference.
+Dynamo gives up. verl computes both in `prepare_model_outputs`, therefore that method is overridden.
 """
 
 from __future__ import annotations
@@ -15,16 +14,28 @@ from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
-from verl_credit.policy.log_prob_path import FLASH, LOOP, OURS, describe, log_prob_path
-from verl_credit.policy.log_probs import entropy_from_logits, token_values
+from verl_credit.policy.log_probs import (
+    FLASH,
+    LOOP,
+    OURS,
+    describe,
+    entropy_from_logits,
+    log_prob_path,
+    token_values,
+)
 
 WANT_LOGITS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
-"""Batch options that need verl's scaled logits. verl's v1 trainer sets them only for distillation."""
+"""Options of a batch that need verl's scaled logits. verl's v1 trainer sets them only for distillation."""
 SWITCH = "VERL_DISABLE_FLASH_ATTN_CE"
 
 
+def option(batch, key: str, default=False):
+    """What verl's trainer has set for a batch."""
+    return tu.get_non_tensor_data(data=batch, key=key, default=default)
+
+
 def no_flash_loss() -> str:
-    """Why flash-attn's loss does not run in this process; "" when it does."""
+    """The reason why flash-attn's loss does not run in this process; "" when it does."""
     if get_device_name() != "cuda":
         return f"device {get_device_name()}"
     if not verl_F.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
@@ -33,7 +44,7 @@ def no_flash_loss() -> str:
 
 
 class LogProbEngine:
-    """A mixin before `FSDPEngineWithLMHead`."""
+    """A mixin before `FSDPEngineWithLMHead`, for every forward of the actor and of the reference."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -42,7 +53,7 @@ class LogProbEngine:
             self.compute_entropy_from_logits = entropy_from_logits
 
     def describe_log_probs(self, *, distills: bool = False) -> str:
-        """One line: which code computes the log-probs in this process, why, and its memory."""
+        """One line that names the code that computes the log-probs in this process, the reason, and its memory."""
         path = self.usual_path(distills=distills)
         vocabulary = self.model_config.hf_config.get_text_config().vocab_size
         line = describe(path, vocabulary, get_device_name(), no_flash_loss())
@@ -54,39 +65,35 @@ class LogProbEngine:
         return line
 
     def usual_path(self, *, distills: bool = False) -> str:
-        """Which code computes the log-probs in this process."""
+        """The code that computes the log-probs in this process."""
         fused = bool(self.model_config.use_fused_kernels)
         return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)
 
     def log_prob_path(self, micro_batch) -> str:
-        """Which code computes the log-probs of this micro-batch (`log_probs.path`)."""
-
-        def option(key: str) -> bool:
-            return tu.get_non_tensor_data(data=micro_batch, key=key, default=False)
-
-        wanted = any(map(option, WANT_LOGITS))
-        return log_prob_path(flash=not no_flash_loss(), fused=option("use_fused_kernels"), distills=wanted)
+        """The code that computes the log-probs of this micro-batch (`log_probs.path`)."""
+        distills = any(option(micro_batch, key) for key in WANT_LOGITS)
+        fused = option(micro_batch, "use_fused_kernels")
+        return log_prob_path(flash=not no_flash_loss(), fused=fused, distills=distills)
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
-        def option(key: str, default: bool = False) -> bool:
-            return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
-
         if self.log_prob_path(micro_batch) != OURS:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         offsets = micro_batch["input_ids"].offsets()
-        packed = option("use_remove_padding", True)
+        packed = option(micro_batch, "use_remove_padding", True)
         logits, temperature = (_packed if packed else _unpadded)(output.logits, output_args, offsets)
-        found = token_values(
+        values = token_values(
             logits,
             output_args["input_ids_rmpad_rolled"],
             temperature,
-            entropy=option("calculate_entropy"),
+            entropy=option(micro_batch, "calculate_entropy"),
             inplace_backward=True,  # nothing else reads the logits, so the gradient may overwrite them
         )
         if packed:  # gather sequence-parallel ranks, and remove the padding to a round length
             pad = output_args["pad_size"]
-            found = {name: self._gather_and_unpad_packed(value, pad) for name, value in found.items()}
-        return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in found.items()}
+            values = {name: self._gather_and_unpad_packed(value, pad) for name, value in values.items()}
+        return {
+            name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in values.items()
+        }
 
 
 def _packed(logits_1_T_V, output_args: dict, offsets) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -10,15 +10,13 @@ import inspect
 from functools import cached_property
 
 import torch
-from verl.utils import tensordict_utils as tu
 from verl.utils.model import extract_multi_modal_inputs
 
-from verl_credit.host.engine.log_prob_engine import whole_vocabulary
+from verl_credit.host.engine.log_prob_engine import option, whole_vocabulary
 from verl_credit.names import SCORE_BRANCHES
 from verl_credit.policy.attention import PACK, pack_rows
 from verl_credit.policy.families import Reads, families, reads
-from verl_credit.policy.log_prob_path import OURS
-from verl_credit.policy.log_probs import token_values
+from verl_credit.policy.log_probs import OURS, token_values
 
 SHARED = "shared_prompts"
 COMPUTED = "actor/computed_tokens_share"
@@ -28,16 +26,16 @@ COMPUTED = "actor/computed_tokens_share"
 class SharedPromptEngine:
     """A mixin before `BranchEngine`.
 
-    Outputs have verl's shape: nested over whole rows. A prompt's own values, which nobody reads, are 0 where rows share
-    prompts. A micro-batch whose rows share none, or have answers behind them, is computed as before.
+    Outputs have verl's shape: nested over whole rows. The values at a prompt's own tokens, which verl does not read, are 0
+    where rows share prompts. A micro-batch is computed as before if its rows share no prompt or have branches.
     """
 
     def describe_log_probs(self, *, distills: bool = False) -> str:
         line = super().describe_log_probs(distills=distills)
         if self.usual_path(distills=distills) != OURS:
             return line
-        why = self._cannot_share
-        return f"{line}; a prompt's rollouts {f'have it each ({why})' if why else 'share it within a micro-batch'}"
+        reason = self._cannot_share
+        return f"{line}; a prompt's rollouts {f'have it each ({reason})' if reason else 'share it within a micro-batch'}"
 
     def forward_step(self, micro_batch, loss_function, forward_only):
         loss, output = super().forward_step(micro_batch, loss_function, forward_only)
@@ -80,11 +78,11 @@ class SharedPromptEngine:
         read, slot_N = output_args[SHARED]
         logits_P_V = whole_vocabulary(output.logits).squeeze(0)
         temperature = _one_temperature(micro_batch)
-        found = token_values(
+        values = token_values(
             logits_P_V,
             read.label_P,
             None if temperature == 1 else torch.full_like(read.label_P, temperature, dtype=torch.float32),
-            entropy=tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False),
+            entropy=option(micro_batch, "calculate_entropy"),
             inplace_backward=True,
         )
         offsets = micro_batch["input_ids"].offsets()
@@ -93,12 +91,12 @@ class SharedPromptEngine:
             name: torch.nested.nested_tensor_from_jagged(
                 value_P.new_zeros(tokens).index_copy(0, slot_N, value_P[read.pair_N]), offsets
             )
-            for name, value_P in found.items()
+            for name, value_P in values.items()
         }
 
     @cached_property
     def _cannot_share(self) -> str:
-        """Why no micro-batch of this engine can; "" when they can."""
+        """The reason why this engine's micro-batches cannot share prompts; "" when they can."""
         if not self.packs:
             return f"attn_implementation={self.module_attention}"
         if self.use_ulysses_sp:
@@ -111,15 +109,12 @@ class SharedPromptEngine:
         return ""
 
     def _shares(self, micro_batch) -> bool:
-        def option(key: str, default: bool = False) -> bool:
-            return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
-
         if (
             self._cannot_share
-            or option(SCORE_BRANCHES)
-            or not option("use_remove_padding", True)
+            or option(micro_batch, SCORE_BRANCHES)
+            or not option(micro_batch, "use_remove_padding", True)
             or self.log_prob_path(micro_batch) != OURS
-            or "routed_experts" in micro_batch  # of every place of every row
+            or "routed_experts" in micro_batch  # verl has them for every token of every row
             or extract_multi_modal_inputs(micro_batch.get("multi_modal_inputs", []))
             or not all(
                 name in micro_batch and micro_batch[name].is_nested for name in ("prompts", "responses")
@@ -132,7 +127,7 @@ class SharedPromptEngine:
 
 
 def _neighbours(prompts) -> list[int]:
-    """The rows in an order in which those of a prompt are neighbours; prompts come in the order of their first row."""
+    """The order of rows in which rows of one prompt are neighbours; prompts keep the order of their first row."""
     first: dict[tuple[int, ...], int] = {}
     return sorted(range(len(prompts)), key=lambda row: first.setdefault(tuple(prompts[row].tolist()), row))
 

@@ -1,17 +1,18 @@
-"""The rollout server: a Ray actor that generates with transformers for verl's agent loops."""
+"""The rollout server, a Ray actor that generates with transformers for agent loops, and the replica that starts it."""
 
+import asyncio
 from typing import Any
 
+import ray
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.model import build_model, eos_token_ids, max_model_len
-from verl_credit.host.hf_rollout.request import EngineOptions
-from verl_credit.host.hf_rollout.request import sampling_params as read_sampling_params
-from verl_credit.host.hf_rollout.weights import WeightError, WeightSink
+from verl_credit.host.hf_rollout.options import EngineOptions, build_model, eos_token_ids, max_model_len
+from verl_credit.host.hf_rollout.options import sampling_params as read_sampling_params
+from verl_credit.host.hf_rollout.sync import WeightError, WeightSink, server_name
 from verl_credit.policy.generation.generator import BatchGenerator
 
 
@@ -163,23 +164,44 @@ class HFServer:
     async def wait_for_requests_to_drain(self) -> None:
         await self._batcher.drain()
 
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Nothing to do: the weights stay in memory, and no cache outlives a batch."""
+    async def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the weights stay in memory, no cache outlives a batch, and the server has no profiler."""
+
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    start_profile = stop_profile = _nothing
+
+
+def _node_id(worker: object) -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+class HFReplica(RolloutReplica):
+    """One server for `tensor_model_parallel_size` training ranks (the model itself is not split)."""
+
+    async def launch_servers(self) -> None:
+        if len(self.workers) != self.world_size:
+            raise ValueError(
+                f"replica {self.replica_rank} got {len(self.workers)} workers, but rollout."
+                "tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size is "
+                f"{self.world_size}"
+            )
+        node_id = await self.workers[0].__ray_call__.remote(_node_id)
+        kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
+        server = (
+            ray.remote(HFServer)
+            .options(
+                name=server_name(self.replica_rank, kind, self.name_suffix),
+                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    node_id, soft=False
+                ),
+                max_concurrency=self.max_concurrency,
+            )
+            .remote(config=self.config, model_config=self.model_config, replica_rank=self.replica_rank)
+        )
+        self.servers.append(server)
+        self._server_handle = server
+        self._server_address = await server.launch_server.remote()
 
     async def sleep(self) -> None:
-        """Nothing to do, see `wake_up`."""
-
-    async def clear_kv_cache(self) -> None:
-        """No cache outlives a batch."""
-
-    async def release_kv_cache(self) -> None:
-        """No cache outlives a batch."""
-
-    async def resume_kv_cache(self) -> None:
-        """No cache outlives a batch."""
-
-    async def start_profile(self, **kwargs: Any) -> None:
-        """The server has no profiler."""
-
-    async def stop_profile(self) -> None:
-        """The server has no profiler."""
+        await asyncio.gather(*[server.wait_for_requests_to_drain.remote() for server in self.servers])
+        await super().sleep()

@@ -1,26 +1,63 @@
-"""Rollouts of given prompts through the trainer's agent loops, engine and reward, without a step."""
+"""Makes rollouts of given prompts with the trainer's agent loops, engine and reward, without a step, to measure them."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import numpy as np
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_credit.errors import IntegrityError
-from verl_credit.host.measure.rows import Row
-from verl_credit.host.rollout.replay import DRAW, REPLAY, replay_column
+from verl_credit.host.rollout.engine_client import DRAW, REPLAY, replay_column
 from verl_credit.host.step import store
+from verl_credit.turns.requests import turn_spans
+from verl_credit.worlds.rollouts.protocol import SEARCH, Call, State, Step
+from verl_credit.worlds.rollouts.rollout import Trajectory
 from verl_credit.worlds.rollouts.sampler import Ids
 
 PARTITION = "val"  # rows of an evaluation: no gain is scored while they are made
 RIGHT = "em"
-"""This value of the reward function is the outcome; the reward itself where the function returns no such value."""
+"""The reward function's value that says whether an answer is right; without it the reward itself does."""
 TRIES = 4
-"""A rollout that a tool's fault ends is made so many times."""
+"""Number of tries of a rollout that a tool's fault ends."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rollout as its agent loop left it. ``turn_ids``: per response token, -1 where the policy did not write it."""
+
+    question: int
+    prompt_ids: list[int]
+    response_ids: list[int]
+    turn_ids: list[int]
+    record: dict
+    scores: dict
+    turn_rewards: list
+    outcome: float
+
+    @property
+    def fault(self) -> str:
+        """The reason why the row is not valid; empty where it is."""
+        return self.record["tool_fault"] or (
+            "" if max(self.turn_ids, default=-1) >= 0 else "no token of the policy's"
+        )
+
+    @property
+    def texts(self) -> list[Ids]:
+        """The token ids of its turns."""
+        return [tuple(self.response_ids[first:end]) for first, end in turn_spans(self.turn_ids)]
+
+    def states(self) -> list[State]:
+        """The state before each turn."""
+        start, ids = len(self.prompt_ids), (*self.prompt_ids, *self.response_ids)
+        spans = turn_spans(self.turn_ids)
+        return [
+            State(self.question, start, ids[: start + first], turn) for turn, (first, _) in enumerate(spans)
+        ]
 
 
 @dataclass(frozen=True)
@@ -34,14 +71,14 @@ class Wanted:
 
 
 class Generator:
-    """``data[question]``: the row of the data set, as verl's loader has it."""
+    """Makes rollouts. ``data[question]`` is the row of the data set, as verl's loader has it."""
 
     def __init__(self, trainer, data: Sequence[dict]):
         self._trainer, self._data = trainer, data
 
     def __call__(self, wanted: Sequence[Wanted]) -> Iterator[list[Row]]:
-        """The rollouts of each, as they come: as many at a time as a step of training has, which engine and search server
-        can serve. One that a tool's fault ended is drawn again.
+        """Yield the rollouts of each, as they come, as many at a time as a step of training has, which engine and search
+        server can bear. A rollout that a tool's fault ended is drawn again.
 
         Raises IntegrityError where one is missing, fails every time, or is neither right nor wrong.
         """
@@ -58,17 +95,17 @@ class Generator:
     def _without_faults(self, wanted: Sequence[Wanted]) -> list[list[Row]]:
         groups = self._made(wanted)
         for again in range(1, TRIES):
-            failed = {n: sum(bool(row.fault) for row in group) for n, group in enumerate(groups)}
-            failed = {n: count for n, count in failed.items() if count}
-            if not failed:
+            faulty = {n: sum(bool(row.fault) for row in group) for n, group in enumerate(groups)}
+            faulty = {n: count for n, count in faulty.items() if count}
+            if not faulty:
                 return groups
-            names = [(n, f"{wanted[n].name}, again {again}") for n in failed]
-            made = self._made([replace(wanted[n], count=failed[n], name=name) for n, name in names])
-            for n, new in zip(failed, made, strict=True):
+            names = [(n, f"{wanted[n].name}, again {again}") for n in faulty]
+            made = self._made([replace(wanted[n], count=faulty[n], name=name) for n, name in names])
+            for n, new in zip(faulty, made, strict=True):
                 groups[n] = [row for row in groups[n] if not row.fault] + new
         if faults := [row.fault for group in groups for row in group if row.fault]:
             raise IntegrityError(
-                f"{len(faults)} rollouts failed {TRIES} times ({faults[0]}); finished ones stay, and the same call goes on"
+                f"{len(faults)} rollouts failed {TRIES} times ({faults[0]}); what was made stays, and the same call goes on"
             )
         return groups
 
@@ -107,7 +144,7 @@ class Generator:
         return batch
 
     def _rows(self, batch) -> dict[str, dict[int, dict]]:
-        """The columns of each row, by prompt and number."""
+        """The fields of rows by prompt and number."""
         turns = store.fetch_turn_batch(batch)
         rewards = store.read(batch, "rm_scores")["rm_scores"].unbind()
         found: dict[str, dict[int, dict]] = {}
@@ -131,7 +168,7 @@ class Generator:
 
 
 def pieces_of(one: Wanted, most: int) -> list[Wanted]:
-    """Cuts into parts of at most ``most`` rollouts; the first has the name."""
+    """The request in pieces of at most ``most`` rollouts; the first keeps the name."""
     counts = [min(most, one.count - begin) for begin in range(0, one.count, most)]
     return [
         replace(one, count=count, name=one.name if not number else f"{one.name}, part {number}")
@@ -140,7 +177,7 @@ def pieces_of(one: Wanted, most: int) -> list[Wanted]:
 
 
 def parts_of(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
-    """Joins neighbours to at most ``most`` rollouts."""
+    """The requests in order, in parts of at most ``most`` rollouts."""
     part: list[Wanted] = []
     for one in wanted:
         if part and sum(other.count for other in part) + one.count > most:
@@ -165,3 +202,45 @@ def _objects(values: Sequence) -> np.ndarray:
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
+
+
+@dataclass(frozen=True)
+class RanTrajectory(Trajectory):
+    row: Row | None = field(default=None, compare=False)
+
+
+def trajectory_of(row: Row, *, otherwise: bool = False) -> RanTrajectory:
+    states, searched = row.states(), _searched(row)
+    steps = [
+        Step(state, text, after, None if after else row.outcome, *searched.get(number, ()))
+        for number, (state, text, after) in enumerate(
+            zip_longest(states, row.texts, states[1:], fillvalue=None)
+        )
+    ]
+    return RanTrajectory(steps, otherwise, row)
+
+
+def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ...], ...]]]:
+    """The searches of each turn that searched, and the ids of the pages that they returned."""
+    found: dict[int, tuple] = {}
+    for search in row.record["searches"]:
+        calls, pages = found.get(search["turn"], ((), ()))
+        call = Call(SEARCH, "", search["query"], None)
+        found[search["turn"]] = (*calls, call), (*pages, tuple(map(str, search["pages"])))
+    return found
+
+
+def replayed(row: Row, turns: Sequence[Ids]) -> bool:
+    """Whether the agent loop began with ``turns``. A row that was full before their end has as many of them as fit."""
+    texts, turns = row.texts, list(turns)
+    if row.record["replayed"] != len(turns):
+        return False
+    if len(texts) > len(turns):
+        return texts[: len(turns)] == turns
+    *before, last = texts
+    return before == turns[: len(before)] and turns[len(before)][: len(last)] == last
+
+
+def reaches(row: Row, state: State) -> bool:
+    """Whether the row passes through ``state``. It does not where a tool gave another answer than before."""
+    return (*row.prompt_ids, *row.response_ids)[: len(state.ids)] == state.ids

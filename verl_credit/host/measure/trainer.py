@@ -1,24 +1,38 @@
-"""The trainer that `verl-credit fidelity` starts: it loads a policy as a resumed run does, and makes no step."""
+"""The trainer that `verl-credit fidelity` starts, and the policy that it measures through the rollouts of its run.
+
+The trainer loads a policy as a resumed run does, and makes no step: engine, agent loops, tools and reward are those of
+training. A context is reached by its turns, which the agent loop repeats (`host.rollout.engine_client`). Where a tool gives
+another answer than before, the turns are valued after that answer, and such rollouts are counted.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
-from verl_credit.host.measure.subject import RunSubject
+from verl_credit.host.measure.generate import Generator, Row, Wanted, reaches, replayed, trajectory_of
+from verl_credit.host.step.forward import TrainerForward
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events
-from verl_credit.records.run.files import write_text
+from verl_credit.records.run.files import append_json, read_json_lines, write_text
 from verl_credit.records.run.progress import Throttled
 from verl_credit.study.fidelity.measure import measure
-from verl_credit.study.fidelity.request import REQUEST, RESULT, TABLE, Request
+from verl_credit.study.fidelity.request import REQUEST, RESULT, ROLLOUTS, TABLE, Request
 from verl_credit.study.fidelity.result import as_dict, table, write_result
+from verl_credit.study.fidelity.rows import turn_batch
+from verl_credit.turns.batch import TurnBatch
+from verl_credit.worlds.rollouts.protocol import State
+from verl_credit.worlds.rollouts.rollout import Start, Trajectory
+from verl_credit.worlds.rollouts.sampler import Ids, digest
 
 
 @register_trainer(MEASURE_MODE)
@@ -52,3 +66,113 @@ class MeasuringTrainer(CreditTrainer):
         )
         write_text(out / TABLE, "\n".join(table(subject.name, result)) + "\n")
         write_result(out / RESULT, request.settings, [as_dict(subject, result) | {"swaps": {}}])
+
+
+class RunSubject:
+    """The policy of ``trainer``, which has loaded it and whose engine is ready. ``say`` gets the progress of rollouts."""
+
+    def __init__(
+        self, trainer, request: Request, say: Callable[[float, str], None] = lambda share, text: None
+    ):
+        self.name, self.step, self.config = request.policy, request.step, trainer.config
+        self.tokenizer, self._trainer, self._say = trainer.tokenizer, trainer, say
+        self._path, self._about = Path(request.out) / ROLLOUTS, request.about
+        key, dataset = "train_files", trainer.train_dataset
+        if request.split == "test":
+            key, dataset = "val_files", trainer.val_dataset
+        if request.prompts > len(dataset):
+            raise IntegrityError(
+                f"--prompts {request.prompts}: {self.config.data[key]} (data.{key}) has {len(dataset)}"
+            )
+        self.data = [dataset[number] for number in range(request.prompts)]
+        self.truths = [row["reward_model"]["ground_truth"] for row in self.data]
+        # Agent loops render the prompts: their tokens are known when a rollout is back.
+        self.prompts = [State(question, 0, ()) for question in range(len(self.data))]
+        self._generate = Generator(trainer, self.data)
+        self._turns: dict[Ids, list[Ids]] = {}
+        self._question: dict[Ids, int] = {}
+
+    @property
+    def engine(self) -> str:
+        return self._about["engine"]
+
+    def about(self) -> dict:
+        return self._about
+
+    def roll(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
+        """Rollouts from prompts, all of one name, or from contexts of such rollouts."""
+        if all(start.state.ids for start in starts):
+            return self._go_on(starts)
+        groups = self._from_prompts(starts)
+        for row in (row for group in groups for row in group):
+            self._check_prompt(row)
+            for number, state in enumerate(row.states()):
+                self._turns[state.ids] = row.texts[:number]
+        return [[trajectory_of(row) for row in group] for group in groups]
+
+    def batch(self, groups: Sequence[Sequence[Trajectory]]) -> TurnBatch:
+        paths = [path for group in groups for path in group]
+        batch = turn_batch(paths, self.truths, self.data)
+        return replace(
+            batch,
+            records=[path.row.record for path in paths],
+            scores=[path.row.scores for path in paths],
+            turn_rewards=[path.row.turn_rewards for path in paths],
+        )
+
+    @contextmanager
+    def forward(self) -> Iterator[TrainerForward]:
+        """The actor's workers; the engine sleeps from here on, as in training."""
+        self._trainer.checkpoint_manager.sleep_replicas()
+        yield TrainerForward(None, self._trainer.actor_rollout_wg, self.config)
+
+    def _from_prompts(self, starts: Sequence[Start]) -> list[list[Row]]:
+        """Rollouts are written as they come, because an engine without seeds would not make the same ones again."""
+        kept = {
+            (line["name"], line["question"]): [Row(**row) for row in line["rows"]]
+            for line in read_json_lines(self._path)
+        }
+        new = [s for s in starts if len(kept.get((s.name, s.state.question), ())) != s.count]
+        made = self._generate([_wanted(start, ()) for start in new])
+        for done, (start, rows) in enumerate(zip(new, made, strict=True), start=1):
+            self._check_replayed(rows, ())
+            question = start.state.question
+            append_json(
+                self._path, {"name": start.name, "question": question, "rows": [asdict(row) for row in rows]}
+            )
+            kept[start.name, question] = rows
+            self._say(0.1 * done / len(new), f"rollouts of {done} of {len(new)} prompts")
+        return [kept[start.name, start.state.question] for start in starts]
+
+    def _go_on(self, starts: Sequence[Start]) -> list[list[Trajectory]]:
+        turns = [self._turns[start.state.ids] for start in starts]
+        made = list(self._generate([_wanted(*one) for one in zip(starts, turns, strict=True)]))
+        for rows, before in zip(made, turns, strict=True):
+            self._check_replayed(rows, before)
+        return [
+            [trajectory_of(row, otherwise=not reaches(row, start.state)) for row in rows]
+            for start, rows in zip(starts, made, strict=True)
+        ]
+
+    def _check_replayed(self, rows: Sequence[Row], turns: Sequence[Ids]) -> None:
+        if not all(replayed(row, turns) for row in rows):
+            loop = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
+            raise IntegrityError(
+                f"an agent loop ({loop}, or a row's agent_name) did not begin with the turns that it was given "
+                "(credit_replay): it cannot go on from a context; expected turn_agent, search_agent or a class of them"
+            )
+
+    def _check_prompt(self, row: Row) -> None:
+        """A context is identified by its tokens; therefore they have to identify the question."""
+        other = self._question.setdefault(tuple(row.prompt_ids), row.question)
+        one, same = self.data[row.question], self.data[other]
+        if any(one.get(name) != same.get(name) for name in ("reward_model", "tools_kwargs")):
+            raise IntegrityError(
+                f"questions {other} and {row.question} of the data have one prompt and not one answer (reward_model, "
+                "tools_kwargs): a context does not show which of them it belongs to; expected prompts that differ"
+            )
+
+
+def _wanted(start: Start, turns: Sequence[Ids]) -> Wanted:
+    name = f"{start.seed}/{start.name}/{start.state.question}/{digest(start.state.ids)}"
+    return Wanted(start.state.question, start.count, name, turns)

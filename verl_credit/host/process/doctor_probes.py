@@ -1,9 +1,8 @@
-"""What doctor asks of Ray and verl, each in a process of its own: ``python -m verl_credit.host.process.doctor_probes ...``.
+"""doctor's probes of Ray and verl, each in a process of its own: ``python -m verl_credit.host.process.doctor_probes ...``.
 
-``plugin``: is the plugin registered in a fresh process? ``cluster ADDRESS``: the nodes of a Ray cluster, and the same
-question in a fresh worker of every node. ``files ADDRESS PATHS``: what a process of every node reads there (PATHS: a JSON
-list). The last line of the output is JSON. This file imports neither verl nor ray before it is asked: where they are
-missing, that is an answer.
+``plugin`` reports whether the plugin is registered in a fresh process. ``cluster ADDRESS`` reports the nodes of a Ray
+cluster, and the same of a fresh worker on every node. ``files ADDRESS PATHS`` reads the files PATHS, a JSON list, on every
+node. The last line of the output is JSON. verl and ray are imported only inside a probe, so that a missing one is a result.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ WORKER_S = 120.0  # a fresh worker imports verl first
 
 
 def registered() -> dict[str, bool]:
-    """As a worker comes by it: verl is imported, and nothing else; then what our own processes do, explicitly."""
+    """The names that are registered: the platform after `import verl` alone, the others after `register_all`."""
     import verl  # noqa: F401
     from verl.plugin.platform.platform_manager import PlatformRegistry
 
     platform = PlatformRegistry.get("cpu") is not None
-    from verl_credit.host.process.register import register_all
+    from verl_credit.host.process.verl_checks import register_all
     from verl_credit.host.registry import registered_names
 
     register_all()
@@ -28,55 +27,55 @@ def registered() -> dict[str, bool]:
 
 
 def read_files(paths: list[str]) -> list[str]:
-    """The text of each, or what the reader met."""
+    """The text of each file, or the reason why it cannot be read."""
     from pathlib import Path
 
-    found = []
+    texts = []
     for path in paths:
         try:
-            found.append(Path(path).read_text(errors="replace"))
+            texts.append(Path(path).read_text(errors="replace"))
         except OSError as error:
-            found.append(error.strerror or type(error).__name__)
-    return found
+            texts.append(error.strerror or type(error).__name__)
+    return texts
 
 
 def cluster(ray, address: str, timeout_s: float = WORKER_S) -> dict:
-    """{"nodes": [{"id", "host", "cpus", "gpus", "plugin": {name: there?} or "error": text}]} of the living nodes."""
+    """The living nodes: {"nodes": [{"id", "host", "cpus", "gpus", "plugin": {name: registered} or "error": text}]}."""
     return ask_nodes(ray, address, "plugin", registered, timeout_s=timeout_s)
 
 
 def ask_nodes(ray, address: str, key: str, question, *arguments, timeout_s: float = WORKER_S) -> dict:
-    """The nodes as in `cluster`, each with ``key``: what ``question(*arguments)`` gives in a worker there."""
+    """The nodes as in `cluster`; ``key`` of each is the result of ``question(*arguments)`` in a worker on it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         task = ray.remote(question)
-        asked = {}
+        pending = {}
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asked[node["NodeID"]] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(
-                *arguments
-            )
-        return {"nodes": [_report(ray, node, key, asked[node["NodeID"]], timeout_s) for node in nodes]}
+            pending[node["NodeID"]] = task.options(
+                num_cpus=0, max_retries=0, scheduling_strategy=there
+            ).remote(*arguments)
+        return {"nodes": [_report(ray, node, key, pending[node["NodeID"]], timeout_s) for node in nodes]}
     finally:
         ray.shutdown()
 
 
 def _report(ray, node: dict, key: str, reference, timeout_s: float) -> dict:
     resources = node["Resources"]
-    found = {
+    report = {
         "id": node["NodeID"][:8],
         "host": node.get("NodeManagerHostname") or node.get("NodeManagerAddress"),
         "cpus": resources.get("CPU", 0.0),
         "gpus": resources.get("GPU", 0.0),
     }
     try:
-        return {**found, key: ray.get(reference, timeout=timeout_s)}
+        return {**report, key: ray.get(reference, timeout=timeout_s)}
     except Exception as error:  # whatever the worker ended with is the answer
         last = (str(error).strip().splitlines() or ["no message"])[-1]
-        return {**found, "error": f"{type(error).__name__}: {last[:300]}"}
+        return {**report, "error": f"{type(error).__name__}: {last[:300]}"}
 
 
 def main(arguments: list[str]) -> int:

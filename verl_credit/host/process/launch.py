@@ -1,7 +1,8 @@
-"""Runs a checked configuration on verl's trainer and says how it ended."""
+"""Runs a checked configuration on verl's trainer, and reports how the run ended."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -9,36 +10,62 @@ from collections.abc import Callable
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError
-from verl.trainer.main_ppo import run_ppo
+from verl.trainer import main_ppo
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import validate_config
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError, Terminated
-from verl_credit.host.process.correction import check_correction
-from verl_credit.host.process.names import check_names
-from verl_credit.host.process.register import register_all
-from verl_credit.host.process.task_runner import CreditTaskRunner
+from verl_credit.host.process.verl_checks import check_correction, check_names, line_of, register_all
 from verl_credit.host.registry import registered_names, require_registered
 from verl_credit.recipe.doctor.network import loopback_settings, why_not_loopback
 from verl_credit.recipe.doctor.ray_address import run_address, unreachable
+from verl_credit.redact import without_secrets
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 
 KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "10000")
-"""Ray's head process remembers 100,000 tasks by default, for its dashboard: they took 0.9 MB a step of the lab."""
-
+"""Ray's head process keeps 100,000 tasks by default, for its dashboard; they took 0.9 MB per step of the lab."""
 
 SLOW_START = "timed out during startup"
-"""In what ray.init raises, a bare Exception, where its raylet did not come up. Ray 2.60's raylet ends itself if one of its
-Python helpers takes over 15 s to start, which no setting changes (ray-project/ray#65983), as on a machine that is busy."""
+"""Text of the bare Exception that ray.init raises where its raylet did not come up. Ray 2.60's raylet ends itself if one of
+its Python helpers takes over 15 s to start, as on a busy machine; no setting changes that (ray-project/ray#65983)."""
+
+
+@ray.remote(num_cpus=1)
+class CreditTaskRunner(TaskRunnerV1.__ray_actor_class__):
+    """verl's task runner, the process that owns the training loop, with the plugin registered and checked."""
+
+    def run(self, config):
+        register_all()
+        require_registered("the task runner", registered_names())
+        hide_secrets()
+        return super().run(config)
+
+
+def hide_secrets() -> None:
+    """verl prints the whole configuration and hands it to the trackers (wandb, MLflow, ...); here both lose its secrets.
+
+    ``trainer`` reaches a tracker unchanged, because verl reads a tracker's proxy there.
+    """
+    show, tracking = main_ppo.pprint, trainer_base.Tracking
+
+    @functools.wraps(tracking)
+    def track(*args, config, **settings):
+        kept = {"trainer": config["trainer"]} if "trainer" in config else {}
+        return tracking(*args, config=without_secrets("", config) | kept, **settings)
+
+    main_ppo.pprint = lambda value: show(without_secrets("", value))
+    trainer_base.Tracking = track
 
 
 class RunFailed(RuntimeError):
-    """The run ended with an error that is none of ours to explain."""
+    """The run ended with an error that this project cannot explain."""
 
 
 def check_with_verl(config: DictConfig) -> None:
-    """The plugin is registered here, every name is known, and verl accepts the configuration."""
+    """Check that the plugin is registered, every name is known, and verl accepts the configuration."""
     register_all()
     require_registered("the launching process", registered_names())
     check_names(config)
@@ -50,18 +77,23 @@ def check_with_verl(config: DictConfig) -> None:
 
 
 def _tell_all_nodes(config: DictConfig) -> None:
-    """Workers of a cluster that was there before do not inherit this process's environment: it travels with the job.
-    Those of a Ray of our own are told what keeps torch on loopback."""
-    told = {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
-    told |= loopback_settings(os.environ, config)
+    """Put the environment into the job, because workers of a cluster that was there before do not inherit it.
+
+    Workers of a Ray of our own also get the settings that keep torch on loopback.
+    """
+    environment = {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
+    environment |= loopback_settings(os.environ, config)
     with open_dict(config):
         given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
-        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", {**told, **given})
+        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", {**environment, **given})
 
 
 def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
-    """Returns when the run is done. Raises IntegrityError, RunFailed, or PreflightError where Ray did not start (a slow
-    start is tried twice) or would not listen on loopback; Ray is shut down in any case."""
+    """Run to the end, and shut Ray down in any case.
+
+    Raises IntegrityError, RunFailed, or PreflightError where Ray did not start (a slow start is tried twice) or would not
+    listen on loopback.
+    """
     _tell_all_nodes(config)
     os.environ.setdefault(*KEPT_TASKS)
     if why := why_not_loopback(os.environ, config, ray.util.get_node_ip_address()):
@@ -78,7 +110,7 @@ def launch(config: DictConfig, say: Callable[[str], None] = print) -> None:
     except Exception as error:
         if ray.is_initialized():
             raise
-        raise PreflightError(f"Ray does not start: {_one_line(error)}; {_asked(config)}") from error
+        raise PreflightError(f"Ray does not start: {line_of(error)}; {_asked(config)}") from error
     finally:
         ray.shutdown()
 
@@ -94,10 +126,10 @@ def _run(config: DictConfig, runner: _Runner, say: Callable[[str], None]) -> Non
 
 
 class _Runner:
-    """In place of `CreditTaskRunner`, which verl's `run_ppo` makes right after ray.init: SIGTERM is ours again by then.
+    """Stands in for `CreditTaskRunner`, and takes SIGTERM back when verl's `run_ppo` creates it, right after ray.init.
 
-    ray.init puts two handlers there: one in Python, and one in C++ that prints a stack and aborts, so that nobody would
-    write down how the run ended.
+    ray.init installs two handlers, one in Python, and one in C++ that prints a stack and aborts. With those, the end of the
+    run would not be recorded.
     """
 
     def __init__(self, made, handler):
@@ -112,7 +144,7 @@ class _Runner:
 
 
 def _ended(error: SystemExit, config: DictConfig) -> BaseException:
-    """While ray.init runs, its handler of SIGTERM exits with 15; Ray sends us one when it gives up a cluster."""
+    """The error for a SystemExit. ray.init's handler of SIGTERM exits with 15; Ray sends one when it gives up a cluster."""
     if not ray.is_initialized() and (why := _nobody_there(config)):
         return PreflightError(f"Ray does not start: {why}; {_asked(config)}")
     if error.code == signal.SIGTERM:
@@ -130,14 +162,10 @@ def _nobody_there(config: DictConfig) -> str:
 
 def _asked(config: DictConfig) -> str:
     init = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    told = [
+    settings = [
         f"ray_kwargs.ray_init.{key}={init[key]}"
         for key in init
         if key != "runtime_env" and init[key] is not None
     ]
-    told += [f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
-    return f"asked for with {', '.join(told) or 'its defaults'}; `verl-credit doctor` looks closer"
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    settings += [f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
+    return f"asked for with {', '.join(settings) or 'its defaults'}; `verl-credit doctor` looks closer"

@@ -1,4 +1,4 @@
-"""Trials to verl's own loggers: a run of the tracker for every trial."""
+"""Sends trials to verl's own loggers: every trial becomes a run of the tracker."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from verl_credit.errors import did_you_mean
 def export_trials(
     trials: Iterable[tuple[str, Mapping[str, float], Mapping[str, Any]]], loggers: Sequence[str], project: str
 ) -> int:
-    """(name, numbers, facts) of each: numbers become metrics of step 0, facts the run's configuration. Returns how many.
+    """Send (name, numbers, facts) of each trial; returns how many were sent.
 
-    Where the runs go is said as for training: by the trackers' environment (WANDB_MODE, MLFLOW_TRACKING_URI, ...). Raises
-    ValueError for a logger that verl does not have, ImportError for one that is not installed, RuntimeError for one that
-    did not start.
+    Numbers become metrics of step 0, facts the run's configuration. The trackers' environment (WANDB_MODE,
+    MLFLOW_TRACKING_URI, ...) decides where the runs go, as in training. Raises ValueError for a logger that verl does not
+    have, ImportError for one that is not installed, RuntimeError for one that did not start.
     """
     for name in loggers:
         if name not in Tracking.supported_backend:

@@ -1,31 +1,35 @@
-"""``turn_agent``: verl's tool agent loop, which also says which turn every token belongs to and what every call earned.
+"""``turn_agent``: verl's tool agent loop, which also reports the turn of every token and the reward of every call.
 
-Departures from verl's ``ToolAgentLoop``: turn ids and turn rewards travel with the tokens; a fault of the environment is
-a fault of the row (masked out, counted), never an observation that the policy is punished for; every generation has a
-token budget (search.max_new_tokens) and, where the engine takes one, a seed of its own. The number of turns is verl's
-``multi_turn.max_assistant_turns``; null: until the policy calls no tool or the row is full.
+Departures from verl's ``ToolAgentLoop``: turn ids and turn rewards are returned with the tokens; a fault of the environment
+is a fault of the row (masked out, counted), never an observation that the policy is punished for; every generation has a
+token budget (search.max_new_tokens) and, where the engine takes one, a seed of its own. verl's
+``multi_turn.max_assistant_turns`` limits the turns; with null a row ends when the policy calls no tool or the row is full.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from functools import lru_cache
 from typing import Any
 
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
+from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import ToolResponse
-from verl.workers.rollout.replica import TokenOutput
 
 from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
-from verl_credit.host.rollout.replay import DRAW, REPLAY, ReplayingClient
-from verl_credit.host.rollout.tool_rewards import offered_tool, reward_of
+from verl_credit.host.rollout.engine_client import (
+    DRAW,
+    REPLAY,
+    ReplayingClient,
+    VersionedClient,
+    apply_sampling_mode,
+    stable_seed,
+)
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.recipe.rules.other_tools import FAILED
-from verl_credit.turns.book import RowRecord, TurnBook, rewards_of_turns
+from verl_credit.recipe.rules.other_tools import BAD_JSON, FAILED
+from verl_credit.turns.book import RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
 from verl_credit.turns.reward.qa import final_answer
@@ -52,26 +56,13 @@ class TurnAgentLoopOutput(AgentLoopOutput):
         return output
 
 
-class VersionedClient:
-    """verl's client of the engine for one trajectory, which records the version of the weights behind every turn."""
-
-    def __init__(self, client: Any, record: RowRecord):
-        self._client, self._record = client, record
-
-    async def generate(self, **request: Any) -> TokenOutput:
-        output = await self._client.generate(**request)
-        fields = output.extra_fields
-        self._record.versions.append([fields.get("min_global_steps"), fields.get("max_global_steps")])
-        return output
-
-
 class RowFault(Exception):
     """The environment failed: the trajectory ends here and is not trained on."""
 
 
 @register(TURN_AGENT)
 class TurnAgentLoop(ToolAgentLoop):
-    """One instance per trajectory (verl instantiates it so); its state is the trajectory's."""
+    """verl makes one instance per trajectory, therefore its state is the trajectory's."""
 
     _known: tuple = (None, None, None)  # configuration, its settings, its signals that are coroutines
 
@@ -121,7 +112,7 @@ class TurnAgentLoop(ToolAgentLoop):
 
     @classmethod
     def _credit_of(cls, config) -> tuple[CreditSettings, list[TrajectorySignal]]:
-        """Read once in a worker; loops are made per trajectory."""
+        """The settings and signals of a configuration, read once per worker, because loops are made per trajectory."""
         if cls._known[0] is not config:
             credit = CreditSettings.from_config(config)
             signals = [signal for signal in signals_of(credit) if isinstance(signal, TrajectorySignal)]
@@ -135,7 +126,7 @@ class TurnAgentLoop(ToolAgentLoop):
         return make_trajectory(texts, record, rewards, self._truth, extra_info=extra_info)
 
     async def _score(self, output: TurnAgentLoopOutput, scorer: Scorer, credit: CreditSettings) -> None:
-        """The answer behind every context of the trajectory, by the replica that wrote it."""
+        """Score the answer after every context of the trajectory, with the replica that wrote it."""
 
         def generate(prompt: list[int], params: dict):
             return self._engine.generate(  # verl sends the same id to the same replica
@@ -150,9 +141,9 @@ class TurnAgentLoop(ToolAgentLoop):
         )
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
-        # What does not fit the row would be cut off afterwards, and an answer there must not count.
-        room = self.response_length - len(agent_data.response_mask)
-        params = {**sampling_params, "max_tokens": min(self.max_new_tokens, room)}
+        # verl cuts off what does not fit the row afterwards, but an answer there must not be rewarded.
+        left = self.response_length - len(agent_data.response_mask)
+        params = {**sampling_params, "max_tokens": min(self.max_new_tokens, left)}
         self._request_id = agent_data.request_id
         if self.rollout_config.name == ROLLOUT_NAME:  # vLLM dies of per-request seeds with chunked prefill
             params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
@@ -166,9 +157,9 @@ class TurnAgentLoop(ToolAgentLoop):
         return state
 
     def _stop_reason(self, text: str, agent_data, state, cut: bool) -> str:
-        """Why the row would end here; also counts calls that verl drops (broken JSON, too many at once).
+        """The reason why the row would end here; also counts calls that verl drops (broken JSON, too many at once).
 
-        ``cut``: the turn has all tokens of its budget and did not end itself; a call that it left open is no mistake.
+        ``cut``: the turn used its whole token budget and did not end itself; a call that it left open is no mistake.
         """
         most, most_user = self.max_assistant_turns, self.max_user_turns  # verl: None and 0 are no limit
         last_turn = bool(most and agent_data.assistant_turns >= most)
@@ -193,7 +184,7 @@ class TurnAgentLoop(ToolAgentLoop):
         return "no_answer"
 
     async def _handle_processing_tools_state(self, agent_data):
-        told, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
+        before, ids, mask = len(agent_data.messages), agent_data.prompt_ids, agent_data.response_mask
         try:
             state = await super()._handle_processing_tools_state(agent_data)
         except RowFault as fault:
@@ -202,24 +193,24 @@ class TurnAgentLoop(ToolAgentLoop):
             return AgentState.TERMINATED
         self.book.observed(agent_data.response_mask)
         if self._masks and state == AgentState.GENERATING:
-            self.record.masked_observations.append(await self._masked_messages(agent_data, told, ids, mask))
+            self.record.masked_observations.append(await self._masked_messages(agent_data, before, ids, mask))
         return state
 
-    async def _masked_messages(self, agent_data, told: int, ids: list[int], mask: list[int]) -> list[int]:
-        """The tool messages behind the first ``told`` as verl renders them, with the placeholder for each content; from the
-        end of the turn's own tokens on. ``ids``, ``mask``: prompt_ids and response_mask before them."""
-        before, tools = agent_data.messages[:told], agent_data.messages[told:]
+    async def _masked_messages(self, agent_data, count: int, ids: list[int], mask: list[int]) -> list[int]:
+        """The tool messages after the first ``count`` messages as verl renders them, with the placeholder for each content,
+        from the end of the turn's own tokens on. ``ids``, ``mask``: prompt_ids and response_mask before them."""
+        before, tools = agent_data.messages[:count], agent_data.messages[count:]
         masked = [*before, *({**message, "content": PLACEHOLDER} for message in tools)]
         schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
         merged, merged_mask, _ = await self.ct_merge_context_msg(before, masked, ids, mask, tools=schemas)
-        behind = next(n for n, own in enumerate(reversed(merged_mask)) if own)
-        return merged.token_ids[len(merged.token_ids) - behind :]
+        after = next(n for n, own in enumerate(reversed(merged_mask)) if own)
+        return merged.token_ids[len(merged.token_ids) - after :]
 
     async def _call_tool(self, tool_call, tools_kwargs, agent_data):
-        # Fewer where the row says extra_info.tool_selection.
+        # verl offers a selection of the tools where the row has extra_info.tool_selection.
         offered = getattr(agent_data, "_active_tools", self.tools)
         call = {
-            "turn": self.book.n_turns - 1,  # the turn that asked; parallel calls share it
+            "turn": self.book.n_turns - 1,  # the turn that calls; parallel calls share it
             "name": valid_text(tool_call.name),
             "arguments": valid_text(tool_call.arguments),
             "reward": None,
@@ -231,14 +222,14 @@ class TurnAgentLoop(ToolAgentLoop):
         return await self._execute(call, tool_call, tools_kwargs, agent_data)
 
     async def _execute(self, call: dict, tool_call, tools_kwargs, agent_data):
-        """Called by verl, which makes an observation of what a tool raises (see ``other_tools``)."""
-        response, reward, found = await super()._call_tool(tool_call, tools_kwargs, agent_data)
+        """verl makes an observation of what a tool raises, and this counts it."""
+        response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
         text = response.text or ""
         self.record.n_other_calls += 1
         self.record.other_errors += text.startswith(FAILED)
-        call["reward"] = reward_of(call, text, reward, found)
+        call["reward"] = reward_of(call, text, reward, metrics)
         shown = response.model_copy(update={"text": without_markup(text, self.control_tokens)})
-        return shown, call["reward"], found
+        return shown, call["reward"], metrics
 
     def _unknown_tool(self, name: str, offered) -> str:
         """The name is the policy's text: it may hold control tokens or no valid Unicode."""
@@ -251,7 +242,7 @@ class TurnAgentLoop(ToolAgentLoop):
             output.response_mask = [0] * len(output.response_mask)
             turn_ids = [-1] * len(turn_ids)
         output.extra_fields[ROW_RECORD] = self.record.as_dict()
-        # The last turn stands for the answer: what calls of it earned (their observation did not fit) is in the record.
+        # The last turn is the answer. Its calls, whose observations did not fit, have their rewards in the record alone.
         output.extra_fields[TURN_REWARDS] = rewards_of_turns(self.record.calls, max(turn_ids, default=0))
         return TurnAgentLoopOutput(
             **{name: getattr(output, name) for name in output.model_fields_set}, turn_ids=turn_ids
@@ -259,29 +250,48 @@ class TurnAgentLoop(ToolAgentLoop):
 
 
 def given_tools(tools_kwargs: dict | None) -> dict:
-    """Without the nulls that a parquet file has where a row says nothing of a tool."""
-    told = {name: kwargs for name, kwargs in (tools_kwargs or {}).items() if kwargs is not None}
+    """The arguments without the nulls that a parquet file has where a row gives a tool none."""
     return {
         name: {key: value for key, value in kwargs.items() if value is not None}
-        for name, kwargs in told.items()
+        for name, kwargs in (tools_kwargs or {}).items()
+        if kwargs is not None
     }
 
 
 def valid_text(text: str) -> str:
-    """The policy's text without halves of characters, which no queue can send."""
+    """The policy's text without lone surrogates, which no queue can send."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def stable_seed(*parts) -> int:
-    """A 63-bit seed from the parts' JSON: equal on every machine and Python run."""
-    digest = hashlib.blake2b(json.dumps([str(p) for p in parts]).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+GIVEN = "verl_credit_reward"
+"""Key among the metrics of a call. verl writes the reward 0 for tools without one and for calls that failed."""
 
 
-def apply_sampling_mode(sampling_params: dict[str, Any], mode: str | None) -> dict[str, Any]:
-    """Held-out evaluation asks for ``greedy`` or ``sampled`` (T=1, nothing truncated) row by row."""
-    if mode is None:
-        return dict(sampling_params)
-    if mode not in ("greedy", "sampled"):
-        raise ValueError(f"row field 'sampling' is {mode!r}: expected 'greedy' or 'sampled'")
-    return {**sampling_params, "temperature": 0.0 if mode == "greedy" else 1.0, "top_p": 1.0, "top_k": -1}
+class _RewardKept(FunctionTool):
+    """A function tool whose metrics also say whether the function returned a reward."""
+
+    async def call(self, parameters):
+        raw, given = await super().call(parameters), None
+        if isinstance(raw, tuple) and len(raw) > 1:
+            # verl would count a reward that is no number as a fault of the call.
+            given, raw = raw[1], (raw[0], 0.0, *raw[2:])
+        response, reward, metrics = normalize_function_tool_return(raw)
+        return response, reward, {**metrics, GIVEN: given}
+
+
+def offered_tool(tool):
+    """The tool as the agent loop calls it."""
+    return _RewardKept(**vars(tool)) if isinstance(tool, FunctionTool) else tool
+
+
+def reward_of(call: dict, text: str, reward, metrics: dict | None) -> float | None:
+    """The reward that the tool itself returned, None without one. Raises ValueError for a reward that is no number.
+
+    ``text`` is the observation: verl reports only there that it could not run the tool, or that the tool raised.
+    """
+    name = f"'{call['name']}'"  # quoted as verl does
+    if text.startswith((f"{FAILED} {name}", f"{BAD_JSON} {name}")):
+        return None
+    return known_reward(
+        (metrics or {}).get(GIVEN, reward), f"turn {call['turn']}: the reward that tool {name} returned"
+    )

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import register
-from verl.tools.schemas import ToolResponse
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_credit.host.rollout.agent_loop import RowFault, TurnAgentLoop
-from verl_credit.host.rollout.search_tool import SearchTool
 from verl_credit.names import AGENT_NAME
-from verl_credit.turns.search.client import SearchFault
-from verl_credit.turns.search.protocol import bad_query_reason, without_markup
+from verl_credit.turns.search.client import SearchFault, client_for
+from verl_credit.turns.search.protocol import SCHEMA, bad_query_reason, without_markup
+
+
+class SearchTool(BaseTool):
+    """Shared by all trajectories of a worker process, so that connections are reused."""
+
+    _shared: dict[str, SearchTool] = {}
+
+    def __init__(self, settings):
+        # verl's BaseTool.__init__ prints the schema for every instance, therefore it is not called.
+        self.config = settings
+        self.tool_schema = OpenAIFunctionToolSchema.model_validate(SCHEMA)
+        self.name = self.tool_schema.function.name
+        self.client = client_for(settings)
+
+    @classmethod
+    def for_settings(cls, settings) -> SearchTool:
+        key = OmegaConf.to_yaml(settings)
+        if key not in cls._shared:
+            cls._shared[key] = cls(settings)
+        return cls._shared[key]
+
+    async def lookup(self, query: str) -> tuple[str, list[str], int]:
+        """The observation, the ids of its pages in order, and how many times it was retried. Errors: SearchFault."""
+        result = await self.client.search(query)
+        page_ids = [page.id for page in result.pages]
+        return self.client.render(result), page_ids, result.attempts - 1
 
 
 @register(AGENT_NAME)
 class SearchAgentLoop(TurnAgentLoop):
-    """One instance per trajectory, as its base."""
+    """verl makes one instance per trajectory."""
 
     def __init__(self, *args, tools=None, **kwargs):
         super().__init__(*args, tools=tools, **kwargs)
         settings = self.config.search
-        # search.max_searches=0: one turn and no search; other tools of the recipe would never be called either
+        # search.max_searches=0 allows one turn, so that the recipe's other tools could never be called either.
         self.search = SearchTool.for_settings(settings) if settings.max_searches else None
         self.tools = {**self.tools, self.search.name: self.search} if self.search else {}
         self.tool_schemas = [

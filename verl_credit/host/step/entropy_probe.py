@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from verl_credit.config.keys import Probe, read_section
+from verl_credit.host.engine.branch_engine import nested
 from verl_credit.host.step import store
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.records.run import events
@@ -31,14 +32,14 @@ OF_STEP = f"{NAME}/of_step"
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows of a step that count, and the weights of the entropy's gradient on their tokens."""
+    """The valid rows of a step, and the weights of the entropy's gradient on their tokens."""
 
     places: list[int]
-    """in the step's batch"""
+    """Places of the rows in the step's batch."""
     prompt_B: torch.Tensor
-    """Prompts counted in the order of their ids, which no rollout decides: those that are left out are no special ones."""
+    """Number of the row's prompt, in the order of prompt ids: rollouts cannot decide which prompts are left out."""
     tokens_B: torch.Tensor
-    """Tokens of the row, prompt and observations included, float64."""
+    """Number of tokens of the row, prompt and observations included, float64."""
     written_B_T: torch.Tensor
     weights: Surrogate
     """Summed over the rows of a prompt: the surrogate of its mean row, with (ΣH - H̄ T) for the entropy."""
@@ -46,17 +47,17 @@ class Sample:
 
     @classmethod
     def of_step(cls, batch, turns: TurnBatch) -> Sample | None:
-        """None without a row that counts. H̄ and the baselines are those of all of the step's rows."""
+        """The sample of a step; None without a valid row. H̄ and the baselines are those of all the step's rows."""
         places = turns.row_valid_B.nonzero().squeeze(1).tolist()
         if not places:
             return None
         data = store.read(batch, "old_log_probs", "entropy").to_padded_tensor(padding=0)
-        seen = Tokens(data["old_log_probs"][places].double(), data["entropy"][places].double())
+        tokens = Tokens(data["old_log_probs"][places].double(), data["entropy"][places].double())
         ids = store.prompt_ids(batch)
         number = {name: n for n, name in enumerate(sorted({ids[place] for place in places}))}
         prompt_B = torch.tensor([number[ids[place]] for place in places])
         written_B_T = turns.turn_ids_B_T[places] >= 0
-        gradient = entropy_gradient(seen, written_B_T, prompt_B, EstimatorSettings(estimand=PER_TOKEN))
+        gradient = entropy_gradient(tokens, written_B_T, prompt_B, EstimatorSettings(estimand=PER_TOKEN))
         rows_B = prompt_B.bincount()[prompt_B].double()
         score_B_T = gradient.numerator.score_B_T - gradient.per_token * gradient.length.score_B_T
         return cls(
@@ -81,13 +82,13 @@ class ProbingTrainer(PPOTrainer):
     """Expects ``run_dir``, and ``_turns`` of the step, of the class that it is part of."""
 
     _kept_step: int | None = None
-    """The update that the actors have kept the parameters of."""
+    """The update before which the actors have kept their parameters."""
     _probe_s = 0.0
-    """Seconds of the probe in this step."""
+    """Seconds that the probe has taken in this step."""
     _step_s: float | None = None
-    """Seconds of the last step without the probe."""
+    """Seconds that the last step took without the probe."""
     _token_s: float | None = None
-    """Seconds of the last measurement per token of its rows, prompts included."""
+    """Seconds per token that the last measurement took, prompts included."""
     _over_noted = False
 
     def __init__(self, config):
@@ -122,7 +123,7 @@ class ProbingTrainer(PPOTrainer):
             prompt_s = self._token_s * float(sample.tokens_B.sum()) / available
         n = prompts_within(self.probe.budget, groups, available, self._step_s, prompt_s)
         if n == 0:
-            text = f"the update of step {self._kept_step} is not measured: step {self.global_steps} has rows that count of "
+            text = f"the update of step {self._kept_step} is not measured: step {self.global_steps} has valid rows of "
             events.note(
                 self.run_dir, "entropy_probe", f"{text}{available} prompts, and probe.groups={groups}"
             )
@@ -167,7 +168,7 @@ class ProbingTrainer(PPOTrainer):
         }
 
     def _note_over(self, metrics, share: float) -> None:
-        """Once a run: the metric has the rest."""
+        """Write an event the first time that the probe takes more than its budget; the metric has every time."""
         if share <= self.probe.budget or self._over_noted:
             return
         self._over_noted = True
@@ -187,14 +188,14 @@ def rows_for_actors(batch, sample: Sample, dealt: list[tuple[int, int, bool]]):
     lengths = data["responses"].offsets().diff().tolist()
     for name, weight_B_T in ((PROBE_SCORE, sample.weights.score_B_T), (PROBE_PATH, sample.weights.path_B_T)):
         cut = [weight_B_T[row, :n] * counts for (row, _, counts), n in zip(dealt, lengths, strict=True)]
-        data[name] = torch.nested.as_nested_tensor(cut, layout=torch.jagged)
+        data[name] = nested(cut)
     data[PROBE_GROUP] = torch.tensor([group for _, group, _ in dealt])
     return data
 
 
-def padded_to(nested: torch.Tensor, order: list[int], like_B_T: torch.Tensor) -> torch.Tensor:
-    """These rows, float64, as wide as ``like_B_T``."""
-    rows, padded_B_T = nested.unbind(), torch.zeros(like_B_T.shape, dtype=torch.float64)
+def padded_to(values: torch.Tensor, order: list[int], like_B_T: torch.Tensor) -> torch.Tensor:
+    """The rows ``order`` of a nested tensor, float64, as wide as ``like_B_T``."""
+    rows, padded_B_T = values.unbind(), torch.zeros(like_B_T.shape, dtype=torch.float64)
     for n, at in enumerate(order):
         padded_B_T[n, : len(rows[at])] = rows[at].double()
     return padded_B_T

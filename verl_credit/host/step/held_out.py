@@ -1,15 +1,15 @@
-"""Held-out evaluation, once per mode of ``evaluation.modes``, with verl's own validation code."""
+"""Held-out evaluation with verl's own validation code, once per sampling mode of ``evaluation.modes``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_credit.errors import EvaluationOverrun
-from verl_credit.host.rollout.evaluation import EvaluationLoader, label_mode
 from verl_credit.host.step.stops import check_evaluation_faults
 from verl_credit.records.run import events
 from verl_credit.records.run.files import VALIDATION, append_json, read_json_lines
@@ -65,3 +65,52 @@ class EvaluatingTrainer(PPOTrainer):
         return label_mode(super()._val_metrics_update, self._evaluation_mode)(
             data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts
         )
+
+
+class EvaluationLoader:
+    """The validation data with a sampling mode on every row.
+
+    verl fixes validation sampling once for all workers. Therefore our agent loops read the mode from the row, so that greedy
+    and sampled accuracy come from the same weights.
+    """
+
+    def __init__(self, loader, mode: str, before_batch: Callable[[], None] = lambda: None) -> None:
+        self.loader, self.mode, self.before_batch = loader, mode, before_batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict]:
+        for batch in self.loader:
+            self.before_batch()
+            modes = np.empty(len(batch["raw_prompt"]), dtype=object)
+            modes[:] = self.mode
+            yield {**batch, "sampling": modes}
+
+
+def label_mode(update: Callable, mode: str) -> Callable:
+    """verl's ``_val_metrics_update`` with the mode appended to data sources ("lab" becomes "lab-greedy"), and the number of
+    questions. verl averages every value of the reward function; a list per turn (`column:NAME`) has no mean, therefore it
+    gets only values that are no containers."""
+
+    def labelled(data_sources, sample_uids, extra_infos, sample_turns, expected_acc_counts):
+        several = (list, tuple, dict, set, np.ndarray)
+        extra_infos = {
+            name: values
+            for name, values in extra_infos.items()
+            if not any(isinstance(value, several) for value in values)
+        }
+        expected = {(f"{source}-{mode}", uid): n for (source, uid), n in (expected_acc_counts or {}).items()}
+        metrics = update(
+            [f"{source}-{mode}" for source in data_sources],
+            sample_uids,
+            extra_infos,
+            sample_turns,
+            expected_acc_counts=expected or None,
+        )
+        for source in set(data_sources):
+            uids = {uid for uid, of in zip(sample_uids, data_sources, strict=True) if of == source}
+            metrics[f"val-aux/{source}-{mode}/questions"] = len(uids)
+        return {k.replace("val-aux/num_turns/", f"val-aux/num_turns-{mode}/"): v for k, v in metrics.items()}
+
+    return labelled

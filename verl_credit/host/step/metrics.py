@@ -1,7 +1,7 @@
 """Metrics of the credit step, all under ``credit/``.
 
-verl reduces metrics by substring of their name (max, min, sum, total); the names here avoid those words
-unless they mean it. Means are per row or per turn as said; nothing is averaged twice.
+verl reduces metrics by substring of their name (max, min, sum, total), therefore the names here avoid those words unless
+they mean it. Means are per row or per turn; nothing is averaged twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 import torch
 
 from verl_credit.config.settings import INFO_GAIN
-from verl_credit.credit.outcome.outcome import group_counts
+from verl_credit.credit.groups import group_counts
 from verl_credit.records.run.left_out import ROWS_LEFT_OUT
 from verl_credit.records.run.turn_cuts import TURNS_CUT
 from verl_credit.turns.assign import StepCredit
@@ -30,7 +30,7 @@ SCORES = ("em", "f1", "format_ok", "format_penalty")
 
 
 def row_metrics(turns: TurnBatch) -> dict[str, float]:
-    """What agent loops reported, over all real rows, and the reward function's scores over the rows that count."""
+    """Metrics of what agent loops reported, over all real rows, and of the reward function's scores, over the valid rows."""
     real = [row for row, pad in enumerate(turns.is_padding) if not pad]
     records, rows = [turns.records[row] for row in real], max(len(real), 1)
     reasons = Counter(record["stop_reason"] for record in records)
@@ -56,9 +56,9 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
 
 
 def gain_metrics(step: StepCredit) -> dict[str, float]:
-    """Rewards of the turns that have one: mean, spread, share positive, and per turn index.
+    """Mean, spread and share of positive ones of the turns' rewards, and their mean per turn index.
 
-    Under ``credit/gain`` where information gain is the only signal, else under ``credit/turn_reward``.
+    Their names begin with ``credit/gain`` where information gain is the only signal, else with ``credit/turn_reward``.
     """
     mask, gain = step.rewarded_B_K, step.tables.reward_B_K
     name = "credit/gain" if list(step.settings.turn_signals) == [INFO_GAIN] else "credit/turn_reward"
@@ -66,21 +66,19 @@ def gain_metrics(step: StepCredit) -> dict[str, float]:
     if not mask.any():
         return metrics
     values = gain[mask].double()
-    metrics[f"{name}/mean"] = values.mean().item()
-    metrics[f"{name}/std"] = values.std(correction=0).item()
-    metrics[f"{name}/share_positive"] = (values > 0).double().mean().item()
+    metrics |= {f"{name}/mean": _mean(values), f"{name}/std": values.std(correction=0).item()}
+    metrics[f"{name}/share_positive"] = _mean(values > 0)
     for turn in range(mask.shape[1]):
         if mask[:, turn].any():
-            metrics[f"{name}/turn_{turn}"] = gain[mask[:, turn], turn].double().mean().item()
+            metrics[f"{name}/turn_{turn}"] = _mean(gain[mask[:, turn], turn])
     return metrics
 
 
 def credit_metrics(step: StepCredit, group_size: int) -> dict[str, float]:
-    """Turns, advantages per turn index, clip scale, and what the groups could teach.
+    """Metrics of turns, advantages per turn index, clip scale, and groups.
 
     Groups are counts: all, singletons, short (fewer valid rows than rollout.n), tied, and the tied ones split
-    into all solved (outcome above 0.5) and all failed. Padding rows, a group of their own in verl's data, are
-    no group here.
+    into all solved (outcome above 0.5) and all failed. verl puts padding rows into a group of their own, which is left out.
     """
     credit, tables, turns = step.credit, step.tables, step.inputs.turns
     valid, n_turns_B = tables.valid_B, turns.n_turns_B
@@ -96,22 +94,22 @@ def credit_metrics(step: StepCredit, group_size: int) -> dict[str, float]:
             tables.outcome_B[real], tables.group_B[real], row_valid_B=valid[real], group_size=group_size
         ).items()
     }
-    metrics["credit/turns_per_row"] = n_turns_B[valid].double().mean().item() if valid.any() else 0.0
+    metrics["credit/turns_per_row"] = _mean(n_turns_B[valid]) if valid.any() else 0.0
     for turn in range(credit.advantage_B_K.shape[1]):
         rows = valid & (n_turns_B - 1 > turn)
         if rows.any():
-            metrics[f"credit/advantage/turn_{turn}"] = credit.advantage_B_K[rows, turn].double().mean().item()
-            metrics[f"credit/advantage_abs/turn_{turn}"] = (
-                credit.advantage_B_K[rows, turn].abs().double().mean().item()
-            )
+            metrics[f"credit/advantage/turn_{turn}"] = _mean(credit.advantage_B_K[rows, turn])
+            metrics[f"credit/advantage_abs/turn_{turn}"] = _mean(credit.advantage_B_K[rows, turn].abs())
     if valid.any():
-        metrics["credit/advantage/answer"] = credit.outcome_advantage_B[valid].double().mean().item()
-        metrics["credit/advantage_abs/answer"] = (
-            credit.outcome_advantage_B[valid].abs().double().mean().item()
-        )
+        metrics["credit/advantage/answer"] = _mean(credit.outcome_advantage_B[valid])
+        metrics["credit/advantage_abs/answer"] = _mean(credit.outcome_advantage_B[valid].abs())
     mask = step.rewarded_B_K
     if mask.any():
         scale = credit.clip_scale_B_K[mask].double()
-        metrics["credit/clip_scale/mean"] = scale.mean().item()
+        metrics["credit/clip_scale/mean"] = _mean(scale)
         metrics["credit/clip_scale/std"] = scale.std(correction=0).item()
     return metrics
+
+
+def _mean(values: torch.Tensor) -> float:
+    return values.double().mean().item()

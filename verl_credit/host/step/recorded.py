@@ -9,7 +9,7 @@ import ray
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.debug import marked_timer
 
-from verl_credit.host.hf_rollout.replica import server_name
+from verl_credit.host.hf_rollout.sync import server_name
 from verl_credit.host.step.rollouts import keep_rollouts
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.records.run import events

@@ -1,17 +1,21 @@
-"""Stops: a run must not go on as if nothing had happened. Each says what happened and what to do."""
+"""What stops a run, because the steps after it would look like any other. Each message says what happened and what to do."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
+from verl_credit.config.settings import FORWARD_SIGNALS
 from verl_credit.errors import IntegrityError
 from verl_credit.redact import redact
 from verl_credit.turns.assign import StepCredit
-from verl_credit.turns.signals import turns_with
+from verl_credit.turns.signals import turns_with, turns_without
+
+UNREWARDED = "faults.max_unrewarded_steps"
 
 
 def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> None:
-    """Rows lost to a tool (by fault code) are masked out; too many and the step teaches nothing real."""
+    """Stop where tool faults masked out more than ``tolerated_share`` of the rows. ``lost``: masked rows by fault code."""
     if lost.total() > tolerated_share * rows:
         kinds = ", ".join(f"{count} {code}" for code, count in lost.most_common())
         up = " Is the server up? (GET URL/readyz)" if url else ""
@@ -22,7 +26,7 @@ def check_tool_faults(lost: Counter, rows: int, tolerated_share: float, url) -> 
 
 
 def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
-    """Held-out rows lost to the search server count as wrong answers: too many and the evaluation means nothing."""
+    """Stop where too many held-out rows had a tool fault, because verl counts such a row as a wrong answer."""
     for name, share in metrics.items():
         if name.endswith("/tool_fault/mean@1") and share > tolerated_share:
             raise IntegrityError(
@@ -32,7 +36,7 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
 
 
 def _server(url: str | None) -> str:
-    """Without a search server a fault is that of a tool in an agent loop of the user's."""
+    """The tools that failed. Without a search server a fault is one of a tool in the user's own agent loop."""
     return f"the search server at {redact(url)}" if url else "tools"
 
 
@@ -83,3 +87,56 @@ def check_planning_has_signal(step: StepCredit) -> None:
             f"algorithm.planning.detector={pipeline.planning.detector} found none in the first step: the policy's texts "
             "contain none of the phrases looked for (algorithm.strategic_grams, algorithm.planning.threshold)"
         )
+
+
+class UnrewardedSteps:
+    """Counts, for each turn signal, the consecutive measured steps in which no turn got a reward.
+
+    The first step that measures a signal has to give some turn a reward. ``note`` gets a message for the first of
+    consecutive steps. More than ``tolerated`` such steps stop the run; None tolerates any number. Steps without a tool turn
+    do not count, because a policy may learn that it needs no tool. Gains and infopo stop no run, because only the policy
+    can leave a step without them.
+    """
+
+    def __init__(self, tolerated: int | None, note: Callable[[str], None]) -> None:
+        self._tolerated, self._note = tolerated, note
+        self._seen: set[str] = set()
+        self._counted: dict[str, list[int]] = {}
+        self._noted: set[str] = set()
+
+    def see(self, step: StepCredit, number: int) -> None:
+        """Raises IntegrityError."""
+        measured, metrics = step.settings.signals_at(number), step.metrics
+        if new := measured - self._seen:
+            check_turns_have_rewards(step, new)  # gains: later than step 1 with info_gain_warmup_steps
+            self._seen |= new
+        for name in sorted(measured):
+            if metrics[turns_with(name)]:
+                self._counted.pop(name, None)
+                self._noted.discard(name)
+            else:
+                self._without(number, name, int(metrics[turns_without(name)]))
+
+    def _without(self, number: int, name: str, tool_turns: int) -> None:
+        stops = self._tolerated is not None and tool_turns > 0 and name not in FORWARD_SIGNALS
+        counted = self._counted.setdefault(name, [])
+        if name not in self._noted or (stops and not counted):
+            gave = (
+                f"none of the {tool_turns} tool turns a reward"
+                if tool_turns
+                else "no reward: no tool was called"
+            )
+            after = (
+                f"; {self._tolerated + 1} such steps in a row stop the run ({UNREWARDED})" if stops else ""
+            )
+            self._note(f"warning: in step {number} turn signal {name!r} gave {gave}{after}")
+            self._noted.add(name)
+        if not stops:
+            return
+        counted.append(number)
+        if len(counted) > self._tolerated:
+            raise IntegrityError(
+                f"turn signal {name!r} gave no turn a reward in {len(counted)} steps in a row, although tools were called "
+                f"(steps {', '.join(map(str, counted))}): they were trained as if it were not there. Does its tool, column "
+                f"or function still give rewards? {UNREWARDED}={self._tolerated} tolerates as many; null: any number"
+            )

@@ -15,8 +15,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_credit.credit import turn_table
 from verl_credit.names import TURN_IDS
-from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.loop_fields import no_turn_ids, record_of, turn_ids_of, turn_rewards_of
+from verl_credit.turns.batch import TurnBatch, no_turn_ids, record_of, turn_ids_of, turn_rewards_of
 from verl_credit.turns.token_stage import TokenInputs
 
 

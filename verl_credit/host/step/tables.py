@@ -14,10 +14,9 @@ from verl_credit.host.step import store
 from verl_credit.records.run.tables import TOKENS, TURNS, drop_old, write_table
 from verl_credit.turns.assign import StepCredit
 from verl_credit.turns.batch import TurnBatch
-from verl_credit.turns.planning import pieces_of, planning_detector
 from verl_credit.turns.reward.qa import gold_answers
 from verl_credit.turns.signals import turn_texts
-from verl_credit.turns.token_stage import TokenInputs
+from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
 
 OBSERVATION_CHARACTERS = 4000
 _UNFINISHED = "\ufffd"  # a character that a token boundary divides

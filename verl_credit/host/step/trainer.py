@@ -26,8 +26,7 @@ from verl.utils.debug import marked_timer
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.actor.worker import CreditWorker
 from verl_credit.host.registry import AGENT_LOOP, LOSS, require_registered
-from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager
-from verl_credit.host.rollout.watch import RolloutWatch
+from verl_credit.host.rollout.agent_manager import CreditAgentLoopManager, RolloutWatch
 from verl_credit.host.step import store
 from verl_credit.host.step.entropy_probe import ProbingTrainer
 from verl_credit.host.step.estimator import bring_turns
@@ -35,10 +34,14 @@ from verl_credit.host.step.forward import TrainerForward
 from verl_credit.host.step.held_out import EvaluatingTrainer
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.step.recorded import RecordedTrainer
-from verl_credit.host.step.stops import check_planning_has_signal, check_states_are_shared, check_tool_faults
+from verl_credit.host.step.stops import (
+    UnrewardedSteps,
+    check_planning_has_signal,
+    check_states_are_shared,
+    check_tool_faults,
+)
 from verl_credit.host.step.tables import keep_tables
 from verl_credit.host.step.trajectories import sample_trajectories
-from verl_credit.host.step.unrewarded import UnrewardedSteps
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
 from verl_credit.records.run import events

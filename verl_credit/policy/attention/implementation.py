@@ -1,4 +1,8 @@
-"""Registers our kernels as values of transformers' ``attn_implementation``, and chooses among them."""
+"""Registers our kernels as values of transformers' ``attn_implementation``, chooses among them, and checks sliding windows.
+
+Some models of transformers put the window only into the mask, which is never built for our kernels. They would attend
+without a window, and the proof's short rows would not reveal it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,8 @@ from functools import partial
 
 import torch
 
-from verl_credit.policy.attention.kernels import KERNELS
+from verl_credit.policy.attention.kernels import KERNELS, TOLERANCE, Heads, trial
 from verl_credit.policy.attention.pack import Pack
-from verl_credit.policy.attention.trial import TOLERANCE, Heads, trial
-from verl_credit.policy.attention.windows import note
 
 AUTO = "auto"
 PREFIX = "credit_"
@@ -157,15 +159,61 @@ def chosen(implementation: str) -> list[Choice]:
 
     Errors: RuntimeError when no kernel can train.
     """
-    met = {key[:4] for key in _choices if key[0] == implementation}
-    return [_chosen(*key, gradients) for key in sorted(met, key=str) for gradients in (False, True)]
+    kinds = {key[:4] for key in _choices if key[0] == implementation}
+    return [_chosen(*key, gradients) for key in sorted(kinds, key=str) for gradients in (False, True)]
 
 
 @contextmanager
 def forced(kernel: str):
-    """For tests and benchmarks: each of our names selects this kernel inside the block."""
+    """Each of our names selects this kernel inside the block, for tests and benchmarks."""
     _forced.append(named(kernel))
     try:
         yield
     finally:
         _forced.pop()
+
+
+_open: list[dict[int, int | None]] = []
+
+
+@contextmanager
+def recorded():
+    """{id of an attention layer: the window it passed}, for every layer that attends inside the block."""
+    _open.append({})
+    try:
+        yield _open[-1]
+    finally:
+        _open.pop()
+
+
+def note(module, window: int | None) -> None:
+    if _open:
+        _open[-1][id(module)] = window
+
+
+def sliding_layers(text_config) -> tuple[int, str]:
+    """How many layers have a sliding window, and the key of the config that sets it.
+
+    Without ``layer_types`` a ``sliding_window`` applies to every layer.
+    """
+    if not getattr(text_config, "sliding_window", None):
+        return 0, "sliding_window"
+    kinds = getattr(text_config, "layer_types", None)
+    if kinds:
+        return list(kinds).count("sliding_attention"), "layer_types"
+    return text_config.num_hidden_layers, "sliding_window"
+
+
+def require_windows(text_config, windows: dict[int, int | None]) -> None:
+    """Raises NotImplementedError when fewer layers passed a window than the config sets."""
+    wanted, key = sliding_layers(text_config)
+    passed = sum(window is not None for window in windows.values())
+    if passed < wanted:
+        uses = hasattr(text_config, "use_sliding_window")
+        off = "use_sliding_window=false" if uses else "sliding_window=null"
+        raise NotImplementedError(
+            f"{text_config.model_type}: {key} of the model's config.json gives {wanted} layers a sliding window of "
+            f"{text_config.sliding_window}, but only {passed} pass it to the attention; the others have it in their mask, "
+            f"which this attention never gets. Set {off} there if the model may read without a window; otherwise "
+            "attn_implementation=sdpa, use_remove_padding=false and algorithm.info_gain_scorer=rows"
+        )

@@ -1,4 +1,4 @@
-"""The places of rows and their branches in a packed stream, with the tables that the kernels need."""
+"""The places of rows and their branches in a packed stream, with the tables and memory limits of the kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+# Limits of the memory for scored answers at a time, which `plan` reads. Without them, 100 answers of 12 tokens after each
+# of 7 contexts of up to 8,192 tokens would need the keys of 3 million tokens (varlen: 13 GB for a layer of Qwen3-4B), or a
+# mask of 140 million numbers per row (SDPA). A single answer is never divided.
+KEY_TOKENS = 2**16
+"""varlen: tokens whose keys and values are gathered at a time."""
+MASK_NUMBERS = 2**24
+"""SDPA: numbers in a mask, queries x keys; with a softcap, in the scores of all heads."""
 
 Branch = tuple[int, int]
 """(base, tokens): the branch sees the first ``base`` tokens of its row's trunk, and itself."""
@@ -90,14 +98,14 @@ def pack_rows(trunks: Sequence[int], branches: Sequence[Sequence[Branch]] | None
     """
     branches = [()] * len(trunks) if branches is None else branches
     rows, start = [], 0
-    for number, (trunk, grown) in enumerate(zip(trunks, branches, strict=True)):
-        for base, tokens in grown:
+    for number, (trunk, own) in enumerate(zip(trunks, branches, strict=True)):
+        for base, tokens in own:
             if not 0 < base <= trunk or tokens < 1:
                 raise ValueError(
                     f"row {number} of {trunk} tokens has a branch of {tokens} tokens at {base}; "
                     f"expected at least one token, at 1 to {trunk}"
                 )
-        row = PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in grown))
+        row = PackedRow(start, trunk, tuple((int(base), int(tokens)) for base, tokens in own))
         rows.append(row)
         start += row.length
     return Pack(tuple(rows))

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from verl_credit.policy.attention.limits import MASK_NUMBERS
-from verl_credit.policy.attention.pack import Pack, PackedRow
+from verl_credit.policy.attention.pack import MASK_NUMBERS, Pack, PackedRow
 
 LEAST_QUERIES = 512
 """Least queries of a piece, also under a shorter window, to avoid many small calls."""
@@ -40,8 +39,8 @@ class Piece:
 
 def sdpa(query, key, value, pack: Pack, *, scaling, window=None, softcap=None, dropout=0.0) -> torch.Tensor:
     """One causal call per trunk; then its branches, some at a time, over the trunk and themselves with a mask."""
-    made = ("pieces", window, MASK_NUMBERS, query.device)
-    pieces = pack.once(made, lambda: list(_pieces(pack, window, query.device)))
+    key_of_table = ("pieces", window, MASK_NUMBERS, query.device)
+    pieces = pack.once(key_of_table, lambda: list(_pieces(pack, window, query.device)))
     heads, groups = key.shape[1], query.shape[1] // key.shape[1]
     q, k, v = query[0].unflatten(0, (heads, groups)), key[0], value[0]
     fused = query.is_cuda and query.dtype != torch.float64

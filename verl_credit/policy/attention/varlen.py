@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from verl_credit.policy.attention.limits import KEY_TOKENS
-from verl_credit.policy.attention.pack import Pack, PackedRow
+from verl_credit.policy.attention.pack import KEY_TOKENS, Pack, PackedRow
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,15 @@ def varlen(
     rows = pack.once(("rows", device), lambda: _rows(pack, device))
     out = call(q, k, v, *[rows.cumulative] * 2, *[rows.longest] * 2, **options)
     some = pack.once(("branches", KEY_TOKENS, device), lambda: list(_branches(pack, KEY_TOKENS, device)))
-    found = [
+    outputs = [
         call(
             q[b.query_N], k[b.key_N], v[b.key_N], b.cumulative_queries, b.cumulative_keys, b.longest_query,
             b.longest_keys, **options,
         )
         for b in some
     ]  # fmt: skip
-    if found:
-        out = out.index_copy(0, torch.cat([b.query_N for b in some]), torch.cat(found))
+    if outputs:
+        out = out.index_copy(0, torch.cat([b.query_N for b in some]), torch.cat(outputs))
     return out[None]
 
 

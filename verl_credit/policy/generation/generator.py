@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.generation.decode_attention import grouped_decode_attention
-from verl_credit.policy.generation.kv_cache import GrowingCache
+from verl_credit.policy.generation.decoding import GrowingCache, grouped_decode_attention
 from verl_credit.policy.generation.sampling import RowSampler, SamplingParams
 
 __all__ = ["BatchGenerator", "Generation", "SamplingParams"]
@@ -26,10 +25,10 @@ class Generation:
 class BatchGenerator:
     """Generates for a whole batch at once: one padded prefill, then one token per row and step.
 
-    What all prompts begin with (instructions, worked examples) is prefilled once, and so are equal prompts (the samples of
-    one group). Behind the common start prompts are padded on the left, so that every row's next token is in the last
-    column. When half of the rows have ended, the batch is compacted. The model's weights may change between two calls of
-    `generate`, not during one.
+    The first tokens that all prompts share (instructions, worked examples) are prefilled once, and so are equal prompts
+    (the samples of one group). After the common start, prompts are padded on the left, so that every row's next
+    token is in the last column. When half of the rows have ended, the batch is compacted. The model's weights may change
+    between two calls of `generate`, not during one.
 
     `log_probs` are float32, of the temperature-scaled distribution *before* top-k and top-p, as a trainer recomputes old
     log-probabilities. Greedy rows report the argmax's log-probability at T=1.
@@ -203,7 +202,7 @@ class _Batch:
 
 
 def _common(prompts: Iterable[tuple[int, ...]]) -> int:
-    """Tokens that all prompts begin with: as many as the first and the last in order share."""
+    """The number of first tokens that all prompts share: the same as for the first and the last of them in sorted order."""
     first, last = min(prompts), max(prompts)
     return next(
         (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))

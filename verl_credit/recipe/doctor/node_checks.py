@@ -28,7 +28,7 @@ from verl_credit.recipe.doctor.ray_checks import Ask, ask_host
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped
 from verl_credit.recipe.world import serves_search
 from verl_credit.redact import redact
-from verl_credit.turns.search.settings import urls_of
+from verl_credit.turns.search.client import urls_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from verl_credit.recipe.doctor.result import Result, Status, failed
 from verl_credit.recipe.machine.gather import in_a_process
 
-WITH_VERL = "verl_credit.cli.run.with_verl"
+WITH_VERL = "verl_credit.cli.train.with_verl"
 PROBE_S = 180.0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from verl_credit.errors import ConfigError, unknown_key
-from verl_credit.policy.log_prob_path import FLASH
+from verl_credit.policy.log_probs import FLASH
 from verl_credit.redact import redact_value
 
 
@@ -33,7 +33,7 @@ class Job:
     attention: str = "flash"
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
-    """What makes the log-probs (verl_credit/policy/log_prob_path.py): flash | ours | loop (verl's) | fused (verl's head)."""
+    """What makes the log-probs (verl_credit/policy/log_probs.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
     """Of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"

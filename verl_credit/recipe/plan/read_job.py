@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from verl_credit.errors import ConfigError
-from verl_credit.policy.log_prob_path import log_prob_path
+from verl_credit.policy.log_probs import log_prob_path
 from verl_credit.recipe.plan.job import Job
 from verl_credit.turns.scorers import SCORERS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from verl_credit.config.row_room import engine_tokens, least_log_prob_tokens
-from verl_credit.policy.log_prob_path import FLASH, LOOP
+from verl_credit.policy.log_probs import FLASH, LOOP
 from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.memory import RESERVING, Phase, engine

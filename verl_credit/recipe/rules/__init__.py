@@ -32,7 +32,7 @@ from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
 from verl_credit.recipe.world import WORLDS
 from verl_credit.redact import redact
-from verl_credit.turns.search.settings import urls_of
+from verl_credit.turns.search.client import urls_of
 
 MODE = "algorithm.info_gain_norm_mode"
 WORD = 63  # bits

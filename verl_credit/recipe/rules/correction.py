@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 def validate_correction(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for what verl takes and nobody can mean; what verl refuses: `host.process.correction`."""
+    """Raise ConfigError for what verl takes and nobody can mean; what verl refuses: `host.process.verl_checks`."""
     if select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
         use = (
             "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "

@@ -1,7 +1,7 @@
 """A policy loss that a module of the user's registers with verl (``register_policy_loss``).
 
-verl's registry is asked by `train`, before Ray, once these modules are imported (`host.process.names`). Without verl the
-names of verl 0.9.1 are known, and whether a recipe names modules.
+`train` looks into verl's registry, before Ray, once these modules are imported (`host.process.verl_checks`). Without
+verl the names of verl 0.9.1 are known, and whether a recipe names modules.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from verl_credit.config.keys import CANONICAL, DETECTORS, Algorithm
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
-from verl_credit.credit.planning.strategic_grams import parse_grams
+from verl_credit.credit.planning.planning import parse_grams
 from verl_credit.credit.plugins import as_transform_spec, as_uncertainty_spec, load
 from verl_credit.credit.token.token_transforms import TRANSFORMS
 from verl_credit.credit.token.uncertainty import UNCERTAINTY_KINDS, canonical_kind

@@ -97,7 +97,7 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
             key=key,
             value=name,
             beside={PARAMS: redact_value(PARAMS, signal.params)},
-            accepted=f"{kind}: {signal.said(error)}",
+            accepted=f"{kind}: {signal.message(error)}",
         ) from None  # the error itself would show its secrets
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from verl_credit.records.run.files import DamagedFile
+
 TABLES, TURNS, TOKENS, ROLLOUTS = "tables", "turns", "tokens", "rollouts"
 _PIPELINE, _VERSION = b"verl_credit", 1
 _NAME = re.compile(r"(turns|tokens|rollouts)_(\d{6,})\.parquet")
@@ -87,7 +89,7 @@ ROLLOUTS_SCHEMA = pa.schema(
 _SCHEMAS = {TURNS: TURNS_SCHEMA, TOKENS: TOKENS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA}
 
 
-class DamagedTable(ValueError):
+class DamagedTable(DamagedFile):
     """A file of tables that cannot be read; the message names it."""
 
 

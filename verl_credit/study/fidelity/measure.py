@@ -22,12 +22,7 @@ from verl_credit.study.fidelity.gradient.credited import gradient_agreement
 from verl_credit.study.fidelity.mode_credit import Credit, find_modes, mode_credits
 from verl_credit.study.fidelity.request import Request, check_about
 from verl_credit.study.fidelity.result import Result
-from verl_credit.study.fidelity.scored import (
-    TURNS,
-    ScoredTurn,
-    by_second_half,
-    score_turns,
-)
+from verl_credit.study.fidelity.scored import TURNS, ScoredTurn, by_second_half, score_turns
 from verl_credit.study.fidelity.training import run_credit, tables_of
 from verl_credit.study.fidelity.values import PROMPTS_AT_ONCE, VALUES, Value, states_of, values_of
 from verl_credit.study.fidelity.workers import Workers

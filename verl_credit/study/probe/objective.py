@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl_credit.credit.loss.aggregate import aggregate
+from verl_credit.credit.loss import aggregate
 from verl_credit.study.probe.returns import mean_by_prompt, prompt_numbers
 from verl_credit.study.probe.rollouts import Rollouts
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit import turn_policy_loss
-from verl_credit.credit.loss.aggregate import aggregate
+from verl_credit.credit.loss import aggregate
 from verl_credit.policy.families import families
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.forward import PackedForward

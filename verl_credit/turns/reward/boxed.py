@@ -35,7 +35,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def number(text: str) -> Fraction | None:
-    r"""The exact number that ``text`` consists of; None when it is anything else.
+    r"""The exact number that ``text`` consists of; None for any other text.
 
     Integers, decimals, ``a/b`` and ``\frac{a}{b}``, with commas between groups of three digits. ``$``, ``%`` and LaTeX's
     thin spaces are dropped: "50\%" is 50, as in other scorers.

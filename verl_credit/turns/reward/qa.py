@@ -23,7 +23,7 @@ from verl_credit.turns.reward.boxed import boxed_match, extract_boxed
 
 TAG, BOXED = "tag", "boxed"
 FORMS = (TAG, BOXED)
-"""How a row is answered: ``ground_truth["form"]``, by default ``tag``."""
+"""The values of ``ground_truth["form"]``: the form of a row's answer, by default ``tag``."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -94,8 +94,8 @@ def gold_answers(ground_truth) -> list[str]:
     target = ground_truth.get("target") if hasattr(ground_truth, "get") else ground_truth
     if isinstance(target, str) or not isinstance(target, Iterable):
         target = [target]
-    found = [] if isinstance(target, Mapping | bytes) else [_as_text(gold) for gold in target]
-    golds = [gold for gold in found if gold.strip()]
+    texts = [] if isinstance(target, Mapping | bytes) else [_as_text(gold) for gold in target]
+    golds = [text for text in texts if text.strip()]
     if not golds:
         raise ValueError(
             f"reward_model.ground_truth is {ground_truth!r}: expected {{'target': [gold, ...]}} with at least one "
@@ -105,7 +105,7 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def _as_text(gold: object) -> str:
-    """Empty for what is no answer: None, not-a-number, true and false, anything nested."""
+    """The answer as text; "" for None, not-a-number, true and false, and nested values."""
     if isinstance(gold, str):
         return gold
     if isinstance(gold, bool) or not isinstance(gold, Real | Decimal) or not math.isfinite(gold):

@@ -1,4 +1,4 @@
-"""Information gain by branches: answers ride behind their rows on the ``old_log_probs`` forward (`turns/branches.py`)."""
+"""Information gain by branches: answers are appended to their rows in the old_log_probs forward (`turns/branches.py`)."""
 
 from __future__ import annotations
 

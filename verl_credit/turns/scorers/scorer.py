@@ -1,7 +1,7 @@
-"""What a scorer of information gain is, and what it may use of the host.
+"""What a scorer of information gain is, and what the host offers to it.
 
-A scorer finds the mean log-prob of the gold tokens behind every context of a step. It is one file here and an entry in
-`SCORERS`; whoever needs to know something about a scorer asks it.
+A scorer gives the mean log-prob of the gold tokens after every context of a step. It is one file here and an entry in
+`SCORERS`; its attributes and methods are all that other code knows of it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Generate = Callable[[list[int], dict], Awaitable]
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One context and the pseudo-answer behind it."""
+    """One context and the pseudo-answer after it."""
 
     context_ids: tuple[int, ...]
     answer: PseudoAnswer
 
 
 class Forward(Protocol):
-    """What the trainer offers to a scorer around its ``old_log_probs`` forward."""
+    """The trainer's ``old_log_probs`` forward for a scorer."""
 
     budget: int | None
     """Tokens of a micro-batch; None where micro-batches are counted in rows."""
 
     def carry(self, branches: torch.Tensor) -> None:
-        """Before the forward: put these answers (`encode_branches`, nested) behind their rows."""
+        """Before the forward: append these answers (`encode_branches`, nested) to their rows."""
 
     def carried(self) -> list[torch.Tensor]:
         """After the forward: the log-probs of each row's answer tokens."""
@@ -54,7 +54,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class GainPlan:
-    """What a step scores, made before ``old_log_probs`` are computed."""
+    """The requests of a step, made before ``old_log_probs`` are computed."""
 
     turns: TurnBatch
     settings: CreditSettings
@@ -65,7 +65,7 @@ class GainPlan:
     branches: BranchPlan
     """One per distinct context and answer."""
     n_gains: int = 0
-    """The first requests are those of information gain, the others those of infopo."""
+    """So many first requests are for information gain, the others for infopo."""
 
     @property
     def gains(self) -> GainPlan:
@@ -83,19 +83,19 @@ class GainPlan:
 
 
 class Scorer(ABC):
-    """The defaults are those of a scorer with a forward of its own. One without `score` or `says` ends at its import."""
+    """A scorer. The defaults suit one with a forward of its own; `score` and `says` have none."""
 
     name: ClassVar[str]
     rides: ClassVar[bool] = False
-    """Answers stand behind their rows in the old_log_probs forward."""
+    """The answers are appended to their rows in the old_log_probs forward."""
     in_rollout: ClassVar[bool] = False
     """The rollout server scores, at the end of each trajectory (`score_rollout`)."""
 
     def needs(self, config: Config) -> None:  # noqa: B027  (most need nothing)
-        """Raise ConfigError for what this scorer cannot work with."""
+        """Raise ConfigError for a configuration that this scorer cannot work with."""
 
     def answers_behind_row(self, config: Config) -> int:
-        """How many answers the longest row of a log-prob micro-batch carries."""
+        """The number of answers at the longest row of a log-prob micro-batch."""
         return 1
 
     async def score_rollout(
@@ -110,7 +110,7 @@ class Scorer(ABC):
         raise NotImplementedError(f"{self.name} does not score in the rollout")
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
-        """Called for steps that score; returns what is left of the plan."""
+        """The plan after requests that exceed the budget are dropped; it is called for steps that score."""
         return plan
 
     @abstractmethod

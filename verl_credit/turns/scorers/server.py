@@ -54,7 +54,7 @@ class ServerScorer(Scorer):
         return scores_of_records(plan.requests, plan.turns.records)
 
     def n_scored(self, plan: GainPlan) -> int:
-        """Every trajectory asks for its own."""
+        """Every trajectory requests its own scores."""
         return len(plan.requests)
 
     def cost(self, plan: GainPlan, around_s: float, forward_s: float) -> dict[str, float]:
@@ -90,13 +90,13 @@ async def server_score(
 ) -> float:
     """Mean log-prob of the last ``n_gold`` tokens of ``context + token_ids``, at temperature 1.
 
-    An answer that `read_score` does not believe is asked for once more without the prefix cache. Raises RuntimeError when
-    that is not believed either, and ValueError for a request beyond ``max_model_len``, which is not sent.
+    A request whose answer `read_score` does not believe is repeated without the prefix cache. Raises RuntimeError when
+    that answer is not believed either, and ValueError for a request beyond ``max_model_len``, which is not sent.
     """
     prompt = [*context, *token_ids]
     if why := does_not_fit(len(context), len(token_ids), max_model_len):
         raise ValueError(why)
-    found: list[float | Unbelieved] = []
+    scores: list[float | Unbelieved] = []
     for skip_cache in (False, True):
         output = await generate(
             prompt,
@@ -108,17 +108,17 @@ async def server_score(
                 "skip_reading_prefix_cache": skip_cache,
             },
         )
-        found.append(read_score(output, prompt, n_gold, cacheless=skip_cache))
-        if not isinstance(found[-1], Unbelieved):
-            return found[-1]
+        scores.append(read_score(output, prompt, n_gold, cacheless=skip_cache))
+        if not isinstance(scores[-1], Unbelieved):
+            return scores[-1]
     raise RuntimeError(
         "algorithm.info_gain_scorer=server: "
-        f"{found[1].reason} without the prefix cache, and {found[0].reason} with it"
+        f"{scores[1].reason} without the prefix cache, and {scores[0].reason} with it"
     )
 
 
 def read_score(output, prompt: Sequence[int], n_gold: int, *, cacheless: bool) -> float | Unbelieved:
-    """Mean of the log-probs of the last ``n_gold`` tokens of ``prompt``, where the answer can be told to hold them.
+    """Mean of the log-probs of the last ``n_gold`` tokens of ``prompt``, if the answer certainly holds them.
 
     With n tokens, of which c came out of the prefix cache, verl's vLLM server gives a list that ends with a dummy, and
     before it one entry for each of the last tokens of the prompt:
@@ -127,31 +127,33 @@ def read_score(output, prompt: Sequence[int], n_gold: int, *, cacheless: bool) -
         n - c entries  what was computed, nothing else      (its second one)
 
     So the gold tokens are read from the end, and only if all of them were predicted at positions c and later: c <= n - 1 -
-    n_gold. A list of another length, one whose c the server does not say, and one with other tokens' ids are not
-    believed. ``cacheless``: the server was told not to read its cache; then a full list needs no c.
+    n_gold. A list of another length, one without c, and one with other tokens' ids are not believed. ``cacheless``: the
+    request forbade the server to read its cache; then a full list needs no c.
     """
-    said = output.extra_fields
-    values, ids, cached = (said.get(name) for name in ("prompt_logprobs", "prompt_ids", "num_cached_tokens"))
+    fields = output.extra_fields
+    values, ids, cached = (
+        fields.get(name) for name in ("prompt_logprobs", "prompt_ids", "num_cached_tokens")
+    )
     if values is None or ids is None or len(values) != len(ids):
         return Unbelieved(f"no prompt log-probs (stop reason {output.stop_reason!r})")
     if cached is None and cacheless:
         cached = 0
-    told = f"{len(values)} prompt log-probs for {len(prompt)} tokens, {'?' if cached is None else cached} of them cached"
+    counts = f"{len(values)} prompt log-probs for {len(prompt)} tokens, {'?' if cached is None else cached} of them cached"
     if cached is None or len(values) not in (len(prompt), len(prompt) - cached):
-        return Unbelieved(told)
+        return Unbelieved(counts)
     if cached > len(prompt) - 1 - n_gold:
-        return Unbelieved(f"{told}, the answer's own among them")
+        return Unbelieved(f"{counts}, the answer's own among them")
     end = len(values) - 1
     if [entry[0] for entry in ids[end - n_gold : end]] != list(prompt[-n_gold:]):
-        return Unbelieved(f"{told}, which are not those of the answer's tokens")
+        return Unbelieved(f"{counts}, which are not those of the answer's tokens")
     return math.fsum(entry[0] for entry in values[end - n_gold : end]) / n_gold
 
 
 def scores_of_records(requests: Sequence[Request], records: Sequence[dict]) -> torch.Tensor:
-    """What agent loops brought along, float64 [N]; NaN, a failed score, where a row lacks one."""
-    found = [{(column, alias): value for column, alias, value in record["scores"]} for record in records]
+    """The scores in the agent loops' records, float64 [N]; NaN, a failed score, where a row lacks one."""
+    scores_B = [{(column, alias): value for column, alias, value in record["scores"]} for record in records]
     return torch.tensor(
-        [found[r.row].get((r.column, r.alias), math.nan) for r in requests], dtype=torch.float64
+        [scores_B[r.row].get((r.column, r.alias), math.nan) for r in requests], dtype=torch.float64
     )
 
 

@@ -1,8 +1,11 @@
 """Async client of a Search-R1-compatible retriever with one deadline, bounded retries and fault codes."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 import httpx
 
 from verl_credit.address import endpoint
+from verl_credit.turns.search.circuit_breaker import Server, ServerList
 from verl_credit.turns.search.connections import Connections
 from verl_credit.turns.search.faults import (
     FAULT_CODES,
@@ -19,8 +23,7 @@ from verl_credit.turns.search.faults import (
     backoff,
     retry_after_pause,
 )
-from verl_credit.turns.search.pages import Page, format_pages, parse_answer
-from verl_credit.turns.search.servers import Server, ServerList
+from verl_credit.turns.search.protocol import Page, format_pages, parse_answer
 
 INDEX_HEADER = "X-Index-Fingerprint"
 
@@ -41,8 +44,8 @@ class SearchClient:
 
     `timeout_s` bounds a whole search including retries and pauses. Every request carries the time that is left
     (X-Deadline-Ms), so that the server can drop expired requests. A failed connection, 429 and 503 are retried at most
-    `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); nothing else
-    is retried. A server that failed `breaker_failures` times in a row gets no search for `breaker_pause_s`, then one
+    `max_retries` times, on the next server and after a pause (jittered and exponential, or Retry-After); other faults
+    are not retried. A server that failed `breaker_failures` times in a row gets no search for `breaker_pause_s`, then one
     as a probe (see CircuitBreaker); when this holds for all servers, a search fails at once. `token` is sent as a
     bearer token. `shuffle_seed` puts the pages into an order drawn from (seed, query): a control for policies that
     trust the rank instead of reading. With `index_fingerprint` an answer from another index is a fault: a server that
@@ -91,7 +94,7 @@ class SearchClient:
     async def search(self, query: str) -> SearchResult:
         """The `topk` best pages for `query`. Errors: SearchFault."""
         begin, start = self._clock(), self._servers.start()
-        fault, ready = None, {}  # ready: the time until which a server's Retry-After asks to wait
+        fault, ready = None, {}  # ready: the time when a server's Retry-After is over
         for attempt in range(self.max_retries + 1):
             left_s = begin + self.timeout_s - self._clock()
             if fault is not None and left_s <= 0:
@@ -228,3 +231,37 @@ def _check_token(token: str | None, urls: list[str]) -> None:
         raise ValueError("token: expected printable ASCII without spaces")
     if any(httpx.URL(url).userinfo for url in urls):
         raise ValueError("token: an address already has user and password; a request can carry only one")
+
+
+def urls_of(settings) -> list[str]:
+    """The addresses as a list."""
+    return [settings.url] if isinstance(settings.url, str) else list(settings.url)
+
+
+def token_of(settings) -> str | None:
+    """The token in the environment variable `search.token_env`. Raises ValueError when it is not set."""
+    if settings.token_env is None:
+        return None
+    token = os.environ.get(settings.token_env, "")
+    if not token:
+        raise ValueError(
+            f"search.token_env={settings.token_env}: this environment variable is not set, or empty; "
+            "export the servers' token in it where the run is started, and on every node"
+        )
+    return token
+
+
+def client_for(settings) -> SearchClient:
+    """The client for the search tool and for the check before the run. Raises ValueError."""
+    return SearchClient(
+        urls_of(settings),
+        topk=settings.topk,
+        timeout_s=settings.timeout_s,
+        max_retries=settings.max_retries,
+        max_page_chars=settings.max_page_chars,
+        shuffle_seed=settings.shuffle_seed,
+        token=token_of(settings),
+        index_fingerprint=settings.index_fingerprint,
+        breaker_failures=settings.breaker_failures,
+        breaker_pause_s=settings.breaker_pause_s,
+    )

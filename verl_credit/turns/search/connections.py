@@ -17,7 +17,7 @@ IDLE_SECONDS = 3.0
 
 @cache
 def _tls(scheme: str) -> ssl.SSLContext:
-    """Reading the certificates that https needs takes 20 ms: done once. For http, a context that trusts no certificate."""
+    """A cached context, because reading the certificates for https takes 20 ms. http needs none of them."""
     if scheme == "https":
         return httpx.create_ssl_context(trust_env=False)
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

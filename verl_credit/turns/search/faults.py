@@ -1,4 +1,4 @@
-"""The faults of a search: their codes, whether and when a request is tried again, and who is at fault."""
+"""The faults of a search: their codes, whether and when a request is retried, and whether the server is at fault."""
 
 import random
 import time
@@ -21,7 +21,7 @@ class SearchFault(Exception):
     """
 
     def __init__(self, code: str, detail: str, attempts: int = 1):
-        detail = redact(detail)  # it names the server, whose address may hold a password
+        detail = redact(detail)  # it contains the server's address, which may hold a password
         super().__init__(code, detail, attempts)
         self.code, self.detail, self.attempts = code, detail, attempts
 

@@ -26,7 +26,7 @@ class ServedIndex:
 
 
 async def served_index(url: str, *, token: str | None, timeout_s: float) -> ServedIndex:
-    """Asks one server. A server without /info, or with another kind of /info, is accepted."""
+    """The index of one server. A server without /info, or with another kind of /info, is accepted."""
     url = base(url)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
@@ -49,17 +49,17 @@ async def served_index(url: str, *, token: str | None, timeout_s: float) -> Serv
 
 
 def agreed(indexes: list[ServedIndex], expected: str | None) -> str | None:
-    """The one fingerprint of all servers; None when no server names its index and none was expected.
+    """The fingerprint that all servers report; None when no server names its index and none was expected.
 
     Raises ValueError when they differ, when only some name it, and when it is not the `expected` one.
     """
     served = "; ".join(map(str, indexes))
-    found = {index.fingerprint for index in indexes}
-    if len(found) > 1:
+    fingerprints = {index.fingerprint for index in indexes}
+    if len(fingerprints) > 1:
         raise ValueError(
             f"all servers of search.url must serve the same index; these differ or do not name it: {served}"
         )
-    (fingerprint,) = found
+    (fingerprint,) = fingerprints
     if expected is not None and fingerprint != expected:
         raise ValueError(f"search.index_fingerprint={expected} is expected, but the servers have: {served}")
     return fingerprint

@@ -8,9 +8,16 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import load
 from verl_credit.turns.signals.known import COLUMN, SIGNALS, ColumnSignal
 from verl_credit.turns.signals.own import GroupSignal, TrajectorySignal, ask_signals, own_signal
-from verl_credit.turns.signals.signal import Signal, StepRows
+from verl_credit.turns.signals.signal import (
+    Group,
+    Signal,
+    StepRows,
+    Trajectory,
+    Turn,
+    make_trajectory,
+    turn_texts,
+)
 from verl_credit.turns.signals.step import step_rewards, turns_with, turns_without
-from verl_credit.turns.signals.trajectory import Group, Trajectory, Turn, make_trajectory, turn_texts
 
 KEY = "algorithm.turn_signal"
 

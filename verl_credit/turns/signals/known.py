@@ -1,4 +1,4 @@
-"""The signals that have a name."""
+"""The built-in signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_SCORED = "log-probs that are not finite, or no room for what is scored"
 
 
 class InfoGainSignal(Signal):
-    """How much closer the policy's own probability of the gold answer moved (`turns/gains.py`)."""
+    """The change of the policy's own probability of the gold answer (`turns/gains.py`)."""
 
     says = "how much closer the policy's own probability of the gold answer moved"
     reads = "the scorer's log-probs of the gold answer"
@@ -30,15 +30,15 @@ class InfoGainSignal(Signal):
 
 
 class InfoPOSignal(Signal):
-    """How much a turn's observation changes the policy's next response (`turns/infopo.py`)."""
+    """The change of the policy's next response by a turn's observation (`turns/infopo.py`)."""
 
     says = (
         "mean over the next response's tokens of log pi(token | the observation) - log pi(token | "
         f"{PLACEHOLDER!r} in its place); one value per turn"
     )
-    reads = "old_log_probs, and the scorer's log-probs of the next response behind the masked tool messages; no gold answer"
+    reads = "old_log_probs, and the scorer's log-probs of the next response after the masked tool messages; no gold answer"
     cost = (
-        "per tool turn its masked tool messages and its next response: behind the row in the old_log_probs forward "
+        "per tool turn its masked tool messages and its next response: appended to the row in the old_log_probs forward "
         "(info_gain_scorer=branch), or a row of its own (rows)"
     )
 
@@ -50,9 +50,9 @@ class InfoPOSignal(Signal):
 
 
 class ToolRewardSignal(Signal):
-    """What verl's tools return per call, summed over the calls of a turn; or what the agent loop reports per turn."""
+    """The sum of the rewards that verl's tools return for the calls of a turn; or the agent loop's reward of the turn."""
 
-    says = "the sum of what a turn's tools returned; a turn whose tools gave nothing has no reward"
+    says = "the sum of the rewards of a turn's calls; a turn whose tools returned none has no reward"
     reads = "the agent loop's turn_rewards"
 
     def rewards(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Signals of one's own: a function of a prompt's rollouts, or a coroutine for each trajectory in the agent loop."""
+"""The user's signals: a function of a prompt's rollouts, or a coroutine for each trajectory in the agent loop."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from verl_credit.redact import SECRET, redact
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.search.circuit_breaker import CircuitBreaker
 from verl_credit.turns.search.faults import backoff
-from verl_credit.turns.signals.signal import Signal, StepRows
-from verl_credit.turns.signals.trajectory import Group, Trajectory
+from verl_credit.turns.signals.signal import Group, Signal, StepRows, Trajectory
 
 _JITTER = random.Random()
 
 
 class OwnSignal(Signal):
-    """A function of the user's and its params."""
+    """A user's function and its params."""
 
     def __init__(self, name: str, function: Callable, params: dict):
         super().__init__(name)
         self.function, self.params = function, params
 
-    def said(self, error: BaseException) -> str:
+    def message(self, error: BaseException) -> str:
         """The error in one line, without addresses' passwords and the values of params that are secrets."""
         text = redact(_one_line(f"{type(error).__name__}: {error}"))
         for secret in sorted({*map(_one_line, _secrets(self.params))} - {""}, key=len, reverse=True):
@@ -47,7 +46,7 @@ def _one_line(value: Any) -> str:
 
 
 def _secrets(value: Any, hidden: bool = False) -> Iterator[Any]:
-    """The values below a key whose name says that it is a secret."""
+    """The values below a key whose name marks a secret."""
     if isinstance(value, dict):
         for name, one in value.items():
             yield from _secrets(one, hidden or bool(SECRET.search(str(name))))
@@ -68,7 +67,7 @@ class GroupSignal(OwnSignal):
         members: dict[int, list[int]] = {}
         for row in rows.valid_rows:
             members.setdefault(int(rows.group_B[row]), []).append(row)
-        found: dict[int, Any] = {}
+        values_of: dict[int, Any] = {}
         for group in members.values():
             trajectories = [rows.trajectory(row) for row in group]
             try:
@@ -77,11 +76,13 @@ class GroupSignal(OwnSignal):
                 raise
             except Exception as error:
                 places, frame = ", ".join(map(str, group)), traceback.extract_tb(error.__traceback__)[-1]
-                said = f"{self.said(error)} ({Path(frame.filename).name}, line {frame.lineno})"
-                # The error itself, shown as the cause, would show its secrets.
-                raise IntegrityError(f"turn signal {self.name!r} raised for rows {places}: {said}") from None
-            found.update(zip(group, values, strict=True))
-        return self.table(rows, found.__getitem__)
+                message = f"{self.message(error)} ({Path(frame.filename).name}, line {frame.lineno})"
+                # A traceback with the error as its cause would contain the secrets.
+                raise IntegrityError(
+                    f"turn signal {self.name!r} raised for rows {places}: {message}"
+                ) from None
+            values_of.update(zip(group, values, strict=True))
+        return self.table(rows, values_of.__getitem__)
 
     def call(self, trajectories: list[Trajectory]) -> list:
         values = self.function(Group(trajectories), **self.params)
@@ -95,30 +96,30 @@ class GroupSignal(OwnSignal):
 
 
 class Answer(NamedTuple):
-    """What a judge said of one trajectory."""
+    """A judge's rewards of one trajectory."""
 
     rewards: list[float | None]
     reason: str = ""
-    """Why they were lost."""
+    """Why they are missing."""
     asked: bool = True
 
 
 @dataclass
 class Line:
-    """A worker's line to one judge."""
+    """A worker's state of one judge."""
 
     breaker: CircuitBreaker
     last: str = ""
     """The reason of the last failure."""
-    said: bool = False
+    reported: bool = False
 
 
 class TrajectorySignal(OwnSignal):
     """``async f(trajectory, **params) -> [reward per tool turn]``, awaited in the agent loop: a judge over HTTP.
 
-    A call that raises, takes too long or answers in another form is tried again after a pause. After the last try the
-    trajectory's rewards are lost (NaN), and the reason is in its record. A trajectory without tool turns is not asked after.
-    After some trajectories in a row whose rewards were lost so, others lose theirs at once (see `CircuitBreaker`).
+    A call that raises, takes too long or returns another form is tried again after a pause. After the last try the
+    trajectory's rewards are missing (NaN), and the reason is in its record. No call is made for a trajectory without tool
+    turns. After several trajectories in a row that failed, others get no call for a while (see `CircuitBreaker`).
     """
 
     reads = "texts, calls, observations, tool rewards, stop reason and gold answers of one rollout"
@@ -150,7 +151,7 @@ class TrajectorySignal(OwnSignal):
     async def ask(
         self, trajectory: Trajectory, judge: TurnJudge, gate: asyncio.Semaphore, line: Line
     ) -> Answer:
-        """A trajectory keeps its place at the gate between its tries: the breaker learns early of a judge that is down."""
+        """A trajectory keeps its place at the gate between its tries, so that the breaker opens early."""
         turns = len(trajectory.tool_turns)
         if not turns:
             return Answer([])
@@ -163,7 +164,7 @@ class TrajectorySignal(OwnSignal):
                         report = line.breaker.failed if answer.reason else line.breaker.succeeded
                     finally:
                         report(ticket)
-                    self._tell_down(line, judge, answer.reason)
+                    self._report_down(line, judge, answer.reason)
                     return answer
         return Answer(
             [math.nan] * turns, f"not asked, because it failed too often just now: {line.last}", False
@@ -183,33 +184,33 @@ class TrajectorySignal(OwnSignal):
                 return Answer(self.checked(values, turns, where))
             except asyncio.CancelledError as error:
                 if asyncio.current_task().cancelling():
-                    raise  # the rollout itself is given up
-                reason = self.said(error)  # of something inside the coroutine
+                    raise  # the rollout itself is cancelled
+                reason = self.message(error)  # something inside the coroutine was cancelled
             except Exception as error:
                 late = isinstance(error, TimeoutError) and limit.expired()
-                reason = f"no answer within {judge.deadline_s:g} s" if late else self.said(error)
+                reason = f"no answer within {judge.deadline_s:g} s" if late else self.message(error)
         return Answer([math.nan] * turns, reason)
 
-    def _tell_down(self, line: Line, judge: TurnJudge, reason: str) -> None:
-        """Once for each time that it is down, into the worker's output."""
+    def _report_down(self, line: Line, judge: TurnJudge, reason: str) -> None:
+        """Print once, each time that the judge goes down, into the worker's output."""
         if not reason:
-            line.said = False
+            line.reported = False
             return
         line.last = reason
-        if line.breaker.refuses and not line.said:
+        if line.breaker.refuses and not line.reported:
             print(
                 f"turn signal {self.name!r} failed for {judge.breaker_failures} trajectories in a row, the last time with: "
                 f"{reason}. Until it answers again, others lose their rewards at once; one tries after each "
                 f"pause of {judge.breaker_pause_s:g} s (algorithm.turn_judge.breaker_failures, .breaker_pause_s)",
                 flush=True,
             )
-            line.said = True
+            line.reported = True
 
 
 async def ask_signals(
     signals: Iterable[TrajectorySignal], trajectory: Trajectory, judge: TurnJudge, record: RowRecord
 ) -> None:
-    """Ask all of them at once, and write what they say into the record. None is still running when this ends or raises."""
+    """Call all of them at once, and write their rewards into the record. No call is running when this ends or raises."""
     asked, loop = list(signals), asyncio.get_running_loop()
     gate = _gate(loop, judge.concurrency)
     lines = [_line(loop, signal.name, judge.breaker_failures, judge.breaker_pause_s) for signal in asked]
@@ -229,13 +230,13 @@ async def ask_signals(
 
 @lru_cache(maxsize=4)
 def _gate(loop: asyncio.AbstractEventLoop, concurrency: int) -> asyncio.Semaphore:
-    """One for all trajectories of a worker, whose event loop is one."""
+    """The gate of all trajectories of a worker, which has one event loop."""
     return asyncio.Semaphore(concurrency)
 
 
 @lru_cache(maxsize=64)
 def _line(loop: asyncio.AbstractEventLoop, name: str, failures: int, pause_s: float) -> Line:
-    """One per judge for all trajectories of a worker."""
+    """The state of a judge for all trajectories of a worker."""
     return Line(CircuitBreaker(failures=failures, pause_s=pause_s))
 
 

@@ -20,7 +20,7 @@ class DataSet:
     fields: str
     """The fields of the release, for messages."""
     form: str = TAG
-    """How the policy answers: in the answer tag, or in a box (``reward/qa.py``)."""
+    """How the policy answers: in the answer tag, or in a box (``turns/reward/qa.py``)."""
     ability: str = "qa"
     other_names: tuple[str, ...] = ()
     """Its other names in ``data_source`` and in hub configurations."""
@@ -31,7 +31,7 @@ class DataSet:
     alias_file: str = ""
     """A file of the release with other names of the answers."""
     between: str = ""
-    """Put between the sentences of a paragraph, in sets whose sentences have no spaces of their own."""
+    """The text between the sentences of a paragraph, in sets whose sentences contain no space between them."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -62,8 +62,8 @@ def _json(path: Path) -> Iterator[Item]:
         yield from _lines(path)
         return
     if isinstance(whole, Mapping):
-        held = next((whole[key] for key in ("Data", "data") if isinstance(whole.get(key), list)), None)
-        whole = [whole] if held is None else held
+        records = next((whole[key] for key in ("Data", "data") if isinstance(whole.get(key), list)), None)
+        whole = [whole] if records is None else records
     if not isinstance(whole, list):
         raise PrepareError(f"{path} holds {whole!r:.80}; expected a list of records")
     for number, raw in enumerate(whole):

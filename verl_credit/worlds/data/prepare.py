@@ -9,13 +9,9 @@ from pathlib import Path
 
 from verl_credit.built_folder import sha256_of
 from verl_credit.worlds.data.catalogue import DataSet, find
-from verl_credit.worlds.data.clean import clean
-from verl_credit.worlds.data.corpus import CorpusWriter
-from verl_credit.worlds.data.folder import check_free, staged
-from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected
-from verl_credit.worlds.data.rows import write_rows
-from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, Source, open_source
-from verl_credit.worlds.data.tally import SplitTally, Tally
+from verl_credit.worlds.data.output import CorpusWriter, SplitTally, Tally, check_free, staged, write_rows
+from verl_credit.worlds.data.records import DUPLICATE, UNREADABLE, PrepareError, Record, Rejected, clean
+from verl_credit.worlds.data.sources import SPLIT_WORDS, SPLITS, FileSource, HubSource, open_source
 
 FORMAT = 1  # of manifest.json and report.json
 
@@ -85,7 +81,12 @@ def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
 
 
 def _read(
-    source: Source, split: str, data_set: DataSet, limit: int | None, tally: Tally, corpus: CorpusWriter
+    source: FileSource | HubSource,
+    split: str,
+    data_set: DataSet,
+    limit: int | None,
+    tally: Tally,
+    corpus: CorpusWriter,
 ) -> list[Record]:
     counts, kept = tally.of(split), []
     seen: dict[str, set[frozenset[str]]] = {}

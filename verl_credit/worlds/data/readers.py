@@ -83,16 +83,15 @@ def read_joined(raw: Mapping, names: tuple[str, ...]) -> Record:
 
 def read_hotpotqa(raw: Mapping, between: str = "") -> Record:
     """``_id, question, answer, supporting_facts, context``; on the hub ``id`` and context as columns."""
-    found = read_fields(raw)
     return replace(
-        found,
+        read_fields(raw),
         paragraphs=titled_sentences(raw.get("context"), between),
         supporting=titles_of(raw.get("supporting_facts")),
     )
 
 
 def read_2wiki(raw: Mapping, aliases: Mapping[str, list[str]] | None = None) -> Record:
-    """As HotpotQA; ``aliases`` are the other names of the entity ``answer_id``, from ``id_aliases.json``."""
+    """HotpotQA's fields; ``aliases`` are the other names of the entity ``answer_id``, from ``id_aliases.json``."""
     record = read_hotpotqa(raw, between=" ")
     if record.answers and aliases and isinstance(entity := raw.get("answer_id"), str):
         record.answers += aliases.get(entity, [])

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from verl_credit.built_folder import sha256_of
 from verl_credit.worlds.data.catalogue import DataSet
@@ -28,22 +27,10 @@ SPLIT_WORDS = {
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-class Source(Protocol):
-    """Records by split."""
-
-    aliases: dict[str, list[str]]
-
-    def splits(self) -> list[str]: ...
-    def items(self, split: str) -> Iterator[Item]: ...
-    def described(self) -> dict:
-        """What was read, with hashes, for the manifest."""
-        ...
-
-
 def open_source(
     source: str, data_set: DataSet, subset: str | None = None, revision: str | None = None
-) -> Source:
-    """Raises PrepareError when ``source`` is no file, folder or hub name, or has no records."""
+) -> FileSource | HubSource:
+    """The source of records. Raises PrepareError when ``source`` is no file, folder or hub name, or has no records."""
     path = Path(source).expanduser()
     if path.exists():
         given = [f"--{key}={value}" for key, value in (("subset", subset), ("revision", revision)) if value]
@@ -64,7 +51,7 @@ def split_of(name: str) -> str | None:
 
 
 class FileSource:
-    """A file, or the files of a folder; each file's name contains its split."""
+    """A file, or the files of a folder; each file's name contains its split. ``described`` is for the manifest."""
 
     def __init__(self, path: Path, data_set: DataSet):
         self.path = path
@@ -108,9 +95,9 @@ def _data_files(folder: Path, data_set: DataSet) -> tuple[list[Path], list[Path]
         files = (f for f in folder.glob(pattern) if f.suffix in SUFFIXES and f.name != data_set.alias_file)
         return sorted(f for f in files if f.is_file())
 
-    found = matching("*") or matching("*/*")
-    named = [file for file in found if split_of(file.stem)]
-    return (named, [file for file in found if file not in named]) if named else (found, [])
+    files = matching("*") or matching("*/*")
+    named = [file for file in files if split_of(file.stem)]
+    return (named, [file for file in files if file not in named]) if named else (files, [])
 
 
 def _read_aliases(path: Path | None) -> dict[str, list[str]]:

@@ -15,8 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from verl_credit.built_folder import Progress, reuse_or_build
 from verl_credit.worlds.lab import protocol
-from verl_credit.worlds.lab.cache import NAME, PARTS, LabPaths, settings_of
-from verl_credit.worlds.lab.config import SIZES, LabConfig
+from verl_credit.worlds.lab.config import NAME, PARTS, SIZES, LabConfig, LabPaths, settings_of
 from verl_credit.worlds.lab.encoder import save_encoder, train_encoder
 from verl_credit.worlds.lab.questions import Question, make_splits, to_rows
 from verl_credit.worlds.lab.retrieval import LocalRetriever, recall
@@ -45,11 +44,11 @@ def build_lab(
     progress: Progress = lambda share, text: None,
     rebuild: bool = False,
 ) -> LabPaths:
-    """The lab of ``world_seed`` in ``directory``: a valid one is reused, else it is built.
+    """Build the lab of ``world_seed`` in ``directory``, or reuse a valid one.
 
-    The build uses one thread: that gives the same bits on every processor of one kind (others round differently, and the
-    policy is then another one), and several threads of so small a model wait much longer than they compute. Torch's number
-    of threads and global random state are unchanged afterwards.
+    The build uses one thread. It then gives the same bits on every processor of one kind (others round differently, and the
+    policy is then another one), and more threads would only slow so small a model down. Torch's number of threads and
+    global random state are unchanged afterwards.
 
     Raises ValueError for an unknown size, FileExistsError when ``directory`` contains other files, and LabGateError
     when the policy's exact match is outside the gate.
@@ -69,7 +68,7 @@ def build_lab(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes with one thread, and then with as many as before."""
+    """Inside the block torch computes with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,11 +1,13 @@
-"""The two sizes of the lab: ``full`` learns, ``tiny`` is for tests and builds in seconds."""
+"""The settings of the lab in two sizes, ``full`` to learn in and ``tiny`` for tests, and its files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from verl_credit.built_folder import MANIFEST
 from verl_credit.worlds.lab.demos import DemoStyle
-from verl_credit.worlds.lab.policy import WarmStart
+from verl_credit.worlds.lab.tiny_policy import WarmStart
 from verl_credit.worlds.lab.world import WorldSize
 
 # Increase this whenever a build would give another lab than before; cached labs are then rebuilt.
@@ -20,7 +22,6 @@ class Gate:
     high: float = 0.45
     chunk_steps: int = 150
     max_chunks: int = 3
-    questions: int = 384
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,26 @@ SIZES = {
         gate=None,
     ),
 }
+
+
+NAME = "the lab"
+PARTS = ("corpus.jsonl", "train.parquet", "dev.parquet", "test.parquet", "policy", "encoder", "index")
+
+
+class LabPaths:
+    """The files in the folder ``root`` of a lab."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.manifest, self.corpus = root / MANIFEST, root / "corpus.jsonl"
+        self.train, self.dev, self.test = (self.questions(split) for split in ("train", "dev", "test"))
+        self.policy, self.encoder, self.index = root / "policy", root / "encoder", root / "index"
+
+    def questions(self, split: str) -> Path:
+        """The parquet file of ``train``, ``dev`` or ``test``."""
+        return self.root / f"{split}.parquet"
+
+
+def settings_of(world_seed: int, size: str) -> dict[str, object]:
+    """The settings that determine a lab's contents."""
+    return {"generator_version": GENERATOR_VERSION, "world_seed": world_seed, "size": size}

@@ -26,23 +26,23 @@ class DemoStyle:
     """The probability of each behaviour in a demonstration."""
 
     stop_early: float = 0.50
-    """answers with the entity reached so far, before the last article"""
+    """the answer is the entity reached so far, before the last article"""
     wrong_query: float = 0.10
-    """makes a useless search before a hop"""
+    """a useless search before a hop"""
     wrong_answer: float = 0.05
-    """answers with another name of the last observation"""
+    """the answer is another name of the last observation"""
     quote: float = 0.80
-    """quotes the fact just read at the start of a later turn"""
+    """a later turn starts with a quote of the fact before it"""
     gram_first: float = 0.15
-    """starts the first turn with a strategic gram"""
+    """the first turn starts with a strategic gram"""
     gram_on: float = 0.40
-    """the same, in a later turn that searches on: planning goes with not stopping early"""
+    """the same, in a later turn that searches: planning correlates with not stopping early"""
     gram_answer: float = 0.08
     """the same, in the turn that answers"""
     gram_after_wrong: float = 0.80
     """the same, in the turn after a useless search"""
     shuffle: float = 1.0
-    """shuffles a result list, so that the policy cannot rely on the rank"""
+    """a result list is shuffled, so that the policy cannot rely on the rank"""
 
 
 Segment = tuple[str, bool]  # text, whether the policy wrote it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
@@ -13,8 +13,6 @@ from verl_credit.turns.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab import protocol
 from verl_credit.worlds.lab.questions import Question
 from verl_credit.worlds.lab.retrieval import LocalRetriever
-
-Arrange = Callable[[list[dict]], list[dict]]
 
 
 @dataclass
@@ -50,24 +48,15 @@ class Roller:
         self._generator = BatchGenerator(model, pad_token_id=tokenizer.pad_token_id)
         self._tokenizer, self._retriever = tokenizer, retriever
 
-    def roll(
-        self,
-        questions: Sequence[Question],
-        *,
-        temperature: float,
-        seed: int,
-        arrange: Arrange = lambda results: results,
-        max_searches: int = protocol.MAX_SEARCHES,
-        max_new_tokens: int = protocol.MAX_NEW_TOKENS,
-    ) -> list[Rollout]:
-        """One rollout per question (repeat a question for several samples); ``arrange`` may reorder results."""
+    def roll(self, questions: Sequence[Question], *, temperature: float, seed: int) -> list[Rollout]:
+        """One rollout per question (repeat a question for several samples)."""
         rng = random.Random(seed)
         rollouts = [Rollout(q, self._encode(protocol.prompt_text(q.text))) for q in questions]
         active = rollouts
-        for turn in range(max_searches + 1):
+        for turn in range(protocol.MAX_SEARCHES + 1):
             params = [
                 SamplingParams(
-                    max_new_tokens=max_new_tokens,
+                    max_new_tokens=protocol.MAX_NEW_TOKENS,
                     temperature=temperature,
                     seed=rng.randrange(2**31),
                     stop_token_ids=(self._tokenizer.eos_token_id,),
@@ -76,16 +65,15 @@ class Roller:
             ]
             prompts = [r.prompt_ids + r.response_ids for r in active]
             calls = []
-            for rollout, made in zip(active, self._generator.generate(prompts, params), strict=True):
-                rollout.append(made.token_ids, by_policy=True)
-                pieces = [self._tokenizer.decode([i]) for i in made.token_ids]
+            for rollout, output in zip(active, self._generator.generate(prompts, params), strict=True):
+                rollout.append(output.token_ids, by_policy=True)
+                pieces = [self._tokenizer.decode([i]) for i in output.token_ids]
                 rollout.gram_tokens += sum(protocol.gram_token_mask(pieces))
-                rollout.turns.append(self._tokenizer.decode(made.token_ids))
-                query = protocol.parse_query(rollout.turns[-1]) if made.finish_reason == "stop" else None
-                if query is not None and turn < max_searches:
+                rollout.turns.append(self._tokenizer.decode(output.token_ids))
+                query = protocol.parse_query(rollout.turns[-1]) if output.finish_reason == "stop" else None
+                if query is not None and turn < protocol.MAX_SEARCHES:
                     calls.append((rollout, query))
-            for (rollout, _), found in zip(calls, self._retriever.search(q for _, q in calls), strict=True):
-                results = arrange(list(found))
+            for (rollout, _), results in zip(calls, self._retriever.search(q for _, q in calls), strict=True):
                 rollout.found_ids.append([doc["id"] for doc in results])
                 text = protocol.observation_text(protocol.pages(doc["contents"] for doc in results))
                 rollout.append(self._encode(text), by_policy=False)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from verl_credit.errors import PreflightError
 from verl_credit.worlds.lab.config import LabConfig
 from verl_credit.worlds.lab.demos import Demonstrator, Segment
 from verl_credit.worlds.lab.evaluate import Roller, summarize
-from verl_credit.worlds.lab.policy import Trainer, encode_demo, make_policy
 from verl_credit.worlds.lab.questions import Question, make_questions
 from verl_credit.worlds.lab.retrieval import LocalRetriever
+from verl_credit.worlds.lab.tiny_policy import Trainer, encode_demo, make_policy
 from verl_credit.worlds.lab.tokenizer import name_groups
 from verl_credit.worlds.lab.world import Article, World
 
@@ -20,7 +21,7 @@ from verl_credit.worlds.lab.world import Article, World
 DEMO_HOPS = {1: 0.30, 2: 0.40, 3: 0.30}
 
 
-class LabGateError(RuntimeError):
+class LabGateError(PreflightError):
     """The warm start ended outside the gate."""
 
 

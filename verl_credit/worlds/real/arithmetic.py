@@ -1,9 +1,9 @@
 r"""Arithmetic questions for a policy with trained weights of about 135 M parameters.
 
-One operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has two worked examples as earlier
-turns of the chat: after instructions alone this policy answers next to nothing rightly. After two it answers about half of
-them rightly; more examples would make the prompt, of 120 tokens, longer than all answers. The examples begin with a
-strategic gram, because the policy plans in such words only after examples that do, and SEPA needs planning tokens.
+A question has one operation on small numbers; the answer is a number in ``\boxed{...}``. The prompt has two worked examples
+as earlier turns of the chat. After instructions alone this policy answers almost every question wrongly; after two examples
+about half of its answers are right. More examples would make the prompt, of 120 tokens, longer than all answers. The
+examples begin with a strategic gram, because otherwise the policy writes none, and SEPA needs planning tokens.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import pyarrow.parquet as parquet
 
 from verl_credit.turns.reward.qa import BOXED
 from verl_credit.worlds.data.catalogue import DataSet
+from verl_credit.worlds.data.output import SCHEMA, to_row
 from verl_credit.worlds.data.readers import read_fields
 from verl_credit.worlds.data.records import Record
-from verl_credit.worlds.data.rows import SCHEMA, to_row
 
 ARITHMETIC = DataSet("arithmetic", read_fields, "question, answer", form=BOXED, ability="math")
 EXAMPLES = (("7 + 5", 12), ("8 - 6", 2), ("3 * 4", 12), ("2 + 6", 8))  # none of them is a question
-SHOWN = (EXAMPLES[0], EXAMPLES[2])
+WORKED = (EXAMPLES[0], EXAMPLES[2])
 _DIGITS, _TO_12, _TO_20, _TO_25 = (range(2, end + 1) for end in (9, 12, 20, 25))
 
 
 def make_records(seed: int, count: int) -> list[Record]:
     """``count`` different questions in an order that depends on ``seed`` only: sums, differences and products.
 
-    Sums of 2 to 25; products of 2 to 20, one factor at most 9; differences of 2 to 12, 2 to 9 being taken away. The worked
-    examples are no questions. Raises ValueError when there are fewer than ``count`` questions.
+    Summands are 2 to 25; factors are 2 to 20, one of them at most 9; differences are 2 to 12, subtrahends 2 to 9. The worked
+    examples are not among the questions. Raises ValueError when there are fewer than ``count`` questions.
     """
     problems = _problems()
     if not 0 <= count <= len(problems):
@@ -40,9 +40,9 @@ def make_records(seed: int, count: int) -> list[Record]:
 
 
 def write_arithmetic(folder: Path | str, seed: int = 0, train: int = 600, test: int = 256) -> None:
-    """Writes ``train.parquet`` and ``test.parquet`` in the form of `verl_credit.worlds.data.rows`.
+    """Writes ``train.parquet`` and ``test.parquet`` in the form of `verl_credit.worlds.data.output`.
 
-    A question and the one with its numbers exchanged stand in the same file: 3 + 8 is no test of who has seen 8 + 3. Raises
+    A question and the one with its numbers exchanged are in the same file, because 8 + 3 in train would reveal 3 + 8. Raises
     ValueError when there are fewer than ``train + test`` questions.
     """
     every = make_records(seed, len(_problems()))
@@ -83,7 +83,7 @@ def _question(text: str) -> str:
 
 def messages(question: str) -> list[dict[str, str]]:
     chat = []
-    for text, answer in SHOWN:
+    for text, answer in WORKED:
         chat.append({"role": "user", "content": _question(text)})
         chat.append({"role": "assistant", "content": f"Let me think: {text} = {answer}. \\boxed{{{answer}}}"})
     return [*chat, {"role": "user", "content": question}]

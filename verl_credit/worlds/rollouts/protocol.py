@@ -13,8 +13,14 @@ from dataclasses import dataclass
 
 from verl_credit.names import ROW_RECORD
 from verl_credit.turns.reward.qa import compute_score
-from verl_credit.turns.search.pages import Page, format_pages
-from verl_credit.turns.search.protocol import SCHEMA, bad_query_reason, control_tokens, without_markup
+from verl_credit.turns.search.protocol import (
+    SCHEMA,
+    Page,
+    bad_query_reason,
+    control_tokens,
+    format_pages,
+    without_markup,
+)
 from verl_credit.worlds.rollouts.sampler import Ids
 
 SEARCH = SCHEMA["function"]["name"]

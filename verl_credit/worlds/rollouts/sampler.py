@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from verl_credit.policy.generation.decode_attention import grouped_decode_attention
-from verl_credit.policy.generation.kv_cache import GrowingCache
+from verl_credit.policy.generation.decoding import GrowingCache, grouped_decode_attention
 from verl_credit.policy.generation.sampling import inverse_cdf
 
 

@@ -5,10 +5,18 @@ from typing import Literal
 import torch
 
 from verl_credit.credit.groups import EPS
+from verl_credit.credit.operator import AtLeastZero, Count, Number, Positive, Share
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.modes.gigpo import BEYOND_OUTCOMES, BY_DISTANCE, BY_VISITS
-from verl_credit.credit.turn.options import AtLeastZero, Count, Number, Positive, Share, refuse_unread
-from verl_credit.credit.turn.states import compared, episode_advantage, joined, state_visits
+from verl_credit.credit.turn.modes.gigpo import (
+    BEYOND_OUTCOMES,
+    BY_DISTANCE,
+    BY_VISITS,
+    compared,
+    episode_advantage,
+    joined,
+    norm_options,
+    state_visits,
+)
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -41,11 +49,7 @@ def hgpo(
     others grow; the weights' sum has 1e-6 added; the base group is weighed by the number of turns. parity="released" brings
     back these three, in float32. Weights start at 2 as released; an older copy starts at 1 (weight_offset).
     """
-    if norm == "mean_norm":
-        unread = {"variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
-        refuse_unread(f"norm={norm!r}", "there is no std to divide by", **unread)
-    released, by_std = parity == "released", norm == "mean_std_norm"
-    options = {"norm_by_std": by_std, "variance_floor": variance_floor, "eps": eps}
+    released, options = parity == "released", norm_options(norm, variance_floor, eps)
     compared_by = {"released": released, **options}
     return_B_K1 = tables.return_to_go(tables.reward_B_K1(), gamma)
     levels = []
@@ -56,8 +60,8 @@ def hgpo(
             path_B_K1 = joined(_after(path_B_K1), state_B_K1)
             member_B_K1 = _after(member_B_K1) & visit_B_K1
         weight = float(h + weight_offset) ** length_weight_alpha
-        found = compared(return_B_K1, path_B_K1, member_B_K1, tables.rounding(gamma), ddof=0, **compared_by)
-        levels.append((weight, *found))
+        level = compared(return_B_K1, path_B_K1, member_B_K1, tables.rounding(gamma), ddof=0, **compared_by)
+        levels.append((weight, *level))
     if base_group:
         levels.append((1.0, *episode_advantage(tables, **compared_by)))
     total_B_K1, weight_B_K1 = torch.zeros_like(return_B_K1), torch.zeros_like(return_B_K1)

@@ -3,8 +3,8 @@
 import torch
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, z_score
+from verl_credit.credit.operator import AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 

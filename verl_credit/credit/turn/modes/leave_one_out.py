@@ -5,9 +5,8 @@ from typing import Literal
 import torch
 
 from verl_credit.credit.groups import minus_others
-from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out_factor
+from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains, leave_one_out_factor
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Share
 from verl_credit.credit.turn.tables import Tables
 
 

@@ -5,9 +5,8 @@ from typing import Literal
 import torch
 
 from verl_credit.credit.groups import z_score
-from verl_credit.credit.operator import CENTRED
+from verl_credit.credit.operator import CENTRED, AtLeastZero, Positive
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Positive
 from verl_credit.credit.turn.tables import Tables
 
 

@@ -5,9 +5,16 @@ from collections.abc import Callable
 import torch
 
 from verl_credit.credit.groups import EPS
-from verl_credit.credit.operator import CENTRED, NORMALISED, WithoutGains
+from verl_credit.credit.operator import (
+    CENTRED,
+    NORMALISED,
+    AtLeastZero,
+    Count,
+    Positive,
+    WithoutGains,
+    refuse_unread,
+)
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, refuse_unread
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -29,8 +36,8 @@ def none(
     """
     if outcome_operator != "grpo":
         unread = {"ddof": (ddof, 1), "variance_floor": (variance_floor, 0.0), "eps": (eps, EPS)}
-        shown = getattr(outcome_operator, "__name__", repr(outcome_operator))
-        refuse_unread(f"outcome_operator={shown}", "only grpo reads it", **unread)
+        label = getattr(outcome_operator, "__name__", repr(outcome_operator))
+        refuse_unread(f"outcome_operator={label}", "only grpo reads it", **unread)
     norm = {"norm_by_std": norm_by_std, "ddof": ddof, "variance_floor": variance_floor, "eps": eps}
     outcome_B = outcome_scale * tables.outcome_advantage(outcome_operator, **norm)
     return outcome_B[:, None].expand_as(tables.reward_B_K), outcome_B, tables.ones()

@@ -5,9 +5,8 @@ from typing import Literal
 import torch
 
 from verl_credit.credit.groups import group_stats
-from verl_credit.credit.operator import CENTRED, WithoutGains
+from verl_credit.credit.operator import CENTRED, AtLeastZero, Share, WithoutGains
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Share
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -38,11 +37,8 @@ def progress(
     back the first two (initial scores are refused); progress_weight=0 answers the third.
     """
     released = parity == "released"
-    if (
-        released
-        and tables.initial_score_B is not None
-        and tables.initial_score_B[tables.valid_B].isfinite().any()
-    ):
+    given_B = tables.initial_score_B
+    if released and given_B is not None and given_B[tables.valid_B].isfinite().any():
         raise ValueError(
             f"initial_score_B with parity={parity!r}: released code has no score before the first turn"
         )
@@ -61,9 +57,8 @@ def progress(
     share_K1 = (gamma**columns_K1).cumsum(0)
     credit_B_K1 = tables.return_to_go(gained_B_K1 / share_K1, gamma)
     tokens_B_K1 = torch.where(tables.turn_B_K1, tables.turn_tokens_B_K1, 0.0)
-    mean_B_1 = (tokens_B_K1 * credit_B_K1).sum(1, keepdim=True) / tokens_B_K1.sum(1, keepdim=True).clamp(
-        min=1
-    )
+    n_tokens_B_1 = tokens_B_K1.sum(1, keepdim=True).clamp(min=1)
+    mean_B_1 = (tokens_B_K1 * credit_B_K1).sum(1, keepdim=True) / n_tokens_B_1
     return *tables.split(level_B[:, None] + beta * (credit_B_K1 - mean_B_1)), tables.ones()
 
 

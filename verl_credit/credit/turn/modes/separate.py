@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
-from verl_credit.credit.operator import CENTRED, NORMALISED
+from verl_credit.credit.operator import CENTRED, NORMALISED, AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 

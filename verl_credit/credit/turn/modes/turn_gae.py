@@ -2,8 +2,8 @@
 
 import torch
 
+from verl_credit.credit.operator import Share
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import Share
 from verl_credit.credit.turn.tables import Tables
 
 

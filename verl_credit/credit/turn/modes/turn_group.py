@@ -3,9 +3,8 @@
 import torch
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR, group_stats
-from verl_credit.credit.operator import NORMALISED
+from verl_credit.credit.operator import NORMALISED, AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 

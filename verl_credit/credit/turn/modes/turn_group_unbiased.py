@@ -5,11 +5,18 @@ from collections.abc import Callable
 import torch
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
-from verl_credit.credit.operator import CENTRED, WithoutGains, leave_one_out_factor
-from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.operator import (
+    CENTRED,
+    AtLeastZero,
+    BelowOne,
+    Positive,
+    Share,
+    WithoutGains,
+    leave_one_out_factor,
+)
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
 from verl_credit.credit.turn.modes.leave_one_out import return_minus_others
-from verl_credit.credit.turn.options import AtLeastZero, BelowOne, Positive, Share
+from verl_credit.credit.turn.modes.turn_group_v1d import adaptive_clip_scale
 from verl_credit.credit.turn.tables import Tables
 
 

@@ -5,10 +5,8 @@ from collections.abc import Callable
 import torch
 
 from verl_credit.credit.groups import EPS, VARIANCE_FLOOR
-from verl_credit.credit.operator import CENTRED, NORMALISED
-from verl_credit.credit.turn.adaptive_clip import adaptive_clip_scale
+from verl_credit.credit.operator import CENTRED, NORMALISED, AtLeastZero, BelowOne, Count, Positive, Share
 from verl_credit.credit.turn.mode import ModeOutput, TurnMode
-from verl_credit.credit.turn.options import AtLeastZero, BelowOne, Count, Positive, Share
 from verl_credit.credit.turn.tables import Tables
 
 
@@ -44,6 +42,11 @@ def turn_group_v1d(
     scale_B_K = adaptive_clip_scale(z_B_K, clip_beta)
     clip_scale_B_K = tables.backward(torch.ones_like(zeros_B), lambda k, _: scale_B_K[:, k])
     return advantage_B_K, outcome_B, clip_scale_B_K
+
+
+def adaptive_clip_scale(z: torch.Tensor, beta: float) -> torch.Tensor:
+    """c = 1 + beta (2 sigmoid(z) - 1), in (1 - beta, 1 + beta): a wider range for a turn that gained more."""
+    return 1 + beta * (2 * z.sigmoid() - 1)
 
 
 MODE = TurnMode(

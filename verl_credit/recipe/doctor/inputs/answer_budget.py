@@ -124,9 +124,9 @@ class _Counter:
     def tokens(self, golds: Sequence[str], template: str) -> int:
         return max(sum(self._one(gold, template, behind) for gold in golds) for behind in self.places)
 
-    def _one(self, gold: str, template: str, behind_turn: bool) -> int:
-        written = self.writer.prefix_at(self.end, behind_turn) + template
-        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, behind_turn)
+    def _one(self, gold: str, template: str, after_turn: bool) -> int:
+        written = self.writer.prefix_at(self.end, after_turn) + template
+        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, after_turn)
         return ridden(answer)
 
 

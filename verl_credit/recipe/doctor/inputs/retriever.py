@@ -6,9 +6,8 @@ import asyncio
 
 from verl_credit.errors import PreflightError
 from verl_credit.redact import redact
-from verl_credit.turns.search.client import SearchFault
+from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
 from verl_credit.turns.search.index import ServedIndex, agreed, served_index
-from verl_credit.turns.search.settings import client_for, token_of, urls_of
 
 
 def ask_servers(settings) -> tuple[str | None, str]:

@@ -11,13 +11,7 @@ from verl_credit.study.fidelity.mode_credit import Credit, find_modes
 from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.result import credits_as_dict, not_measured, shown
 from verl_credit.study.fidelity.subject import Subject
-from verl_credit.study.fidelity.swap.decisions import (
-    ALTERNATIVES,
-    Decision,
-    completed,
-    find_decisions,
-    worth,
-)
+from verl_credit.study.fidelity.swap.decisions import ALTERNATIVES, Decision, completed, find_decisions, worth
 from verl_credit.study.fidelity.swap.regret import SwapAgreement, SwapAgreements
 from verl_credit.study.fidelity.swap.swapped import Maker
 from verl_credit.study.fidelity.values import VALUES, Value, values_of

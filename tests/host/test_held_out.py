@@ -1,0 +1,130 @@
+"""Held-out evaluation: modes in rows and metrics; ``evaluation.max_hours`` ends a longer one, and its result is kept."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from kit.recipes import check
+from verl_credit.errors import EvaluationOverrun
+from verl_credit.host.step import held_out
+from verl_credit.records.run import events
+from verl_credit.records.run.files import EVENTS, VALIDATION, read_json_lines
+
+ROWS = [{"raw_prompt": [1, 2]}, {"raw_prompt": [3, 4]}]
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """Its evaluation reads every batch; a batch takes 36 minutes."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    trainer = object.__new__(type("Evaluating", (held_out.EvaluatingTrainer, PPOTrainerSync), {}))
+    trainer.batches = Counter()
+
+    def validate(self):
+        for batch in self.val_dataloader:
+            trainer.batches[batch["sampling"][0]] += 1
+            clock.now += 0.6 * 3600
+        return {f"val-aux/lab-{self._evaluation_mode}/em/mean@1": 0.5}
+
+    monkeypatch.setattr(held_out, "time", clock)
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    trainer.run_dir, trainer.global_steps, trainer.val_dataset, trainer.val_dataloader = (
+        tmp_path,
+        5,
+        [1] * 4,
+        ROWS,
+    )
+    trainer.watch = SimpleNamespace(begin=lambda rows: None, settle=lambda rows: None, errors=())
+    trainer.config = check()
+    OmegaConf.set_struct(trainer.config, False)
+    return trainer
+
+
+def test_a_longer_evaluation_ends_before_its_next_batch(trainer):
+    trainer.config.evaluation.max_hours = 1.5
+    with pytest.raises(
+        EvaluationOverrun, match=r"evaluation.max_hours=1.5: the evaluation after step 5 takes longer"
+    ):
+        trainer._validate()
+    assert trainer.batches == {"greedy": 2, "sampled": 1} and trainer.val_dataloader is ROWS
+    (note,) = read_json_lines(trainer.run_dir / EVENTS)
+    assert note["kind"] == events.EVALUATION_OVERRUN and not (trainer.run_dir / VALIDATION).exists()
+
+
+def test_one_that_ends_too_late_is_written_down_first(trainer):
+    trainer.config.evaluation.max_hours = 2.0
+    with pytest.raises(EvaluationOverrun):
+        trainer._validate()
+    (row,) = read_json_lines(trainer.run_dir / VALIDATION)
+    assert row["step"] == 5 and row["val-aux/lab-sampled/em/mean@1"] == 0.5
+    assert trainer._validate() == {
+        name: value for name, value in row.items() if name != "step"
+    }  # not made again
+
+
+@pytest.mark.parametrize("hours", [None, 3.0])
+def test_one_in_time_ends_nothing(trainer, hours):
+    trainer.config.evaluation.max_hours = hours
+    assert len(trainer._validate()) == 2 and not (trainer.run_dir / EVENTS).exists()
+
+
+def test_the_generations_of_each_mode_have_a_file(trainer, tmp_path, monkeypatch):
+    """verl's name for both is the step's: the sampled ones would overwrite the greedy ones."""
+    folder = tmp_path / "validation"
+
+    def validate(self):
+        self._dump_generations(["q"], [f"a {self._evaluation_mode}"], ["a"], [1.0], {}, str(folder))
+        return {}
+
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    trainer._init_dump_executor()
+    trainer._validate()
+    trainer._shutdown_dump_executor()
+    found = {path.parent.name: read_json_lines(path) for path in folder.rglob("5.jsonl")}
+    assert {mode: row["output"] for mode, (row,) in found.items()} == {
+        "greedy": "a greedy",
+        "sampled": "a sampled",
+    }
+
+
+def test_evaluation_rows_carry_their_mode_and_keep_their_source():
+    batches = [{"raw_prompt": np.array([1, 2]), "data_source": np.array(["nq", "lab"], dtype=object)}]
+    (batch,) = held_out.EvaluationLoader(batches, "greedy")
+    assert batch["sampling"].tolist() == ["greedy"] * 2 and batch["data_source"].tolist() == ["nq", "lab"]
+    assert "sampling" not in batches[0]
+
+
+def test_metrics_of_an_evaluation_are_named_after_its_mode():
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        assert expected_acc_counts == {("lab-greedy", "u"): 1}
+        return {f"val-core/{sources[0]}/em/mean@1": 1.0, "val-aux/num_turns/mean": 2}
+
+    named = held_out.label_mode(update, "greedy")(["lab"] * 3, ["u", "u", "v"], {}, [], {("lab", "u"): 1})
+    assert named == {
+        "val-core/lab-greedy/em/mean@1": 1.0,
+        "val-aux/lab-greedy/questions": 2,
+        "val-aux/num_turns-greedy/mean": 2,
+    }
+
+
+def test_a_list_per_turn_among_the_rewards_values_does_not_end_the_evaluation():
+    """verl takes means of whatever a reward function returns, and refuses lists of different length."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    def update(sources, uids, infos, turns, expected_acc_counts):
+        found = process_validation_metrics(sources, uids, infos)
+        return {f"{name}/mean": infos["reward"] for name in found[sources[0]]}
+
+    infos = {
+        "reward": [1.0, 0.0, None],
+        "pred": ["a", "b", "c"],
+        "steps": [[0.5, None], [0.1], []],
+        "shown": [np.zeros(2), None, np.zeros(1)],
+        "said": [{"a": 1}, {}, None],
+    }
+    named = held_out.label_mode(update, "greedy")(["lab"] * 3, ["u"] * 3, infos, [], None)
+    assert set(named) == {"reward/mean", "val-aux/lab-greedy/questions"}

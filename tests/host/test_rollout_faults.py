@@ -1,0 +1,95 @@
+"""Rollouts that raised, workers that died and tool faults stop a run, unless the recipe tolerates their share."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayActorError
+
+from verl_credit.errors import IntegrityError
+from verl_credit.host.rollout.agent_manager import RolloutWatch, check_rollouts
+from verl_credit.host.step.stops import check_evaluation_faults, check_tool_faults
+
+
+def test_failed_rollouts_stop_the_run_unless_tolerated():
+    assert check_rollouts(8, 8, [], 0.0) == 0
+    assert check_rollouts(8, 7, ["KeyError: x"], 0.2) == 1
+    with pytest.raises(IntegrityError, match="1 of 8 rollouts raised.*KeyError: x"):
+        check_rollouts(8, 7, ["KeyError: x"], 0.0)
+    with pytest.raises(IntegrityError, match="no exception was recorded"):
+        check_rollouts(8, 6, [], 0.1)
+
+
+def test_too_many_tool_faults_stop_the_run():
+    lost = Counter({"connect": 1})
+    check_tool_faults(lost, 4, 0.25, "http://x")
+    with pytest.raises(IntegrityError, match=r"1 of 4 rows .*http://\*\*\*@x.*1 connect"):
+        check_tool_faults(lost, 4, 0.2, "http://me:secret@x")
+    with pytest.raises(
+        IntegrityError, match=r"1 of 4 rows were lost to faults of tools: 1 connect; a share.*\)\.$"
+    ):
+        check_tool_faults(lost, 4, 0.2, None)
+
+
+def test_an_evaluation_without_its_retriever_is_no_evaluation():
+    metrics = {"val-aux/lab-greedy/tool_fault/mean@1": 0.5, "val-aux/lab-greedy/em/mean@1": 0.1}
+    check_evaluation_faults(metrics, 0.5, "http://x")
+    with pytest.raises(IntegrityError, match="held-out evaluation.*= 0.500"):
+        check_evaluation_faults(metrics, 0.25, "http://x")
+
+
+class Buffer:
+    """verl's replay buffer as the watch sees it."""
+
+    def _wait_for_next_poll(self, *args):
+        return args
+
+    def sample(self, error=None, keys=("a",)):
+        if error:
+            raise error
+        self.waited = self._wait_for_next_poll("train", 0.0)
+        return SimpleNamespace(keys=list(keys)), {}
+
+
+def test_the_first_error_of_a_rollout_stops_the_wait_and_is_named():
+    buffer, watch = Buffer(), RolloutWatch(0.0, every_s=0.0)
+    watch.attach(buffer)
+    watch.begin(8)
+    watch.drain = lambda: []
+    assert buffer.sample()[0].keys == ["a"] and buffer.waited == ("train", 0.0) and watch.settle(8) == 0
+    watch.drain = lambda: ["KeyError: no such column"]
+    with pytest.raises(IntegrityError, match="no such column"):
+        buffer.sample()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"error": RuntimeError("no materializable trajectories")},  # verl's advice is about refilling
+        {"error": ValueError("Received an empty list as keys.")},
+        {"keys": ()},
+    ],
+)
+def test_a_batch_that_failed_as_a_whole_has_the_cause_of_its_rollouts(left):
+    buffer, watch = Buffer(), RolloutWatch(0.0)
+    watch.drain = lambda: []
+    watch.attach(buffer)
+    watch.begin(8)
+    buffer.sample()
+    watch.drain = lambda: ["ActorDiedError: the rollout server"]  # between two looks
+    with pytest.raises(IntegrityError, match="the rollout server"):
+        buffer.sample(**left)
+
+
+def test_tolerated_errors_are_counted_and_a_dead_worker_is_not_tolerated():
+    watch = RolloutWatch(0.25)
+    watch.begin(8)
+    watch.drain = lambda: ["KeyError: x"]
+    assert watch.settle(7) == 1
+
+    def dead():
+        raise RayActorError
+
+    watch.drain = dead
+    with pytest.raises(IntegrityError, match="an agent-loop worker died"):
+        watch.settle(8)

@@ -1,0 +1,83 @@
+"""Options of `serve` and `deploy` are the fields of `Limits` and `ServeSettings`, with their names and defaults."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from verl_credit_retriever.cli import app, main
+from verl_credit_retriever.commands import serve as command
+from verl_credit_retriever.http.limits import Limits
+from verl_credit_retriever.serving import serve
+from verl_credit_retriever.serving.settings import ServeSettings
+
+NO_OPTION = {
+    "verify",
+    "index_pin",
+    "limits",
+    "token",
+}  # a flag, a pin of the workers, the limits' own options, a file
+
+
+def _options(name):
+    return {option.name: option for option in typer.main.get_command(app).commands[name].params}
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs a command line and returns the settings that it serves."""
+    given = []
+    monkeypatch.delenv("VERL_CREDIT_RETRIEVER_TOKEN", raising=False)
+    monkeypatch.setattr(serve, "run_server", lambda settings: given.append(settings) or 0)
+    cluster = type("Cluster", (), {"deploy": staticmethod(lambda settings, **more: given.append(settings))})
+    monkeypatch.setattr(command, "_cluster", lambda address: cluster)
+
+    def run(*arguments):
+        assert main([*map(str, arguments)]) == 0
+        return given.pop()
+
+    return run
+
+
+def test_every_field_is_an_option_with_its_default():
+    options = _options("serve")
+    for kind in (Limits, ServeSettings):
+        for field in fields(kind):
+            if field.name not in NO_OPTION | {"index", "encoder"}:
+                assert options[field.name].default == field.default, field.name
+                assert options[field.name].opts[0].startswith("--")
+    assert options["index"].required and options["encoder"].required
+    assert options["default_topk"].opts == ["--topk"]
+
+
+def test_what_a_command_declares_itself_replaces_the_field():
+    assert _options("deploy")["threads"].default == 1 and _options("serve")["threads"].default is None
+    assert "workers" not in _options("deploy") and "max_body_bytes" not in _options("deploy")
+
+
+def test_every_option_reaches_the_settings(run):
+    limits = {field.name: field.default + 1 for field in fields(Limits)}
+    own = {"backend": "exact", "nprobe": 2, "refine": 3, "ef_search": 4, "host": "localhost", "port": 0}
+    own |= {"port_file": Path("port"), "parent_pid": 5, "workers": 6, "device": "cuda"}
+    values = {**own, **limits, "topk": limits["default_topk"]}
+    del values["default_topk"]
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    settings = run("serve", "--index=i", "--encoder=e", "--gpu", "--verify", *arguments)
+    expected = ServeSettings(Path("i"), Path("e"), **own, gpu=True, verify="all", limits=Limits(**limits))
+    assert settings == expected
+
+
+@pytest.mark.parametrize(
+    "arguments, mmap",
+    [([], False), (["--mmap"], True), (["--workers=2"], True), (["--workers=2", "--gpu"], False)],
+)
+def test_several_workers_share_the_file(run, arguments, mmap):
+    settings = run("serve", "--index=i", "--encoder=e", *arguments)
+    assert (settings.mmap, settings.verify, settings.port) == (mmap, "known", 8000)
+
+
+def test_a_deployment_names_its_folders_from_the_root(run):
+    settings = run("deploy", "--index=i", "--encoder=e", "--threads=3", "--max-topk=7", "--port=9")
+    expected = ServeSettings(Path.cwd() / "i", Path.cwd() / "e", port=9, threads=3, limits=Limits(max_topk=7))
+    assert settings == expected

@@ -1,0 +1,63 @@
+"""`verl-credit check`: the laws, run on an operator of the user's or on every registered one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from verl_credit.cli.command import ends, json_object, modules_from_here
+from verl_credit.errors import ExitCode
+
+if TYPE_CHECKING:
+    from verl_credit.credit.laws import Subject
+
+
+@ends("check", ValueError)
+def check(
+    operator: Annotated[
+        str | None, Argument(help="my_module:my_operator; none: every registered operator")
+    ] = None,
+    kind: Annotated[
+        Literal["outcome", "turn", "transform", "algorithm", "uncertainty"] | None,
+        Option(help="when it cannot be told"),
+    ] = None,
+    params: Annotated[
+        dict | None, Option(parser=json_object, help="JSON object handed to the operator")
+    ] = None,
+) -> ExitCode:
+    """Exit code 0 when all laws hold or are exempt, 1 when one is broken, 4 when there is nothing to check."""
+    from verl_credit.credit.laws import own_subject, registered_subject
+    from verl_credit.credit.plugins import load
+    from verl_credit.credit.registry import REGISTRY
+
+    with modules_from_here():
+        if operator is not None:
+            subject = own_subject(load(operator, "operator"), operator, kind=kind, params=params)
+            return ExitCode.FAILED if _report(subject, details=True) else ExitCode.DONE
+        broken = [_report(registered_subject(level, name), details=False) for level, name in REGISTRY]
+    print(f"{len(broken)} operators, {sum(map(bool, broken))} broken")
+    return ExitCode.FAILED if any(broken) else ExitCode.DONE
+
+
+def _report(subject: Subject, *, details: bool) -> int:
+    from verl_credit.credit.laws import check as run_laws
+
+    findings = run_laws(subject)
+    broken = [finding for finding in findings if finding.wrong]
+    name = f"{subject.level} {subject.name}"
+    if broken and broken[0].name == "runs":
+        print(
+            f"{name}: BROKEN: {broken[0].detail} for {broken[0].example[0]}; --params '{{...}}' gives it params"
+        )
+        return 1
+    print(f"{name}: {'BROKEN' if broken else 'lawful'}")
+    for finding in findings:
+        if details or finding.wrong or finding.verdict == "exempt":
+            why = f"  ({finding.detail})" if finding.detail else ""
+            print(f"  {finding.verdict:7} {finding.name:13} {finding.says}{why}")
+            for line in finding.example:
+                print(f"          {line}")
+    if broken and broken[0].name == "pure":
+        print("  The other laws are not tested: what they find would change from call to call.")
+    return len(broken)

@@ -1,0 +1,98 @@
+"""What commands share: common options, and how a command ends that is refused, fails or is interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from typing import Annotated
+
+from typer import Argument, Option
+
+from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
+
+PLAIN = {"add_completion": False, "rich_markup_mode": None}
+SHIPPED = "a shipped recipe (lab) or a file in --config-dir"
+ConfigDir = Annotated[str | None, Option(help="folder with your own recipes")]
+Overrides = Annotated[list[str], Argument(help="Hydra overrides: key=value")]
+AsJson = Annotated[bool, Option("--json", help="machine-readable")]
+GOES_ON = "interrupted; the same command goes on"
+
+
+class ChildFailed(RuntimeError):
+    """A run that the command started in a process of its own failed."""
+
+
+def ends(
+    line: str,
+    *refused: type[Exception],
+    failed: Mapping[type[Exception], ExitCode] = {},
+    interrupted: str = "",
+    to: str = "stdout",
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Ends a command with a line and an exit code for the errors that it expects; any other error is a traceback.
+
+    ``line`` precedes the message and may have the command's arguments in braces. ``refused`` end with 4, as
+    ConfigError and PreflightError always do, ``failed`` with their own code, and Ctrl-C with 130 after ``interrupted``.
+    A command that returns nothing is done.
+    """
+
+    def decorate(work: Callable[..., int]) -> Callable[..., int]:
+        @wraps(work)
+        def run(*given, **named) -> int:
+            try:
+                return work(*given, **named) or ExitCode.DONE
+            except (ConfigError, PreflightError, *refused) as error:
+                text, code = one_line(str(error)), ExitCode.PREFLIGHT
+            except tuple(failed) as error:
+                text, code = str(error), next(failed[kind] for kind in failed if isinstance(error, kind))
+            except KeyboardInterrupt:
+                if not interrupted:
+                    raise
+                print(interrupted, flush=True)
+                return ExitCode.INTERRUPTED
+            bound = signature(work).bind(*given, **named)
+            bound.apply_defaults()
+            values = {
+                k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in bound.arguments.items()
+            }
+            command = line.format(**values)
+            print(f"verl-credit {command}: {text}", file=getattr(sys, to), flush=True)
+            return code
+
+        return run
+
+    return decorate
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A model as small as the lab's waits longer for several threads than it computes."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def modules_from_here() -> Iterator[None]:
+    """The user's modules may lie in the working directory."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def json_object(text: str) -> dict:
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise ValueError(f"{text!r} is not a JSON object") from None

@@ -1,0 +1,203 @@
+"""`verl-credit fidelity` through a run's own rollouts: its trainer starts anew, loads the policy, and measures it.
+
+Engine, agent loops, tools, search server and reward are those of the run, so this takes what a training of it takes. The lab
+alone has a quicker way (`fidelity.subject`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.cli.fidelity.policies import Policy
+from verl_credit.cli.probe.another_run import (
+    LOG,
+    RECIPE,
+    check_overrides,
+    link_checkpoint,
+    own_folder,
+    resumed,
+    run_alone,
+    write_recipe,
+)
+from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.rules.other_tools import MULTI_TURN, tools_given
+from verl_credit.records.run.files import read_json_lines
+from verl_credit.records.run.lock import LOCK, holder_is_gone
+from verl_credit.records.run.progress import say_at_once
+from verl_credit.records.run.state import deciding_keys
+from verl_credit.study.fidelity.request import RESULT, ROLLOUTS, TABLE, Request, check_about
+from verl_credit.study.fidelity.values import VALUES
+
+FOLDER = "run"
+REWARD = "pkg://verl_credit.turns.reward.qa"
+DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
+"""Keys beside the weights that decide how a rollout continues and which reward it gets."""
+
+
+def why_by_run(config: DictConfig) -> str | None:
+    """Why a policy of this run cannot be rolled out in this process; None where it can."""
+    if "lab" not in config:
+        return "the run is not of the lab"
+    reward, train = config.reward.custom_reward_function, str(config.data.train_files)
+    own = {
+        DEFAULT: OmegaConf.select(config, DEFAULT) not in (None, AGENT_NAME),
+        **dict.fromkeys(tools_given(config), True),
+        "search.shuffle_seed": config.search.shuffle_seed is not None,
+        f"{MULTI_TURN}.max_user_turns": bool(config.actor_rollout_ref.rollout.multi_turn.max_user_turns),
+        "reward.custom_reward_function.path": reward.path != REWARD,
+        "data.train_files": not Path(train).is_relative_to(config.lab.dir),
+    }
+    return next((f"{key}={OmegaConf.select(config, key)}" for key, is_own in own.items() if is_own), None)
+
+
+def measure_policy(
+    policy: Policy,
+    out: Path,
+    settings: Mapping,
+    modes: Sequence[str] | None,
+    minutes: float | None,
+    overrides: Sequence[str],
+) -> Mapping:
+    """The policy's part of ``fidelity.json``; prints its table.
+
+    Raises PreflightError and ConfigError for what is refused, ChildFailed and IntegrityError where the run fails.
+    """
+    out = (out / policy.name).resolve()
+    folder, checkpoint = out / FOLDER, policy.folder if policy.step else None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    request = Request(
+        out=str(out),
+        name=policy.name,
+        policy=str(policy.folder),
+        step=policy.step,
+        modes=modes,
+        minutes=minutes,
+        folder=str(Path.cwd()),
+        **settings,
+    )
+    fixed = _fixed(policy.config, folder, checkpoint, request)
+    check_overrides(overrides, fixed, policy.config, "fidelity")
+    if checkpoint is not None and not list(checkpoint.glob("actor/model_world_size_*")):
+        raise PreflightError(
+            f"{checkpoint}/actor: no shards of verl's (the twin writes none); expected --engine sampler"
+        )
+    if (folder / LOCK).exists() and not holder_is_gone(folder):
+        raise PreflightError(f"{folder}: another measurement is going on there")
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are kept outside
+    folder.mkdir(parents=True)
+    write_recipe(folder, policy.config, fixed)
+    composed = load_config(RECIPE, overrides, str(folder))
+    _refuse(composed)
+    request = replace(request, about=_about(composed, checkpoint, request))
+    check_about(out, request.about, continuations=request.continuations, seed=request.seed)
+    if checkpoint is not None:
+        link_checkpoint(checkpoint, folder)
+    request.write(folder)
+    for name in (RESULT, TABLE):
+        (out / name).unlink(missing_ok=True)
+    log, mark = folder / LOG, f"fidelity {policy.name}"
+    say_at_once(f"{mark}: through the run's own rollouts; Ray and verl say the rest in {log}")
+    with _followed(log, mark):
+        run_alone(folder, overrides, f"{policy.name} is not measured")
+    (result,) = json.loads((out / RESULT).read_text())["policies"]
+    print("\n".join((out / TABLE).read_text().splitlines()))
+    return result
+
+
+def _fixed(config: DictConfig, folder: Path, checkpoint: Path | None, request: Request) -> dict:
+    """The keys of the measuring run that no override may change."""
+    fixed = {
+        **own_folder(folder),
+        "trainer.v1.trainer_mode": MEASURE_MODE,
+        "trainer.save_freq": -1,
+        # A value without some of its continuations would be another value.
+        "faults.max_failed_rollouts": 0.0,
+        **({"trainer.resume_mode": "disable"} if checkpoint is None else resumed(folder, checkpoint)),
+    }
+    if config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+        # An engine without a seed per request begins with the same random numbers at every start.
+        begun = sum(len(read_json_lines(folder.parent / name)) for name in (VALUES, ROLLOUTS))
+        fixed["actor_rollout_ref.rollout.seed"] = request.seed + begun
+    return fixed
+
+
+def _refuse(config: DictConfig) -> None:
+    rollout, model = config.actor_rollout_ref.rollout, config.reward.reward_model
+    if rollout.full_determinism:
+        use = "expected false: every continuation of a context would be the same text"
+        raise ConfigError.of(config, "actor_rollout_ref.rollout.full_determinism", accepted=use)
+    if model.enable and not model.enable_resource_pool:
+        use = "expected reward.reward_model.enable_resource_pool=true: verl asks a model beside the actor in steps alone"
+        raise ConfigError.of(config, "reward.reward_model.enable", accepted=use)
+
+
+def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dict:
+    """What the values depend on: weights, data, and the keys that decide rollouts and rewards."""
+    rollout = config.actor_rollout_ref.rollout
+    decides = {key: text for key, text in deciding_keys(config).items() if key.startswith(DECIDES)}
+    decides.pop("actor_rollout_ref.rollout.seed", None)
+    files = [*tools_given(config).values(), config.reward.custom_reward_function.path]
+    data = config.data.train_files if request.split == "train" else config.data.val_files
+    weights = checkpoint / "actor" if checkpoint is not None else config.actor_rollout_ref.model.path
+    return {
+        "policy": [request.policy, _stamps([weights])],
+        "engine": f"run, {rollout.name}, {rollout.agent.default_agent_loop}",
+        "settings": hashlib.blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=12).hexdigest(),
+        "tools and reward": _stamps(files),
+        "split": request.split,
+        "data": _stamps(data if OmegaConf.is_list(data) else [data]),
+    }
+
+
+def _stamps(places: Iterable[str | Path | None]) -> list[str]:
+    """Name, size and time of each file in each place; a name on the hub has no files here and stays a name."""
+    found = []
+    for place in places:
+        path = Path(str(place)).expanduser()
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found += [
+            f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" if one.is_file() else str(place)
+            for one in files
+            if not one.is_dir()
+        ]
+    return found
+
+
+@contextmanager
+def _followed(log: Path, mark: str, *, every_s: float = 1.0) -> Iterator[None]:
+    """Prints the lines of ``log`` that have ``mark`` when they are written."""
+    ended, place = threading.Event(), 0
+
+    def look() -> None:
+        nonlocal place
+        *lines, _ = log.read_bytes()[place:].split(b"\n") if log.exists() else [b""]
+        place += sum(len(line) + 1 for line in lines)
+        for line in lines:
+            _, found, rest = line.decode(errors="replace").partition(mark)
+            if found:
+                say_at_once(mark + rest)
+
+    def follow() -> None:
+        while not ended.wait(every_s):
+            look()
+        look()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

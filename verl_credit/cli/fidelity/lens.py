@@ -1,0 +1,125 @@
+"""`verl-credit fidelity lens RUN`: A* of the turns that the credit lens of the run's report shows.
+
+The rollouts of step N were written by the policy after step N - 1: their contexts are valued under that policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from verl_credit.cli.command import GOES_ON, ends, one_thread
+from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_steps
+from verl_credit.errors import PreflightError
+from verl_credit.records.run.files import DamagedFile, append_json
+from verl_credit.records.run.progress import Throttled, say_at_once
+
+if TYPE_CHECKING:
+    from verl_credit.study.fidelity.subject import Subject
+
+OF_TURN = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome")
+
+
+@ends("fidelity lens {folder}", DamagedFile, OSError, interrupted=GOES_ON)
+def fidelity_lens(
+    folder: Annotated[Path, Argument(help="a run, with keep_rollouts and keep_checkpoints")],
+    steps: Annotated[
+        str | None, Option(help="whose rollouts: 5,10; all that can be measured if not given")
+    ] = None,
+    continuations: Annotated[int, Option(help="per distinct context; an even number")] = 64,
+    lab: Annotated[Path | None, Option(help="the lab's folder, where it was moved")] = None,
+    seed: Annotated[int, Option(parser=int, help="of continuations")] = 0,
+) -> None:
+    from verl_credit.cli.fidelity.by_run import why_by_run
+    from verl_credit.cli.fidelity.policies import policies_of, step_numbers
+    from verl_credit.cli.train.start import terminate_as_interrupt
+    from verl_credit.records.report.lens_stars import stars_path
+
+    run = folder.expanduser().resolve()
+    with one_thread(), terminate_as_interrupt():
+        for step in _measurable(run, step_numbers(steps)):
+            (policy,) = policies_of(run, [step - 1], lab)
+            if why := why_by_run(policy.config):
+                raise PreflightError(f"{why}: the lens has true advantages of the lab's own search alone")
+            subject = policy.load(lab=lab, split="train", prompts=None)
+            turns, rows = _measure(run, step, subject, continuations, seed)
+            say_at_once(f"A* of {turns} turns in {rows} rollouts of step {step}: {stars_path(run, step)}")
+    print(f"the lens shows them: verl-credit report {run}")
+
+
+def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
+    """Steps whose rollouts are kept and whose policy is saved. Raises PreflightError where there is none, or where one of
+    ``steps`` is none."""
+    from verl_credit.records.run.tables import ROLLOUTS, TOKENS, tables_of
+
+    if not (folder / CONFIG).is_file():
+        raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
+    kept = sorted(tables_of(folder, ROLLOUTS).keys() & tables_of(folder, TOKENS).keys())
+    if not kept:
+        raise PreflightError(
+            "tables/ has no step with rollouts and token tables: train with keep_rollouts=N and keep_token_tables=N, which "
+            "keep those of the last N steps"
+        )
+    if unknown := [step for step in steps or () if step not in kept]:
+        raise PreflightError(
+            f"--steps: tables/ has no rollouts or token tables of {', '.join(map(str, unknown))}; accepted are "
+            f"{', '.join(map(str, kept))}"
+        )
+    saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
+    wanted = steps or kept
+    unsaved = [step for step in wanted if step - 1 not in saved]
+    if unsaved:
+        why = (
+            f"the policy that wrote the rollouts of step {', '.join(map(str, unsaved))} is that of the step before, and not "
+            f"saved: train with keep_checkpoints=[{','.join(str(step - 1) for step in unsaved)}]"
+        )
+        if steps or len(unsaved) == len(wanted):
+            raise PreflightError(why)
+        say_at_once(why)
+    return [step for step in wanted if step not in unsaved]
+
+
+def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
+    """Returns the numbers of turns and rollouts that have A* now."""
+    from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
+    from verl_credit.records.run.tables import ROLLOUTS, TOKENS, read_table, table_path
+    from verl_credit.study.fidelity.request import check_about
+    from verl_credit.study.fidelity.rows import kept_trajectories
+    from verl_credit.study.fidelity.scored import score_turns
+    from verl_credit.study.fidelity.values import VALUES, states_of, values_of
+
+    out = stars_folder(folder, step)
+    out.mkdir(parents=True, exist_ok=True)
+    check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")
+    tokens = read_table(table_path(folder, TOKENS, step), ("row", "text", "turn")).columns
+    rollouts = read_table(table_path(folder, ROLLOUTS, step)).columns
+    written = dict(zip(rollouts["row"], rollouts["turn"], strict=True))
+    for row, turns in zip(tokens["row"], tokens["turn"], strict=True):
+        if [turn for turn in written.get(row, ()) if turn >= 0] != turns:
+            raise PreflightError(
+                f"the tables of step {step} are of other rollouts: row {row} has other turns"
+            )
+    found = kept_trajectories(rollouts, set(tokens["row"]), subject.prompts, subject.protocol)
+    groups = [[trajectory] for trajectory in found.values()]
+    say = Throttled(say_at_once, f"fidelity lens, step {step}")
+    values = values_of(
+        states_of(groups),
+        subject.roll,
+        continuations=continuations,
+        seed=seed,
+        path=out / VALUES,
+        say=lambda done, of: say(done / of, f"values of the contexts of {done} of {of} prompts"),
+    )
+    texts = {row: text_digest(text) for row, text in zip(tokens["row"], tokens["text"], strict=True)}
+    scored, rows = score_turns(groups, values), list(found)
+    path = stars_path(folder, step)
+    path.unlink(missing_ok=True)
+    for turn in scored:
+        line = asdict(turn)
+        row = rows[turn.prompt]
+        append_json(path, {"row": row, "text": texts[row]} | {name: line[name] for name in OF_TURN})
+    return len(scored), len(rows)

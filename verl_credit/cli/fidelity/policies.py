@@ -1,0 +1,118 @@
+"""The policies that `verl-credit fidelity` measures: steps of a run, a checkpoint, or a policy that no run made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_credit.cli.saved_run import CONFIG, checkpoints_of, run_config, saved_step, saved_steps
+from verl_credit.errors import PreflightError
+from verl_credit.recipe.compose import load_config, quoted
+from verl_credit.records.run.finished import last_checkpoint
+from verl_credit.study.fidelity.subject import Subject, load_checkpoint, load_policy, make_subject
+
+MODEL = "actor_rollout_ref.model.path"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``folder``: a checkpoint, or a policy in Hugging Face format; ``step``: of the run whose configuration it is."""
+
+    folder: Path
+    config: DictConfig
+    step: int | None
+
+    @property
+    def name(self) -> str:
+        """The name of its folder among the results."""
+        return "policy" if self.step is None else f"step_{self.step}"
+
+    def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
+        """``lab``: where it is now; None for where the configuration has it."""
+        lab = Path(lab or self.config.lab.dir).expanduser().resolve()
+        model, tokenizer = (load_checkpoint if self.step else load_policy)(self.folder)
+        return make_subject(
+            str(self.folder),
+            self.config,
+            model,
+            tokenizer,
+            questions=lab / f"{split}.parquet",
+            lab=lab,
+            prompts=prompts,
+            step=self.step,
+        )
+
+
+def step_numbers(text: str | None) -> list[int] | None:
+    """Reads ``--steps``. Raises PreflightError."""
+    if text is None:
+        return None
+    try:
+        steps = list(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        steps = []
+    if not steps or min(steps) < 0:
+        raise PreflightError(f"--steps {text}: expected step numbers with commas between: 0,15,30")
+    return steps
+
+
+def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
+    """``steps``: of a run alone, its last checkpoint where None; 0 is the policy that it starts from.
+
+    Raises PreflightError before anything is loaded.
+    """
+    folder = folder.expanduser().resolve()
+    if not folder.is_dir():
+        raise PreflightError("no such folder; expected a run's, a checkpoint's, or a policy's")
+    is_run = (folder / CONFIG).is_file()
+    if steps is not None and not is_run:
+        given = ",".join(map(str, steps))
+        raise PreflightError(f"--steps {given}: expected with a run's folder, which has a {CONFIG}")
+    if (folder / "config.json").is_file():
+        home = (lab or folder.parent).expanduser().resolve()
+        return [Policy(folder, load_config("lab", [f"lab.dir={quoted(str(home))}"]), None)]
+    return _of_run(folder, steps, lab) if is_run else [_checkpoint(folder)]
+
+
+def _checkpoint(folder: Path) -> Policy:
+    saved = saved_step(folder)
+    return Policy(saved.folder, saved.config, saved.step)
+
+
+def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
+    config = run_config(folder)
+    checkpoints = checkpoints_of(folder, config)
+    if steps is None:
+        last = last_checkpoint(checkpoints)
+        if last is None:
+            raise PreflightError(
+                f"no checkpoint in {checkpoints}: the run saved none (trainer.save_freq); --steps 0 measures the policy "
+                "that it starts from"
+            )
+        steps = [last]
+    saved = saved_steps(checkpoints)
+    if missing := [step for step in steps if step and step not in saved]:
+        raise PreflightError(
+            f"--steps: {', '.join(map(str, missing))} not saved; accepted are "
+            f"{', '.join(map(str, [0, *saved]))} (0: the policy that the run starts from)"
+        )
+    return [
+        Policy(checkpoints / f"global_step_{step}" if step else _start(config, lab), config, step)
+        for step in steps
+    ]
+
+
+def _start(config: DictConfig, lab: Path | None) -> Path:
+    """The policy that the run starts from, also in a lab that was moved."""
+    path = Path(config.actor_rollout_ref.model.path)
+    if "lab" not in config:  # a name on the hub, perhaps: the run itself loads it
+        return path
+    if lab is not None and "lab" in config and path.is_relative_to(config.lab.dir):
+        path = lab.expanduser().resolve() / path.relative_to(config.lab.dir)
+    if not path.is_dir():
+        raise PreflightError(
+            f"--steps 0: {MODEL}={path} does not exist; expected a folder (--lab, if it was moved)"
+        )
+    return path

@@ -1,0 +1,172 @@
+"""One update of a saved step, measured on its rollouts, and the result in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_credit.cli.probe.fresh_rollouts import collect
+from verl_credit.cli.saved_run import SavedStep
+from verl_credit.errors import ConfigError
+from verl_credit.records.run.tables import ROLLOUTS, table_path
+from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
+from verl_credit.study.probe.distribution import Sampling
+from verl_credit.study.probe.measure import Objective, Probe
+from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.settings import ProbeSettings
+from verl_credit.study.probe.stored import RolloutFacts, read_rollouts
+
+
+def with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
+    """An update of the run is made from ``ppo_mini_batch_size`` prompts."""
+    batch = settings.batch_config
+    if batch.B_U is None:
+        batch = batch.model_copy(
+            update={"B_U": int(saved.config.actor_rollout_ref.actor.ppo_mini_batch_size)}
+        )
+    return settings.model_copy(update={"batch_config": batch})
+
+
+def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str, Any]:
+    """The probe of one checkpoint on the rollouts in ``path``."""
+    rollouts, facts = read_rollouts(path)
+    _check_facts(saved, path, facts)
+    e, u = divide(rollouts, settings)
+    checkpoint = read_checkpoint(saved.folder)
+    notes = [*_left_out(facts), *_rounded(checkpoint.stored_dtype, settings.runtime.dtype)]
+    dtype = getattr(torch, settings.runtime.dtype)
+    for note in notes:
+        print(f"probe: {note}")
+    measured = Probe(
+        model=build_model(saved.folder, checkpoint.parameters, dtype, torch.device(settings.runtime.device)),
+        e=e,
+        u=u,
+        sampling=Sampling(float(facts.temperature), float(facts.top_p)),
+        optimizer=checkpoint.optimizer,
+        objective=Objective(
+            loss_agg_mode=facts.objective["loss_agg_mode"],
+            loss_scale_factor=facts.objective["loss_scale_factor"],
+            max_grad_norm=facts.objective["grad_clip"],
+            tokens=int(saved.config.actor_rollout_ref.rollout.response_length),
+        ),
+        settings=settings,
+        say=say,
+    ).measure()
+    return {
+        "checkpoint": str(saved.folder),
+        "step": saved.step,
+        "rollouts": str(path),
+        "notes": notes,
+        **measured,
+    }
+
+
+def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollouts]:
+    """(E, U): different prompts, drawn without replacement with ``batch_config.seed``."""
+    wanted, prompts = settings.batch_config, rollouts.prompts
+    if len(prompts) < wanted.B_E + wanted.B_U:
+        raise ConfigError(
+            f"batch_config.B_E={wanted.B_E} and batch_config.B_U={wanted.B_U} need {wanted.B_E + wanted.B_U} different "
+            f"prompts, and there are rollouts of {len(prompts)}; ask for fewer, or give another --out for new rollouts"
+        )
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(wanted.seed)).tolist()
+    u, e = order[: wanted.B_U], order[wanted.B_U : wanted.B_U + wanted.B_E]
+    return rollouts.of_prompts([prompts[i] for i in e]), rollouts.of_prompts([prompts[i] for i in u])
+
+
+def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overrides: Sequence[str]) -> Path:
+    if settings.generation.source == "stored":
+        _refuse_overrides(overrides, "generation.source=stored samples nothing")
+        path = table_path(saved.run_dir, ROLLOUTS, saved.step + 1)
+        if not path.exists():
+            raise ConfigError(
+                f"generation.source=stored: {path} does not exist. The policy of step {saved.step} wrote those of step "
+                f"{saved.step + 1}: train with keep_rollouts=N, which keeps those of the last N steps, or use source=run"
+            )
+        return path
+    earlier = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)
+    if earlier.exists():
+        _refuse_overrides(overrides, f"{earlier} is there; give another --out for other rollouts")
+        if (folder / "rollouts" / "from" / saved.folder.name / "actor").resolve() != (
+            saved.folder / "actor"
+        ).resolve():
+            raise ConfigError(f"{earlier}: of another run's step {saved.step}; give another --out")
+        print(f"probe: rollouts of an earlier probe, {earlier}")
+        return earlier
+    prompts = settings.batch_config.B_E + settings.batch_config.B_U
+    print(
+        f"probe: verl's trainer samples rollouts of {prompts} prompts; what it says is in {folder / 'rollouts'}"
+    )
+    return collect(saved.folder, folder / "rollouts", prompts=prompts, overrides=overrides)
+
+
+def _refuse_overrides(overrides: Sequence[str], why: str) -> None:
+    if overrides:
+        raise ConfigError(f"{' '.join(overrides)}: overrides are for new rollouts, and {why}")
+
+
+def _check_facts(saved: SavedStep, path: Path, facts: RolloutFacts) -> None:
+    if facts.policy_step != saved.step:
+        raise ConfigError(f"{path}: written by the policy of step {facts.policy_step}, not {saved.step}")
+    if facts.top_k not in (-1, 0):
+        raise ConfigError(
+            f"{path}: sampled with top_k={facts.top_k}; the probe knows temperature and top_p, expected top_k=-1"
+        )
+    if facts.temperature == 0:
+        raise ConfigError(f"{path}: sampled greedily (temperature=0), which has no entropy to change")
+
+
+def _left_out(facts: RolloutFacts) -> list[str]:
+    """Names the parts of the run's update that Y leaves out."""
+    o, notes = facts.objective, []
+    if o["use_kl_loss"] and o["kl_loss_coef"]:
+        notes.append(f"Y leaves out the KL term of the loss (kl_loss_coef={o['kl_loss_coef']})")
+    if o["entropy_coeff"]:
+        notes.append(f"Y leaves out the entropy bonus of the loss (entropy_coeff={o['entropy_coeff']})")
+    if facts.rollout_is_weight_B_T is not None:
+        notes.append("Y leaves out the importance weights of rollout correction")
+    if (epochs := int(o["ppo_epochs"])) > 1:
+        notes.append(f"Y is the first of ppo_epochs={epochs} passes over the rollouts")
+    return notes
+
+
+def _rounded(stored: torch.dtype, used: str) -> list[str]:
+    """Weights in half precision can be computed with, and training rounds every step to them."""
+    if stored not in (torch.bfloat16, torch.float16):
+        return []
+    name = str(stored).removeprefix("torch.")
+    return [
+        f"the checkpoint's weights are {name}: here they are computed with in {used}, but training rounds its steps to "
+        f"{name}, so its own change of entropy differs"
+    ]
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """The result in a few lines."""
+    d, e, u = result["delta_h1"], result["e"], result["u"]
+    lines = [
+        f"entropy {result['entropy']:.4g} ({result['unit']}), E {e['prompts']} prompts, {e['rollouts']} rollouts; "
+        f"U {u['prompts']} prompts, {u['rollouts']} rollouts",
+        f"δH₁ at the learning rate {result['lr']:g}: {d['value']:+.4g}, 95 % {d['interval_95'][0]:+.4g} to "
+        f"{d['interval_95'][1]:+.4g}; by gradients {d['by_dot_product']:+.4g}",
+    ]
+    lines += [
+        f"ΔH at {row['eta']:.3g}: {row['change']:+.4g} ± {row['se']:.2g}, predicted {row['predicted']:+.4g}; effective "
+        f"rollouts {row['ess']:.0f}"
+        + (f", {100 * row['clipped']:.1f} % of the weights clipped" if row["clipped"] else "")
+        for row in result["truth"]
+    ]
+    if result["log_log_slope"] is not None:
+        lines.append(f"log |ΔH| grows with log η by {result['log_log_slope']:.3f} (1: linear)")
+    n = result["norms"]
+    lines.append(
+        f"norms: X {n['x']:.3g} (score term {n['x_score']:.3g}, pathwise term {n['x_pathwise']:.3g}), "
+        f"gradient of the loss {n['y_gradient']:.3g}; derivatives are off by {result['derivative_check']:.1g}"
+    )
+    if result["u_statistic"]:
+        s = result["u_statistic"]
+        lines.append(f"from U alone (U-statistic): {s['value']:+.4g} ± {s['jackknife_se']:.2g}")
+    return lines

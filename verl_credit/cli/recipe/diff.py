@@ -1,0 +1,26 @@
+"""`verl-credit diff A B`: what differs between two runs or recipes."""
+
+import json
+from typing import Annotated
+
+from typer import Argument
+
+from verl_credit.cli.command import AsJson, ConfigDir, ends
+from verl_credit.errors import ExitCode
+
+
+@ends("diff", ValueError, OSError)
+def diff(
+    a: Annotated[
+        str, Argument(help="a run's folder, or a recipe with overrides in quotes: 'lab credit=grpo'")
+    ],
+    b: Annotated[str, Argument(help="the same")],
+    config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> ExitCode:
+    """Exit code 0 equal, 1 different, 4 when one of them cannot be read."""
+    from verl_credit.cli.recipe.differences import as_data, compare, page, read_side
+
+    found = compare(read_side(a, config_dir), read_side(b, config_dir))
+    print(json.dumps(as_data(found), indent=1, default=str) if as_json else "\n".join(page(found)))
+    return ExitCode.DONE if found.equal else ExitCode.DIFFERENT

@@ -1,0 +1,204 @@
+"""Two runs or recipes, key by key."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verl_credit.cli.saved_run import CONFIG, run_config
+from verl_credit.errors import ConfigError, show_value
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.versions import installed_versions, read_versions
+
+ACTOR = "actor_rollout_ref.actor."
+
+# The first group that matches has the key.
+GROUPS = (
+    ("paths and logging", (
+        "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "sample_trajectories", "keep_token_tables",
+        "keep_rollouts", "credit_preset", "credit_overrides",
+        "lineage.", "trainer.logger", "trainer.default_local_dir",
+        "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir",
+        "trainer.default_hdfs_dir", "global_profiler.", "*.save_path", "*.served_model_name",
+        "*.project_name", "*.experiment_name",
+    )),
+    ("seeds", ("seed", "lab.world_seed", "*.seed", "*.data_loader_seed")),
+    ("credit", ("algorithm.", f"{ACTOR}policy_loss.", f"{ACTOR}clip_ratio*", "evaluation.", "faults.")),
+    ("model", ("actor_rollout_ref.model.",)),
+    ("data", ("data.", "lab.", "search.", "reward.")),
+    ("optimiser", (ACTOR, "actor_rollout_ref.ref.", "critic.", "trainer.total_", "trainer.critic_")),
+    ("rollout", ("actor_rollout_ref.rollout.", "max_hours", "poll_interval_s")),
+    ("machine", ("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.", "transfer_queue.")),
+    ("other", ("*",)),
+)  # fmt: skip
+LAST = "paths and logging"
+ORDER = ("credit", "model", "data", "optimiser", "rollout", "machine", "other", "seeds", "versions", LAST)
+SCORES = (
+    "credit/outcome/em",
+    "credit/outcome/f1",
+    "critic/score/mean",
+    "credit/turns_per_row",
+    "timing_s/step",
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run or a recipe. ``scores``: the last metrics by name, None for a recipe."""
+
+    label: str
+    values: dict[str, object]
+    versions: dict[str, str]
+    scores: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    a: object
+    b: object
+    default: object = ABSENT
+    """ABSENT for a key that is in no default, and for versions."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    a: Side
+    b: Side
+    groups: dict[str, list[Row]] = field(default_factory=dict)
+
+    @property
+    def equal(self) -> bool:
+        """Paths and logging differ between any two runs and change no number: they are printed and do not decide."""
+        return not any(rows for name, rows in self.groups.items() if name != LAST)
+
+
+def read_side(text: str, config_dir: str | None = None) -> Side:
+    """A folder is a run; anything else is a recipe's name, with overrides after it. Raises ConfigError, ValueError.
+
+    A bare name is a folder only when a run lies there: a folder that happens to be called "lab" hides no recipe.
+    """
+    folder = Path(text).expanduser()
+    if text and folder.is_dir() and ("/" in text or (folder / CONFIG).is_file()):
+        return read_run_side(folder)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r}: {error}") from error
+    if not words:
+        raise ConfigError(
+            "'': give the folder of a run, or a recipe with overrides in quotes: 'lab credit=grpo'"
+        )
+    if "/" in words[0]:
+        raise ConfigError(f"{text}: no such folder; give the folder of a run, or a recipe's name")
+    try:
+        config = load_config(words[0], words[1:], config_dir)
+    except ConfigError as error:
+        message = f"{text} would be refused: {error}"
+        raise ConfigError(message, key=error.key, value=error.value, accepted=error.accepted) from error
+    return Side(text, flat_values(config), installed_versions())
+
+
+def read_run_side(folder: Path) -> Side:
+    config = run_config(folder)
+    versions = read_versions(folder)
+    return Side(str(folder), flat_values(config), versions or {}, last_scores(folder))
+
+
+def last_scores(folder: Path) -> dict[str, float]:
+    """The scores of the last step and of the last held-out evaluation; "steps" is the number of the last step."""
+    found: dict[str, float] = {}
+    rows = read_json_lines(folder / METRICS)
+    if rows:
+        found["steps"] = max((row["step"] for row in rows if _is_number(row.get("step"))), default=0)
+        found |= {name: value for name in SCORES if _is_number(value := rows[-1].get(name))}
+    for row in read_json_lines(folder / VALIDATION)[-1:]:
+        found |= {"held-out step": row["step"]} if _is_number(row.get("step")) else {}
+        found |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and _is_number(v)}
+    return found
+
+
+def _is_number(value: object) -> bool:
+    """A damaged file may have something else in place of a number."""
+    return isinstance(value, int | float)
+
+
+def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults) -> Difference:
+    """Groups the keys and versions that have two values; keys in A's order, then those of B alone."""
+    groups: dict[str, list[Row]] = {name: [] for name in ORDER}
+    known = None
+    for key in dict.fromkeys([*a.values, *b.values]):
+        left, right = a.values.get(key, ABSENT), b.values.get(key, ABSENT)
+        if left != right:
+            known = base() if known is None else known
+            default = known[key].value if key in known else ABSENT
+            groups[group_of(key)].append(Row(key, left, right, default))
+    for name in dict.fromkeys([*a.versions, *b.versions]):
+        # A run that wrote no versions cannot be compared.
+        left, right = a.versions.get(name, ABSENT), b.versions.get(name, ABSENT)
+        if left != right and a.versions and b.versions:
+            groups["versions"].append(Row(name, left, right))
+    return Difference(a, b, {name: rows for name, rows in groups.items() if rows})
+
+
+def group_of(key: str) -> str:
+    return next(name for name, patterns in GROUPS if any(_matches(key, pattern) for pattern in patterns))
+
+
+def _matches(key: str, pattern: str) -> bool:
+    """``*.seed``: the last part; ``data.``, ``trainer.total_`` and ``clip_ratio*``: the beginning; else the whole key."""
+    if pattern.startswith("*."):
+        return key.endswith(pattern[1:])
+    if pattern.endswith((".", "_", "*")):
+        return key.startswith(pattern.rstrip("*"))
+    return key == pattern
+
+
+def page(found: Difference) -> list[str]:
+    a, b = found.a, found.b
+    lines = [f"A: {a.label}", f"B: {b.label}"]
+    for name, rows in found.groups.items():
+        lines += ["", name]
+        width = max(len(row.key) for row in rows)
+        for row in rows:
+            default = f"   (default {show_value(row.default)})" if row.default != ABSENT else ""
+            lines.append(f"  {row.key:<{width}}  {show_value(row.a)}  ->  {show_value(row.b)}{default}")
+    unknown = [side.label for side in (a, b) if not side.versions]
+    if unknown:
+        lines += ["", f"versions were not recorded by {' and '.join(unknown)}"]
+    if a.scores is not None and b.scores is not None:
+        lines += ["", *_scores(a.scores, b.scores)]
+    count = sum(len(rows) for name, rows in found.groups.items() if name != LAST)
+    verdict = "equal" if found.equal else f"{count} values differ"
+    if found.equal and found.groups:
+        verdict = "equal but for paths and logging"
+    return [*lines, "", verdict]
+
+
+def _scores(a: dict[str, float], b: dict[str, float]) -> list[str]:
+    names = list(dict.fromkeys([*a, *b]))
+    if not names:
+        return ["last metrics: neither has made a step"]
+    width = max(map(len, names))
+    return ["last metrics", *(f"  {n:<{width}}  {number(a.get(n))}  ->  {number(b.get(n))}" for n in names)]
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def as_data(found: Difference) -> dict:
+    def row(one: Row) -> dict:
+        return vars(one) | {"default": None if one.default == ABSENT else one.default}
+
+    return {
+        "a": found.a.label,
+        "b": found.b.label,
+        "equal": found.equal,
+        "groups": {name: list(map(row, rows)) for name, rows in found.groups.items()},
+        "scores": {"a": found.a.scores, "b": found.b.scores},
+    }

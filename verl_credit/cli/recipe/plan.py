@@ -1,0 +1,115 @@
+"""`verl-credit plan`: from the command line to the printed plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from typer import Argument, Option
+
+from verl_credit.cli.command import SHIPPED, AsJson, ConfigDir
+from verl_credit.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from verl_credit.recipe.plan.plan import Plan
+
+OURS = ("plan.", "hardware.")
+
+
+def plan(
+    config_name: Annotated[list[str], Option(help=f"{SHIPPED}; repeatable")] = ("lab",),
+    config_dir: ConfigDir = None,
+    every: Annotated[bool, Option("--all", help="every shipped recipe, as a table")] = False,
+    hardware: Annotated[
+        str | None, Option(help="h20, h100, h200, a100, gb10 (spark), cpu (this machine)")
+    ] = None,
+    devices: Annotated[
+        int | None, Option(parser=int, help="devices in all; the recipe's number otherwise")
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Annotated[
+        list[str], Argument(help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE")
+    ] = (),
+) -> ExitCode:
+    """Exit code 0: all fit; 4: one does not, or cannot be planned when it was named.
+
+    With ``every``, shipped recipes that need a key of yours (a model, say) are listed with the reason.
+    """
+    from verl_credit.recipe.folders import shipped_recipes
+    from verl_credit.recipe.plan.plan import make_plan
+
+    names = shipped_recipes() if every else list(config_name)
+    plans, refused = [], []
+    for name in names:
+        try:
+            config = _load(name, overrides, config_dir)
+            plans.append(make_plan(config, recipe=name, hardware=hardware, devices=devices))
+        except ConfigError as error:
+            refused.append((name, str(error)))
+    several = every or len(names) > 1
+    print((_json if as_json else _text)(plans, refused, several))
+    failed = bool(refused) and (not every or not plans)
+    return ExitCode.PREFLIGHT if failed or not all(plan.fits for plan in plans) else ExitCode.DONE
+
+
+def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
+    """Compose; our own blocks may be set without being in the recipe."""
+    from verl_credit.recipe.compose import unchecked_config
+    from verl_credit.recipe.rules.known import validate_keys
+
+    ours = [item for item in overrides if item.lstrip("+").startswith(OURS)]
+    config = unchecked_config(name, [item for item in overrides if item not in ours], config_dir)
+    validate_keys(config)
+    return _values(config, ours)
+
+
+def _values(config, ours: Sequence[str]) -> dict:
+    """The values of a configuration that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
+    values = {}
+    for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab"):
+        if block in config:
+            values[block] = _resolved(config, block)
+    values["actor_rollout_ref"] = {
+        part: _resolved(config, f"actor_rollout_ref.{part}") for part in ("model", "actor", "rollout", "ref")
+    }
+    extra = OmegaConf.from_dotlist([item.lstrip("+") for item in ours])
+    return OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), extra), resolve=True)
+
+
+def _resolved(config, key: str) -> dict:
+    """Values that are missing (???) or cannot be resolved here are left out."""
+    node = OmegaConf.select(config, key)
+    found = {}
+    for name in node or {}:
+        try:
+            value = node[name]
+            found[name] = _resolved(node, name) if isinstance(value, DictConfig) else value
+        except OmegaConfBaseException:
+            continue
+    return found
+
+
+def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
+    from verl_credit.recipe.plan.report import HEADER, columns, line, text
+
+    parts = []
+    if several and plans:
+        parts += columns([HEADER, *(line(plan) for plan in plans)])
+        notes = dict.fromkeys(f"{plan.recipe}: {note}" for plan in plans for note in plan.notes)
+        parts += notes
+    elif plans:
+        parts.append(text(plans[0]).rstrip("\n"))
+    parts += [f"{name}: cannot be planned: {reason}" for name, reason in refused]
+    return "\n".join(parts)
+
+
+def _json(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
+    from verl_credit.recipe.plan.report import as_json
+
+    found = [as_json(plan) for plan in plans] + [
+        {"recipe": name, "error": reason} for name, reason in refused
+    ]
+    return json.dumps(found if several else found[0], indent=1)

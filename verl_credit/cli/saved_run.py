@@ -1,0 +1,77 @@
+"""A run's saved configuration and checkpoints. The run is only read, and may still be going."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.records.run.finished import last_checkpoint
+
+CONFIG = "config.yaml"
+_STEP = re.compile(r"global_step_(\d+)")
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """Step ``step`` of the run in ``run_dir``, saved in ``folder``."""
+
+    run_dir: Path
+    folder: Path
+    step: int
+    config: DictConfig
+
+
+def run_config(folder: Path) -> DictConfig:
+    """The resolved configuration of a run. Raises ConfigError where there is none, or a damaged one."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
+    try:
+        config = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
+    return config
+
+
+def saved_step(checkpoint: Path) -> SavedStep:
+    """Raises PreflightError, with the steps that are saved where this one is not."""
+    checkpoint = checkpoint.expanduser().resolve()
+    match = _STEP.fullmatch(checkpoint.name)
+    run_dir = next(
+        (place for place in (checkpoint.parent, checkpoint.parent.parent) if (place / CONFIG).is_file()), None
+    )
+    if match is None or run_dir is None:
+        lacks = (
+            "" if match is None else f": neither {checkpoint.parent} nor the folder above it has a {CONFIG}"
+        )
+        raise PreflightError(f"{checkpoint}{lacks}; expected RUN/global_step_N of a run")
+    config, step = run_config(run_dir), int(match[1])
+    folder = checkpoint.parent if (checkpoint / "actor").is_dir() else checkpoints_of(run_dir, config)
+    steps = saved_steps(folder)
+    if step not in steps:
+        names = ", ".join(map(str, steps)) or "no step"
+        raise PreflightError(f"{checkpoint}: step {step} is not saved; {folder} has {names}")
+    return SavedStep(run_dir, folder / checkpoint.name, step, config)
+
+
+def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
+    """Finds them also when the run's folder was moved."""
+    folder, before = Path(config.trainer.default_local_dir), Path(config.run_dir)
+    return run_dir / folder.relative_to(before) if folder.is_relative_to(before) else folder
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The complete steps: verl names the last in a file, and empties old ones."""
+    found = [
+        int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))
+    ]
+    last = last_checkpoint(folder)
+    return sorted(step for step in found if last is None or step <= last)

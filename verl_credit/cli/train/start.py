@@ -1,0 +1,221 @@
+"""One start of `verl-credit train`: check everything, start what is needed, run, report, clean up."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_credit.cli.train.with_verl import check_with_verl, set_environment
+from verl_credit.cli.trials.row import TrialRow
+from verl_credit.errors import ConfigError, ExitCode, IntegrityError, PreflightError, Terminated
+from verl_credit.recipe.compose import load_config
+from verl_credit.recipe.doctor.checks import Stage, require
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.hardware.software import wants_cuda
+from verl_credit.recipe.doctor.network import network_lines
+from verl_credit.recipe.doctor.result import Status
+from verl_credit.recipe.machine.gather import gather
+from verl_credit.recipe.required import missing_line
+from verl_credit.recipe.unread import idle_lines
+from verl_credit.recipe.world import World, world_of
+from verl_credit.records.run import events
+from verl_credit.records.run.files import METRICS, DamagedFile
+from verl_credit.records.run.finished import nothing_left, planned_in_all
+from verl_credit.records.run.lock import run_lock
+from verl_credit.records.run.progress import Progress, Throttled, say_at_once
+from verl_credit.records.run.versions import write_versions
+from verl_credit.redact import override_without_secrets, without_secrets
+
+
+def start(name: str, overrides: list[str], config_dir: str | None = None) -> ExitCode:
+    """Raises ConfigError and PreflightError for what is refused, KeyboardInterrupt for Ctrl-C and SIGTERM."""
+    config = load_config(name, overrides, config_dir)
+    if missing := missing_line(config):
+        raise PreflightError(missing)
+    return _train(config, command_line(name, overrides, config_dir))
+
+
+def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
+    """The command line as a shell takes it, without secrets."""
+    folder = ["--config-dir", config_dir] if config_dir else []
+    given = map(override_without_secrets, overrides)
+    return shlex.join(["verl-credit", command, "--config-name", name, *folder, *given])
+
+
+def _train(config: DictConfig, command: str) -> int:
+    with open_dict(config):
+        config.run_dir = str(Path(config.run_dir).expanduser().resolve())
+    run_dir = Path(config.run_dir)
+    set_environment(config)
+    with terminate_as_interrupt(), run_lock(run_dir, say_at_once):
+        say, row = say_at_once, TrialRow(config, command)
+        try:
+            progress = _progress(run_dir, config, command)
+            say = progress.say
+            code, why = _run(config, run_dir, progress, row)
+        except BaseException as error:
+            _end(config, *how_it_ended(error), say, row, error)
+            raise
+        _end(config, code, why, say, row)
+        return code
+
+
+def _run(config: DictConfig, run_dir: Path, progress: Progress, row: TrialRow) -> tuple[ExitCode, str]:
+    with ExitStack() as stack:
+        _lock_checkpoints(config, stack)
+        if reason := nothing_left(config):
+            return ExitCode.NOTHING_LEFT, reason
+        trial = row.begin()
+        context = Context(gather(torch=wants_cuda(config)), config, check_with_verl, may_fetch=True)
+        row.machine(context.facts)
+        _make_ready(context, stack, progress)
+        progress.note("lineage", trial) if row.failed else progress.say(trial)
+        save_config(config, run_dir)
+        stack.enter_context(progress)
+        progress.say("starting Ray and the workers")
+        return _launch(config, progress.say)
+
+
+def how_it_ended(error: BaseException) -> tuple[ExitCode, str]:
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED, "the next run goes on from the last checkpoint"
+    if isinstance(error, ConfigError | PreflightError):
+        return ExitCode.PREFLIGHT, str(error)
+    if isinstance(error, IntegrityError):
+        return ExitCode.INTEGRITY, str(error)
+    return ExitCode.FAILED, f"{type(error).__name__}: {error}"
+
+
+def _end(
+    config: DictConfig,
+    code: ExitCode,
+    why: str,
+    say: Callable[[str], None],
+    row: TrialRow,
+    error: BaseException | None = None,
+) -> None:
+    """Records the end in the table of trials, the run's events and its report. `train` itself prints a refusal or an
+    interruption."""
+    run_dir = Path(config.run_dir)
+    trial = row.end(code, why, error)
+    try:
+        text = events.end(run_dir, code, why, planned_in_all(config), trial=trial)
+    except (OSError, DamagedFile) as error:  # neither hides how the run ended
+        text = f"{why} (not recorded: {error})"
+    if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
+        say(text)
+    if trial and (row.failed or code is not ExitCode.PREFLIGHT):
+        say(trial)
+    _report(run_dir, say if code is not ExitCode.PREFLIGHT else lambda _: None)
+
+
+def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
+    """Two runs that wrote one folder of checkpoints would go on from each other's."""
+    folder = Path(config.trainer.default_local_dir).resolve()
+    if folder != Path(config.run_dir):  # the run holds this lock already
+        stack.enter_context(run_lock(folder, say_at_once, "trainer.default_local_dir"))
+
+
+def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
+    """Reads all files of the run: a damaged one would end the run at its first step."""
+    try:
+        events.start(run_dir, planned_in_all(config), command)
+        return Progress(run_dir, config.trainer.total_training_steps or 0)
+    except DamagedFile as error:
+        raise PreflightError(f"{error}; fix the line or take another run_dir") from error
+
+
+def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress: Progress) -> None:
+    """Build the world's files if absent; start its retriever unless a URL is given."""
+    from verl_credit_retriever.launch import start_server
+
+    served = world.build(config, Throttled(progress.say, world.section))
+    if served is None or config.search.url is not None:
+        return
+    try:
+        server = start_server(served.index, served.encoder, log_path=Path(config.run_dir) / "retriever.log")
+    except (RuntimeError, TimeoutError) as error:
+        raise PreflightError(f"{world.section}.dir={config[world.section].dir}: {error}") from error
+    stack.callback(server.stop)
+    with open_dict(config):
+        config.search.url = server.url
+    progress.say(f"retriever ready at {server.url}")
+
+
+def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
+    """Everything that must hold holds, and the recipe's world is built."""
+    config = context.config
+    _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
+    for line in idle_lines(config):
+        progress.note("idle", line)
+    for line in network_lines(os.environ, config):
+        progress.note("network", line)
+    if (world := world_of(config)) is not None:
+        _prepare_world(world, config, stack, progress)
+    _preflight(context, progress)
+
+
+def _preflight(context: Context, progress: Progress) -> None:
+    _check(context, progress, Stage.INPUTS)
+    if context.index_fingerprint is not None:
+        with open_dict(context.config):  # so that the run's files and a resume know the index
+            context.config.search.index_fingerprint = context.index_fingerprint
+
+
+def _check(context: Context, progress: Progress, *stages: Stage) -> None:
+    for check, result in require(context, *stages):
+        if result.status is Status.WARN:
+            of_machine = check.event == "idle"
+            line = f"warning: {result.name}: {result.line()}" if of_machine else result.found
+            progress.note(check.event, line)
+        elif result.status is Status.PASS and check.shown:
+            progress.say(result.found)
+
+
+def save_config(config: DictConfig, run_dir: Path) -> None:
+    stored = without_secrets("", OmegaConf.to_container(config, resolve=True))
+    OmegaConf.save(OmegaConf.create(stored), run_dir / "config.yaml")
+    write_versions(run_dir)
+
+
+def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, str]:
+    from verl_credit.host.process.launch import RunFailed, launch
+
+    try:
+        launch(config, say)
+    except IntegrityError as error:
+        return ExitCode.INTEGRITY, str(error)
+    except RunFailed as error:
+        return ExitCode.FAILED, str(error)
+    return ExitCode.DONE, ""
+
+
+def _report(run_dir: Path, say: Callable[[str], None]) -> None:
+    """Written however the run ended, as long as it has a step to show; it never hides how the run ended."""
+    from verl_credit.records.report import write_report
+
+    if (run_dir / METRICS).exists():
+        try:
+            say(f"report: {write_report(run_dir)}")
+        except (ValueError, OSError) as error:
+            say(f"no report: {error}")
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the run the way Ctrl-C does: Ray and the retriever are stopped."""
+
+    def interrupt(signum, frame):
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,147 @@
+"""`verl-credit train -m`: a run for every combination of comma-separated values, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.config.keys.run import LONGEST_NAME
+from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.recipe.compose import load_config, quoted, unchecked_config
+from verl_credit.recipe.doctor.hardware.disk import sweep_warnings
+from verl_credit.study.campaign.child import in_folder, run_child, train_command
+
+ASKED = {
+    "lineage.hypothesis": "what is tried and what it should change",
+    "lineage.expected_delta": "the change of the metric that you expect",
+}
+DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
+ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # what ends a run otherwise ends that run alone
+
+
+def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(name, overrides) of every run, the last key varying fastest; Hydra's grammar for sweeps.
+
+    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold what is swept, by the key's last part where that is
+    unambiguous. Errors: ConfigError for what Hydra cannot parse.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        swept = [list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed]
+    except HydraException as error:
+        raise ConfigError(f"overrides: {error}") from error
+    _refuse_twice(parsed, swept)
+    keys = [o.get_key_element().lstrip("+~") for o, values in zip(parsed, swept, strict=True) if values]
+    short = [key.rpartition(".")[2] for key in keys]
+    labels = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
+    runs = []
+    for values in itertools.product(*(v for v in swept if v)):
+        chosen = iter(zip(keys, values, strict=True))
+        filled = [
+            text if v is None else "{}={}".format(*next(chosen))
+            for text, v in zip(overrides, swept, strict=True)
+        ]
+        name = ",".join(f"{label}={value}" for label, value in zip(labels, values, strict=True))
+        runs.append((re.sub(r"[^\w=.,+-]", "_", name), filled))
+    _refuse_names([label for label, _ in runs], keys)
+    return runs
+
+
+def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None]) -> None:
+    """Hydra takes the last of two: a run would be named after a value that it does not have."""
+    given: dict[str, list[str]] = {}
+    for override, values in zip(parsed, swept, strict=True):
+        if not override.is_delete():
+            value = values or [override.get_value_element_as_str()]
+            given.setdefault(override.key_or_group, []).append(",".join(value))
+    for override, values in zip(parsed, swept, strict=True):
+        all_of = given.get(override.key_or_group, [])
+        if values and len(all_of) > 1:
+            key, together = override.key_or_group, ",".join(all_of)
+            use = f"it is given {len(all_of)} times; write all its values in one place: {key}={together}"
+            raise ConfigError(key=key, value=" and ".join(all_of), accepted=use)
+
+
+def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
+    """Two runs must not have one folder, and the file system limits its name."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            use = f"{times} runs would be in the folder {name}; give each value once, with letters, digits or .,+- that "
+            use += "tell it from the others"
+        elif (size := len(os.fsencode(name))) > LONGEST_NAME:
+            use = f"a run's folder would have a name of {size} bytes, and the file system takes {LONGEST_NAME}: sweep fewer "
+            use += "keys or shorter values at once, or write recipes for them"
+        else:
+            continue
+        raise ConfigError(f"sweep of {', '.join(keys)}: {use}", key=keys[-1], value=name, accepted=use)
+
+
+def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int:
+    """Runs go to `run_dir`/NAME. All are checked before the first starts; a finished one is skipped by itself.
+
+    A run that fails does not stop the others. Exit code: 0 when all are done, now or before, else that of the first that
+    is not; 4 when one of them cannot start, before the first if its configuration shows it; 130 for Ctrl-C.
+    """
+    runs = expand(overrides)
+    run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
+    configs = [
+        unchecked_config(name, in_folder(chosen, run_dir), config_dir)
+        for (_, chosen), run_dir in zip(runs, run_dirs, strict=True)
+    ]
+    _refuse_shared(runs, configs)
+    for line in sweep_warnings(configs):
+        print(line, flush=True)
+    answers = ask_for(configs)
+    codes = []
+    for number, ((label, chosen), run_dir) in enumerate(zip(runs, run_dirs, strict=True), start=1):
+        print(f"run {number} of {len(runs)}: {label or name} in {run_dir}", flush=True)
+        codes.append(run_child(train_command(name, [*in_folder(chosen, run_dir), *answers], config_dir)))
+        if codes[-1] in ENDS_ALL:
+            return codes[-1]
+    for (label, _), code in zip(runs, codes, strict=True):
+        print(f"{label or name}: exit code {code}", flush=True)
+    return next((code for code in codes if code not in DONE), ExitCode.DONE)
+
+
+def ask_for(configs: Sequence[DictConfig]) -> list[str]:
+    """Asks on a terminal for what no run says of its trial, as overrides; elsewhere prints a line that it is missing."""
+    lacking = [key for key in ASKED if all(OmegaConf.select(config, key) is None for config in configs)]
+    if lacking and not sys.stdin.isatty():
+        print(f"the trials' rows will have no {' and no '.join(lacking)}: give them as overrides", flush=True)
+        return []
+    answers = {key: input(f"{key}, {ASKED[key]} (empty: none): ").strip() for key in lacking}
+    return [f"{key}={quoted(text)}" for key, text in answers.items() if text]
+
+
+def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
+    """A run that found the checkpoint of another would go on from it. Errors: ConfigError names both runs."""
+    taken: dict[Path, str] = {}
+    for (label, _), config in zip(runs, configs, strict=True):
+        folder = Path(config.trainer.default_local_dir).expanduser().resolve()
+        if folder in taken:
+            shared = (
+                f"{taken[folder]} and {label} would share their checkpoints; leave it below run_dir (its "
+            )
+            shared += "default), or write ${run_dir} in it"
+            raise ConfigError(key="trainer.default_local_dir", value=folder, accepted=shared)
+        taken[folder] = label
+
+
+def _checked(name: str, label: str, overrides: list[str], config_dir: str | None) -> Path:
+    """The run's folder. Errors: ConfigError says which run."""
+    try:
+        config = load_config(name, overrides, config_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{label or name}: {error}") from error
+    folder = Path(config.run_dir).expanduser().resolve()
+    return folder / label if label else folder

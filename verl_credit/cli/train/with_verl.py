@@ -1,0 +1,88 @@
+"""The checks that need verl. `train` makes them in its own process, `doctor` in another: ``python -m ... CONFIG.yaml``,
+whose last line is JSON, {check: result}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.errors import PreflightError
+from verl_credit.host.process.verl_checks import check_other_tools, check_template
+from verl_credit.recipe.agent_loops import may_call
+from verl_credit.recipe.doctor.checks import CHECKS, examine
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter
+from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
+from verl_credit.recipe.machine.gather import gather
+
+# Read by Ray and verl in this process and handed on to every worker.
+ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # Ray gives up after 30 s, which a busy machine may take
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VERL_USE_EXTERNAL_PLUGINS": "auto",
+}
+
+
+def set_environment(config: DictConfig) -> None:
+    """Sets what Ray and verl read. With small models several threads wait for each other longer than they compute.
+
+    A run on the CPU gives verl's ranks logical GPUs, which Ray refuses where CUDA_VISIBLE_DEVICES hides the real ones. Such
+    a run uses none of them, so the variable is removed.
+    """
+    cpu = config.trainer.device == "cpu"
+    if cpu:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    extra = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(config.cpu_threads)} if cpu else {}
+    for key, value in {**ENVIRONMENT, **extra}.items():
+        os.environ.setdefault(key, value)
+
+
+def _template(context: Context) -> Result:
+    if not may_call(context.config):
+        return skipped("the recipe does not search")
+    written = check_template(context.config, PromptMeter(context.tokenizer, context.config))
+    return passed(f"the chat template writes {written}") if written else skipped("the recipe names no tool")
+
+
+def _verl(context: Context) -> Result:
+    """Imports all of verl for the first time in this process; an import that fails names what verl needs of this machine."""
+    try:
+        from verl_credit.host.process.launch import check_with_verl
+    except (ImportError, ValueError) as error:
+        read = sorted(n for n in os.environ if n.startswith("VERL_USE_") or n == "VERL_PLATFORM")
+        where = f" (in the environment: {', '.join(f'{n}={os.environ[n]}' for n in read)})" if read else ""
+        reason = " ".join(str(error).split())
+        raise PreflightError(f"verl does not start here: {type(error).__name__}: {reason}{where}") from error
+    check_with_verl(context.config)
+    return passed("the plugin is registered, every name is known, and verl accepts the configuration")
+
+
+def _tools(context: Context) -> Result:
+    lines = check_other_tools(context.config)
+    return warned("; ".join(lines)) if lines else skipped("no tool beside the search")
+
+
+WITH_VERL = {"template": _template, "verl": _verl, "tools": _tools}
+
+
+def check_with_verl(name: str, context: Context) -> Result:
+    return WITH_VERL[name](context)
+
+
+def main(config: DictConfig) -> None:
+    set_environment(config)
+    context = Context(gather(torch=False), config, with_verl=check_with_verl)
+    found = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
+    print("\n" + json.dumps({result.name: result.as_dict() for result in found}))
+
+
+if __name__ == "__main__":
+    main(OmegaConf.load(sys.argv[1]))

@@ -1,0 +1,234 @@
+"""What is tried with verl before Ray starts: names, rollout correction, the run's tools, and the chat template.
+
+Without these checks verl would refuse the same in a worker, or at its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+
+import torch
+from omegaconf import DictConfig
+
+from verl_credit.config.turn_limit import DEFAULT, turns_at_most
+from verl_credit.errors import ConfigError, PreflightError
+from verl_credit.host.registry import register_parts
+from verl_credit.recipe.agent_loops import own_loops
+from verl_credit.recipe.rules.correction import DEFAULTS, KEY
+from verl_credit.recipe.rules.other_tools import KEYS as TOOL_KEYS
+from verl_credit.recipe.rules.other_tools import tools_given
+from verl_credit.recipe.rules.own_loss import MODULES
+
+RESULT = "The river Nile ends in the sea."
+QUESTION = [{"role": "user", "content": "Where does the Nile end?"}]
+
+
+def register_all() -> None:
+    """Register everything of the plugin, in the process that launches a run and in the one that trains; idempotent.
+
+    Actors and agent-loop workers register what they use (`verl_credit.host.registry`), and the trainer checks it there.
+    Raises ImportError where verl or a dependency is missing.
+    """
+    register_parts()
+    from verl_credit.host.actor import loss  # noqa: F401  (decorators register)
+    from verl_credit.host.measure import trainer as measuring  # noqa: F401
+    from verl_credit.host.rollout import search_agent  # noqa: F401
+    from verl_credit.host.step import async_trainers, estimator  # noqa: F401
+
+
+def check_names(config: DictConfig) -> None:
+    """Check that verl's registries have the estimator, loss, agent loop and tool format, after the recipe's own modules are
+    imported. Raises ConfigError. The engine's name is a rule of recipes (`recipe.rules.rollout`)."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator
+
+    _import_modules(config.actor_rollout_ref.model.external_lib)
+    estimators = {str(getattr(n, "value", n)) for n in ADV_ESTIMATOR_REGISTRY} | {
+        e.value for e in AdvantageEstimator
+    }
+    rollout = config.actor_rollout_ref.rollout
+    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    _known("algorithm.adv_estimator", config.algorithm.adv_estimator, estimators)
+    _known("actor_rollout_ref.actor.policy_loss.loss_mode", loss, set(POLICY_LOSS_REGISTRY))
+    _known(
+        "actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, set(ToolParser._registry)
+    )
+    # verl's own loops write no turn ids
+    loops = {name for name, made in _agent_loop_registry.items() if not made["_target_"].startswith("verl.")}
+    _known(DEFAULT, rollout.agent.default_agent_loop, loops | {*own_loops(config)})
+
+
+def _import_modules(named: str | Iterable[str] | None) -> None:
+    """Import the recipe's modules, as verl does in every worker."""
+    for module in [named] if isinstance(named, str) else named or []:
+        try:
+            import_module(module)
+        except Exception as error:  # a user's module raises what it likes
+            refusal = f"it cannot be imported: {line_of(error)}"
+            raise ConfigError(key=MODULES, value=module, accepted=refusal) from error
+
+
+def _known(key: str, value: str, accepted: set[str]) -> None:
+    if value not in accepted:
+        raise ConfigError(key=key, value=value, accepted=sorted(accepted), shown=repr(value))
+
+
+def check_correction(config: DictConfig) -> None:
+    """Refuse with ConfigError the rollout correction that verl would refuse at its first step, in verl's words."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    given = config.algorithm.get("rollout_correction") or {}
+    if given.get("bypass_mode", False) and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        log_probs = "actor_rollout_ref.rollout.calculate_log_probs"
+        use = f"{KEY}.bypass_mode=true trains on the rollout engine's log-probs: set {log_probs}=true"
+        raise ConfigError.of(config, log_probs, accepted=use)
+    settings = {name: given.get(name, value) for name, value in DEFAULTS.items() if name != "loss_type"}
+    one_1_1 = torch.zeros(1, 1)
+    for off, kind in (("rollout_rs", "rollout_is"), ("rollout_is", "rollout_rs")):
+        if settings[kind] is None:
+            continue
+        try:
+            weights, kept_1_1, _ = compute_rollout_correction_and_rejection_mask(
+                old_log_prob=one_1_1,
+                rollout_log_prob=one_1_1,
+                response_mask=one_1_1 + 1,
+                **settings | {off: None},
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"verl refuses {KEY}: {error}") from error
+        except ArithmeticError:  # verl divides by the weights' sum, or by a bound
+            weight = 0.0
+        else:
+            weight = kept_1_1.item() * (
+                1.0 if weights is None else weights.batch["rollout_is_weights"].item()
+            )
+        if weight != 1:
+            key = f"{KEY}.{kind}_threshold"
+            raise ConfigError.of(config, key, f"{KEY}.{kind}", accepted=_unchanged(kind, weight))
+
+
+def _unchanged(kind: str, weight: float) -> str:
+    """The message for bounds that change a token to which both policies give the same probability."""
+    effect = "be rejected" if kind == "rollout_rs" else f"weigh {weight:.3g}, and not 1"
+    return (
+        f"a token of unchanged probability would {effect}: 1 must lie within the bounds. Two bounds are written 0.5_5.0, "
+        "each with a point: 0.5_5 is read as the number 0.55"
+    )
+
+
+def check_other_tools(config: DictConfig) -> list[str]:
+    """Load the recipe's tools as verl's workers will; returns a line that names them. Raises PreflightError.
+
+    A call of such a tool is a turn like any other, and its gain is measured. verl turns what the tool raises into an
+    observation. Nothing says whether that was the policy's mistake (a wrong argument) or the tool's, so it is counted.
+    """
+    from verl_credit.turns.search.protocol import SCHEMA
+
+    given = tools_given(config)
+    if not given:
+        return []
+    settings = _as_given(given)
+    names = [tool.name for tool in _loaded(config, settings)]
+    if not names:
+        raise PreflightError(f"{settings}: holds no tool")
+    search = SCHEMA["function"]["name"]
+    if search in names and config.search.max_searches:
+        raise PreflightError(
+            f"{settings}: a tool is called {search!r}, as the search tool is, which would take its place; rename it"
+        )
+    what = "tools beside the search" if config.search.max_searches else "tools"
+    key, turns = turns_at_most(config)
+    most = f"at most {key}={turns}" if turns else "as many as fit the row"
+    return [
+        f"{what}: {', '.join(names)}; their calls are turns ({most}), what they raise is shown to the policy "
+        "(credit/tool/other_errors)"
+    ]
+
+
+def tool_schemas(config: DictConfig) -> list[dict]:
+    """The schemas that the agent loop hands to the chat template. Raises PreflightError as `check_other_tools` does."""
+    given = tools_given(config)
+    tools = _loaded(config, _as_given(given)) if given else []
+    return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+
+
+def _as_given(given: dict[str, str]) -> str:
+    return ", ".join(f"{key}={path}" for key, path in given.items())
+
+
+def _loaded(config: DictConfig, settings: str) -> list:
+    from verl.tools.tool_registry import load_all_tools
+    from verl.utils.import_utils import resolve_config_path
+
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    try:
+        paths = {key: multi_turn.get(key) and resolve_config_path(multi_turn[key]) for key in TOOL_KEYS}
+        return load_all_tools(**paths)
+    except Exception as error:  # a user's module raises what it likes
+        mcp = "; verl 0.9.1 has no MCP tools: type: native" if "ToolType" in str(error) else ""
+        raise PreflightError(f"{settings}: verl cannot load it ({line_of(error)[:300]}){mcp}") from error
+
+
+def check_template(config: DictConfig, meter) -> str:
+    """Check that the chat template writes the tools and their results; returns what it writes, "" without a tool.
+
+    verl's own builder writes the tool responses here, as in the agent loop, therefore what it cannot write is refused, too.
+    ``meter`` is the `PromptMeter` of the run's tokenizer. Raises PreflightError that names the model and what is left out.
+    """
+    tools, call = "the search tool", "a search"
+    if not config.search.max_searches:
+        tools, call = "the recipe's tools", "a tool"
+        meter.tools = tool_schemas(config)
+    if not meter.tools:
+        return ""
+    model = config.actor_rollout_ref.model
+    given = (
+        "actor_rollout_ref.model.custom_chat_template" if model.get("custom_chat_template") else model.path
+    )
+    named = f"actor_rollout_ref.model.path={model.path}: the chat template ({given})"
+    try:
+        writes_tools = meter.text(QUESTION) != meter.text(QUESTION, with_tools=False)
+    except Exception as error:  # templates raise what they like
+        raise PreflightError(f"{named} cannot write a question: {line_of(error)[:300]}") from error
+    if config.search.require_schema and not writes_tools:
+        raise PreflightError(
+            f"{named} writes the same text with and without {tools}, so that the policy sees no tool; take a "
+            "model whose template writes tools, give one with actor_rollout_ref.model.custom_chat_template, or, where the "
+            "policy or its prompts know how to call, set search.require_schema=false"
+        )
+    try:
+        observation = _observation(config, meter)
+    except Exception as error:
+        raise PreflightError(
+            f"{named} cannot write what {call} returns (a message of the role tool after a call): {line_of(error)[:300]}"
+        ) from error
+    if RESULT not in observation:
+        raise PreflightError(
+            f"{named} leaves out what {call} returns (a message of the role tool after a call), which it wrote as "
+            f"{observation[:200]!r}; take a model whose template shows tool responses, or give one with "
+            "actor_rollout_ref.model.custom_chat_template"
+        )
+    return f"{tools} and what {call} returns"
+
+
+def _observation(config: DictConfig, meter) -> str:
+    """The text that the agent loop would append after a call."""
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "Nile"}}}
+    before = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    builder = create_continuous_token_builder(
+        meter.tokenizer,
+        hf_model_type=meter.model_type,
+        chat_template_kwargs=meter.kwargs,
+    )
+    after = [*before, {"role": "tool", "content": RESULT}]
+    ids = builder.tokenize_context_incremental_messages(before, after, tools=meter.tools)
+    return meter.tokenizer.decode(ids)
+
+
+def line_of(error: BaseException) -> str:
+    """The error's class and message on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
