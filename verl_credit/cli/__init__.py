@@ -262,7 +262,7 @@ def fidelity(
     "fidelity lens", help="the true advantages of the turns in a run's credit lens; of a run in the lab"
 )
 def fidelity_lens(
-    folder: Path = Argument(help="a run, with keep_rollouts and keep_checkpoints"),
+    folder: Path = Argument(help="a run, with keep_rollouts.steps and keep_checkpoints"),
     steps: str | None = Option(None, help="whose rollouts: 5,10; all that can be measured if not given"),
     continuations: int = Option(64, help="per distinct context; an even number"),
     lab: Path | None = Option(None, help="the lab's folder, where it was moved"),

@@ -185,7 +185,7 @@ def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):
     page = Page(report(tmp_path))
     for words in (
         "validation.jsonl is missing",
-        "trajectories.jsonl is missing",
+        "no trajectories to show",
         "events.jsonl has no banner",
         "config.yaml is missing",
         "No data: critic/score/mean in metrics.jsonl",

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from verl_credit.config.keys.run import with_one_store
 from verl_credit.errors import ConfigError, ExitCode, one_line, show_value
 from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, Default, defaults, flat_values
@@ -24,8 +25,7 @@ ACTOR = "actor_rollout_ref.actor."
 # The first group that matches has the key.
 GROUPS = (
     ("paths and logging", (
-        "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "sample_trajectories", "keep_token_tables",
-        "keep_rollouts", "credit_preset", "credit_overrides",
+        "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "keep_rollouts.", "credit_preset", "credit_overrides",
         "lineage.", "trainer.logger", "trainer.default_local_dir",
         "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir",
         "trainer.default_hdfs_dir", "global_profiler.", "*.save_path", "*.served_model_name",
@@ -147,7 +147,7 @@ def run_config(folder: Path) -> DictConfig:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
-    return config
+    return with_one_store(config)
 
 
 def last_scores(folder: Path) -> dict[str, float]:

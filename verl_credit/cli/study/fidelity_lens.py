@@ -21,7 +21,8 @@ from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
 from verl_credit.records.run.files import DamagedFile, append_json
 from verl_credit.records.run.progress import Throttled, say_at_once
-from verl_credit.records.run.tables import ROLLOUTS, TOKENS, DamagedTable, read_table, table_path, tables_of
+from verl_credit.records.run.rollouts import read_tokens, token_steps
+from verl_credit.records.run.tables import ROLLOUTS, DamagedTable, read_table, table_path, tables_of
 from verl_credit.study.fidelity.about import check_about
 from verl_credit.study.fidelity.gradient.agreement import score_without_gains
 from verl_credit.study.fidelity.kept import kept_trajectories
@@ -64,16 +65,15 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
     ``steps`` is none."""
     if not (folder / CONFIG).is_file():
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
-    kept = sorted(tables_of(folder, ROLLOUTS).keys() & tables_of(folder, TOKENS).keys())
+    kept = sorted(token_steps(folder).keys() & tables_of(folder, ROLLOUTS).keys())
     if not kept:
         raise PreflightError(
-            "tables/ has no step with rollouts and token tables: train with keep_rollouts=N and keep_token_tables=N, which "
-            "keep those of the last N steps"
+            "tables/ has no step with rollouts: train with keep_rollouts.steps=N, which keeps those of the last N steps"
         )
     if unknown := [step for step in steps or () if step not in kept]:
         said = ", ".join(map(str, kept))
         raise PreflightError(
-            f"--steps: tables/ has no rollouts or token tables of {', '.join(map(str, unknown))}; accepted are {said}"
+            f"--steps: tables/ has no rollouts of {', '.join(map(str, unknown))}; accepted are {said}"
         )
     saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
     wanted = steps or kept
@@ -94,7 +94,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     out = stars_folder(folder, step)
     out.mkdir(parents=True, exist_ok=True)
     check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")
-    tokens = read_table(table_path(folder, TOKENS, step), ("row", "text", "turn")).columns
+    tokens = read_tokens(token_steps(folder)[step]).columns
     rollouts = read_table(table_path(folder, ROLLOUTS, step)).columns
     written = dict(zip(rollouts["row"], rollouts["turn"], strict=True))
     for row, turns in zip(tokens["row"], tokens["turn"], strict=True):

@@ -18,15 +18,16 @@ from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT,
 from verl_credit.records.report.lens_stars import Stars, read_stars
 from verl_credit.records.report.numbers import plain, signed
 from verl_credit.records.report.text import STOPPED, clean
-from verl_credit.records.run.tables import TOKENS, TURNS, DamagedTable, StepTable, read_table, tables_of
+from verl_credit.records.run.rollouts import read_tokens, token_steps
+from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_table, tables_of
 
 # What bounds the page: a token takes about 120 bytes of it.
 GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # of the colour scale, on each side of 0
 NO_TABLES = (
-    "tables/ has no token tables of a finished step: this run is of an earlier version, its advantages are verl's own, or "
-    "keep_token_tables or sample_trajectories is 0."
+    "tables/ has no rollouts of a finished step: this run is of an earlier version, its advantages are verl's own, or "
+    "keep_rollouts.steps or keep_rollouts.groups is 0."
 )
 
 
@@ -58,7 +59,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
     """Of the last steps up to ``last_step``; tables of later steps belong to a step that is not finished."""
     problems: list[str] = []
     found: list[tuple[tuple, int, int, Group]] = []
-    turn_paths, token_paths = tables_of(run_dir, TURNS), tables_of(run_dir, TOKENS)
+    turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
     for step, path in token_paths.items():
         if step > last_step:
             continue
@@ -76,7 +77,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
         if shown and group.shown_tokens > left:
             continue
         with _told(problems, step):
-            table = read_table(token_paths[step])
+            table = read_tokens(token_paths[step])
             stars = read_stars(run_dir, step, table.columns)
             problems += [stars.problem] if stars.problem else []
             cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)

@@ -16,7 +16,7 @@ from verl_credit.records.report.panels import Panel
 from verl_credit.records.report.run_data import Run
 from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, training_rows
 from verl_credit.records.report.text import STOPPED, bounded, dialogue
-from verl_credit.records.run.files import TRAJECTORIES, VALIDATION
+from verl_credit.records.run.files import VALIDATION
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
 SCROLL_CHARACTERS = 1200
@@ -82,5 +82,4 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,
         validation=VALIDATION,
-        trajectories=TRAJECTORIES,
     )

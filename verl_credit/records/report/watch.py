@@ -8,11 +8,12 @@ from pathlib import Path
 
 from verl_credit.records.report.write import write_report
 from verl_credit.records.run.events import END, START
-from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.lock import holder_is_gone
+from verl_credit.records.run.tables import TABLES
 
 EVERY_S = 5
-_READ = (METRICS, VALIDATION, TRAJECTORIES, EVENTS)
+_READ = (METRICS, VALIDATION, TABLES, EVENTS)
 
 
 def watch(

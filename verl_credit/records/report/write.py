@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from verl_credit.records.report.panels import panels
 from verl_credit.records.report.run_data import read_run
 from verl_credit.records.report.step_panels import step_panels
 from verl_credit.records.report.two_runs import Settings, two_runs
+from verl_credit.records.run.files import replaced
 
 REPORT = "report.html"
 CURVES = "curves.png"
@@ -25,23 +25,18 @@ def write_report(run_dir: Path, refresh_s: int | None = None) -> Path:
     """
     run = read_run(Path(run_dir))
     drawn = [*panels(run), *step_panels(run)]
-    _replace(run.folder / CURVES, curves_png(drawn))
-    return _replace(run.folder / REPORT, page(run, drawn, refresh_s).encode())
+    _write(run.folder / CURVES, curves_png(drawn))
+    return _write(run.folder / REPORT, page(run, drawn, refresh_s).encode())
 
 
 def write_two(a: Path, b: Path, settings: Settings) -> Path:
     """Write ``compared_with_<name of b>.html`` into ``a``; nothing else is written. ``settings``: what differs, by group."""
     runs = read_run(Path(a)), read_run(Path(b))
     name = re.sub(r"[^\w.-]", "_", runs[1].folder.resolve().name, flags=re.ASCII)[:100]
-    return _replace(runs[0].folder / f"compared_with_{name}.html", two_runs(*runs, settings).encode())
+    return _write(runs[0].folder / f"compared_with_{name}.html", two_runs(*runs, settings).encode())
 
 
-def _replace(path: Path, content: bytes) -> Path:
-    """A run that ends and a watch may write at the same time: each has a name of its own until it is done."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _write(path: Path, content: bytes) -> Path:
+    with replaced(path) as file:
+        file.write(content)
     return path
