@@ -4,8 +4,7 @@ import pytest
 
 from kit.credit_tables import write_step
 from kit.report_page import report
-from verl_credit.records.report.lens import lens
-from verl_credit.records.report.lens_stars import stars_path, text_digest
+from verl_credit.records.report.lens import lens, stars_path, text_digest
 from verl_credit.records.run.files import append_json
 from verl_credit.records.run.rollouts import read_tokens
 from verl_credit.records.run.tables import ROLLOUTS, table_path

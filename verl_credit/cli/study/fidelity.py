@@ -16,7 +16,7 @@ from verl_credit.cli.study.fidelity_policies import Policy, policies_of, step_nu
 from verl_credit.cli.study.fidelity_run import measure_by_run, why_by_run
 from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
-from verl_credit.records.report.fidelity_page import fidelity_page
+from verl_credit.records.report.studies.fidelity_page import fidelity_page
 from verl_credit.records.run.files import DamagedFile, plain, read_json_lines, write_text
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.study.fidelity.credit import find_modes

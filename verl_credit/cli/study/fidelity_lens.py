@@ -18,7 +18,7 @@ from verl_credit.cli.study.fidelity_run import why_by_run
 from verl_credit.cli.study.probe_rollouts import checkpoints_of, saved_steps
 from verl_credit.cli.trials.row import CONFIG
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
-from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
+from verl_credit.records.report.lens import stars_folder, stars_path, text_digest
 from verl_credit.records.run.files import DamagedFile, append_json
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.records.run.rollouts import read_tokens, token_steps

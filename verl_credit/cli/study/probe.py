@@ -12,7 +12,7 @@ import torch
 from verl_credit.cli.study.probe_rollouts import SavedStep, collect, saved_step
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.recipe.declared import declared, read_tree
-from verl_credit.records.report.probe_picture import picture
+from verl_credit.records.report.studies.probe_picture import picture
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.records.run.progress import Throttled, say_at_once
 from verl_credit.records.run.tables import ROLLOUTS, DamagedTable, table_path

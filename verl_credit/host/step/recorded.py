@@ -21,8 +21,8 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
+from verl_credit.records.run.finished import TimeLimit
 from verl_credit.records.run.state import describe_resume, save_state
-from verl_credit.records.run.time_limit import TimeLimit
 
 
 class RecordedTrainer(PPOTrainer):

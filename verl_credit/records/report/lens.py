@@ -1,23 +1,24 @@
-"""The credit lens: whole groups of rollouts side by side, with the credit that each setting would have given them."""
+"""The credit lens: whole groups of rollouts side by side, with the credit that each setting would have given them, and A*
+where `verl-credit fidelity lens` measured it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from verl_credit.records.report.again import token_tables, turn_tables
-from verl_credit.records.report.colour import colour, limit
 from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
-from verl_credit.records.report.lens_stars import Stars, read_stars
-from verl_credit.records.report.numbers import plain, signed
+from verl_credit.records.report.numbers import colour, limit, plain, signed
 from verl_credit.records.report.text import STOPPED, clean
+from verl_credit.records.run.files import DamagedFile, read_json_lines
 from verl_credit.records.run.rollouts import read_tokens, token_steps
 from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_table, tables_of
 
@@ -170,3 +171,42 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict
 def shades() -> list[str]:
     """Colours from -1 to 1 in equal steps."""
     return [colour(place / SHADES, 1.0) for place in range(-SHADES, SHADES + 1)]
+
+
+@dataclass(frozen=True)
+class Stars:
+    """``shown[row, turn]``: A* ± its standard error. ``problem``: why there is none although there is a file."""
+
+    shown: dict[tuple[int, int], str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def stars_folder(run_dir: Path, step: int) -> Path:
+    return Path(run_dir) / "fidelity" / f"lens_step_{step}"
+
+
+def stars_path(run_dir: Path, step: int) -> Path:
+    """A line for each turn."""
+    return stars_folder(run_dir, step) / "turns.jsonl"
+
+
+def text_digest(texts: Sequence[str]) -> str:
+    """Of what a rollout wrote, by token: a step that was made again has other rollouts in the same rows."""
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
+
+
+def read_stars(run_dir: Path, step: int, columns: Mapping[str, list[Any]]) -> Stars:
+    """``columns``: of the step's table of tokens."""
+    path = stars_path(run_dir, step)
+    try:
+        lines = read_json_lines(path)
+        written = {row: text_digest(text) for row, text in zip(columns["row"], columns["text"], strict=True)}
+        if any(written.get(line["row"]) != line["text"] for line in lines):
+            return Stars(
+                problem=f"{path} is of other rollouts of step {step}: measure again (verl-credit fidelity lens)."
+            )
+        return Stars(
+            {(line["row"], line["turn"]): f"{signed(line['a_star'])} ± {plain(line['se'])}" for line in lines}
+        )
+    except (DamagedFile, KeyError, TypeError) as error:
+        return Stars(problem=f"{path} cannot be read: {type(error).__name__}: {error}.")
