@@ -105,6 +105,9 @@ def keep_rollouts(
     for old in tables_of(run_dir, ROLLOUTS):
         if old <= number - steps:
             keep_samples(run_dir, old)
+    for old, path in tables_of(run_dir, TOKENS).items():
+        if old <= number - steps:
+            path.unlink(missing_ok=True)
 
 
 def _valid_rows(turns: TurnBatch) -> list[int]:

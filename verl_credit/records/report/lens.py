@@ -67,7 +67,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
         if step not in turn_paths:
             problems.append(f"tables/ has no {TURNS} of step {step}: its groups are left out.")
             continue
-        with _told(problems, step):
+        with _problems_named(problems, step):
             c, turns = read_table(path, ("group", "row")).columns, turn_tables(read_table(turn_paths[step]))
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
@@ -77,7 +77,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
     for _, step, number, group in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
         if shown and group.shown_tokens > left:
             continue
-        with _told(problems, step):
+        with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
             stars = read_stars(run_dir, step, table.columns)
             problems += [stars.problem] if stars.problem else []
@@ -89,7 +89,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
 
 
 @contextmanager
-def _told(problems: list[str], step: int) -> Iterator[None]:
+def _problems_named(problems: list[str], step: int) -> Iterator[None]:
     """A table that is damaged, or does not fit the other of its step, is a line on the page."""
     try:
         yield
@@ -106,20 +106,20 @@ def _rank(group: Group, step: int) -> tuple:
 
 
 def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
-    """The group as the script reads it: rollouts and tokens beyond the bounds are left out, and said."""
+    """The group as the script reads it: rollouts and tokens beyond the bounds are left out, with a note."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
     rows = group.tokens.rows[:ROLLOUTS]
     data = settings_of(group)
     first = lines[rows[0]]
     given = [value for values in group.given_G_K1.tolist() for value in values]
-    said = []
+    notes = []
     if len(group.tokens.rows) > len(rows):
-        said.append(
+        notes.append(
             f"{len(group.tokens.rows) - len(rows)} of {len(group.tokens.rows)} rollouts are not shown."
         )
     if stars.shown:
-        said.append(
+        notes.append(
             "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
             f"{table.step - 1}."
         )
@@ -127,7 +127,7 @@ def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
         "step": table.step,
         "question": clean(c["question"][first]),
         "golds": [clean(gold) for gold in c["golds"][first][:5]],
-        "notes": said,
+        "notes": notes,
         "limit": limit(given),
         "reward": "gain" if list(table.pipeline["signals"]) == ["info_gain"] else "reward",
         "rollouts": [_rollout(group, c, place, lines[row], stars) for place, row in enumerate(rows)],

@@ -1,4 +1,4 @@
-"""Files of a run: metrics and sample trajectories as JSON lines, plugin state beside verl's checkpoint."""
+"""Files of a run: metrics as JSON lines, plugin state beside verl's checkpoint, and files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-TRAJECTORIES = "trajectories.jsonl"
+TRAJECTORIES = "trajectories.jsonl"  # of tables of version 1
 EVENTS = "events.jsonl"
 STATE = "verl_credit_state.json"
 

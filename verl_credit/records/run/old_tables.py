@@ -30,6 +30,7 @@ TOKENS_SCHEMA = pa.schema(
         ("advantage", _FLOATS),
     ]
 )
+PER_TOKEN = TOKENS_SCHEMA.names[TOKENS_SCHEMA.names.index("text") :]
 
 
 def schema(kind: str, now: Mapping[str, pa.Schema]) -> pa.Schema:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
-from verl_credit.records.run.old_tables import TOKENS, TOKENS_SCHEMA
+from verl_credit.records.run.old_tables import PER_TOKEN, TOKENS, TOKENS_SCHEMA
 from verl_credit.records.run.tables import (
     ROLLOUTS,
     SAMPLE_NAMES,
@@ -22,7 +22,7 @@ from verl_credit.records.run.tables import (
 
 STEPS = 100
 """Steps whose texts are read at most; the latest that have some."""
-_NAMES = {"text": "pieces", "log_prob": "old_log_prob"}
+_NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # where version 1 had another name
 
 
 def token_steps(run_dir: Path) -> dict[int, Path]:
@@ -44,31 +44,26 @@ def read_tokens(path: Path) -> StepTable:
     table = read_table(path)
     if path.name.startswith(TOKENS):
         return table
-    c, per_token = table.columns, ("text", "turn", "trained", *TOKENS_SCHEMA.names[-7:])
-    lines = range(len(c["row"]))
-
-    def of_token(name: str) -> list:
-        values = c[_NAMES.get(name, name)]
-        return [
-            None
-            if values[line] is None
-            else [value for value, ours in zip(values[line], c["written"][line], strict=True) if ours]
-            for line in lines
+    c = table.columns
+    columns = {name: c[name] for name in TOKENS_SCHEMA.names if name in c}
+    columns["observation_characters"] = [[len(text) for text in row] for row in c["observations"]]
+    for name in PER_TOKEN:
+        lists = c[_NAMES.get(name, name)]
+        columns[name] = [
+            values and [value for value, ours in zip(values, written, strict=True) if ours]
+            for values, written in zip(lists, c["written"], strict=True)
         ]
-
-    columns = {
-        name: of_token(name) if name in per_token else [c[name][line] for line in lines]
-        for name in TOKENS_SCHEMA.names
-        if name != "observation_characters"
-    }
-    columns["observation_characters"] = [[len(text) for text in row] for row in columns["observations"]]
     return StepTable(table.step, columns, table.pipeline)
 
 
 def keep_samples(run_dir: Path, step: int) -> None:
-    """The rollouts of a step go, but for the texts of the longest of each group."""
+    """The rollouts of a step go, but for the texts of the longest of each group. Nothing stays of a damaged file."""
     path = table_path(run_dir, ROLLOUTS, step)
-    table = read_table(path, SAMPLE_NAMES)
+    try:
+        table = read_table(path, SAMPLE_NAMES)
+    except DamagedTable:  # no reason to end a run
+        path.unlink(missing_ok=True)
+        return
     c = table.columns
     longest: dict[int, int] = {}
     for line, group in enumerate(c["group"]):
