@@ -50,5 +50,5 @@ def test_a_question_that_is_not_there_is_said(tmp_path):
     write_run(tmp_path)
     with pytest.raises(SystemExit, match=r"has kept no rollout of a question with 'Nowhere'"):
         SCRIPT["main"](str(tmp_path), "Nowhere", str(tmp_path / "out.svg"))
-    with pytest.raises(SystemExit, match=r"trajectories\.jsonl has no groups: it is of an earlier version"):
+    with pytest.raises(SystemExit, match=r"has no groups: it is of an earlier version"):
         SCRIPT["main"](str(tmp_path), "the town", str(tmp_path / "out.svg"))
