@@ -1,7 +1,7 @@
 """Draws turn credit on one trajectory of a run: python evidence/lab/picture.py RUN_DIR QUESTION_PART OUT.svg
 
 docs/turn-credit.svg is of `make demo`: python evidence/lab/picture.py runs/demo Drakgam docs/turn-credit.svg
-Everything drawn comes from the run's trajectories.jsonl and config.yaml. Of several trajectories the last is taken.
+Everything drawn comes from the run's tables and config.yaml. Of several trajectories the last is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from verl_credit.records.report.numbers import signed
-from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
+from verl_credit.records.run.rollouts import read_samples
 
 WIDTH, TOP, ROW = 1000, 150, 100
 READS, GAIN, STRIP, BAR, CLIP = 24, 322, 446, 640, 850  # left edges of the columns
@@ -153,11 +153,12 @@ def _clip(scale: float, low: float, high: float, y: float) -> list[str]:
 
 
 def main(run_dir: str, question: str, out: str) -> None:
-    rows = [row for row in read_json_lines(Path(run_dir) / TRAJECTORIES) if question in row["question"]]
+    samples, problems = read_samples(Path(run_dir))
+    rows = [row for row in samples if question in row["question"]]
     if not rows:
-        sys.exit(f"{run_dir}/{TRAJECTORIES} has no question with {question!r}")
+        sys.exit(" ".join([f"{run_dir} has kept no rollout of a question with {question!r}.", *problems]))
     if "group" not in rows[-1]:
-        sys.exit(f"{run_dir}/{TRAJECTORIES} has no groups: it is of an earlier version")
+        sys.exit(f"{run_dir} has no groups: it is of an earlier version")
     actor = OmegaConf.load(Path(run_dir) / "config.yaml").actor_rollout_ref.actor
     Path(out).write_text(draw(rows[-1], actor.clip_ratio_low, actor.clip_ratio_high), encoding="utf-8")
 

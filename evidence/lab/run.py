@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.rollouts import read_samples
 from verl_credit.worlds.lab.build import build_lab
 from verl_credit.worlds.lab.protocol import gram_token_mask
 from verl_credit_retriever.index.manifest import write_manifest
@@ -93,7 +94,7 @@ def measure(condition: str, seed: int, lab, run_dir: Path) -> dict:
         f"lab.world_seed={seed}",
         f"lab.dir={lab.root}",
         f"run_dir={run_dir}",
-        "sample_trajectories=128",
+        "keep_rollouts={steps: 100000, groups: null}",
         *CONDITIONS[condition],
     ]
     if condition == "swapped":
@@ -105,7 +106,7 @@ def measure(condition: str, seed: int, lab, run_dir: Path) -> dict:
     start = time.monotonic()
     subprocess.run(command, check=True)
     seconds = time.monotonic() - start
-    metrics, trajectories = read_json_lines(run_dir / METRICS), read_json_lines(run_dir / TRAJECTORIES)
+    metrics, (trajectories, _) = read_json_lines(run_dir / METRICS), read_samples(run_dir)
     return {
         "condition": condition,
         "world_seed": seed,

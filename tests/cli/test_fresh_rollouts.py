@@ -75,7 +75,7 @@ def test_one_more_step_of_the_run_in_a_folder_of_its_own(run_dir, started, tmp_p
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         "critic.ppo_mini_batch_size",
     )
-    own = ("run_dir", "keep_rollouts", "lineage.dir", "search.url", "max_hours")
+    own = ("run_dir", "keep_rollouts.steps", "keep_rollouts.groups", "lineage.dir", "search.url", "max_hours")
     assert changed == {*own, *batch, *(f"trainer.{name}" for name in of_trainer.split())}
     assert [now[key] for key in batch] == [12, 12, 12]
     assert (now["trainer.total_training_steps"], now["trainer.save_freq"], now["search.url"]) == (

@@ -73,7 +73,7 @@ def test_stored_rollouts_that_the_run_did_not_keep_are_refused(tmp_path, capsys)
     file.write_text("generation: {source: stored}\n")
     assert probe(saved_run(tmp_path / "run"), file, tmp_path / "out", []) == ExitCode.PREFLIGHT
     said = capsys.readouterr().out
-    assert "generation.source=stored" in said and "train with keep_rollouts=N" in said
+    assert "generation.source=stored" in said and "train with keep_rollouts={steps: N, groups: null}" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -25,8 +25,9 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.policy.attention import AUTO, install
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.records.report.again import as_the_run_did, token_tables, turn_tables
-from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
-from verl_credit.records.run.tables import TOKENS, TURNS, read_table, table_path, tables_of
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.rollouts import read_samples, read_tokens, token_steps
+from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.objective import credit_weights
@@ -135,9 +136,9 @@ def test_resume(one_rank):
     assert "using the lab in" in output and "resume: exact, from step 2" in output
     assert [row["step"] for row in one_rank.rows] == [1, 2, 3]
     assert [row["credit/sepa_lambda"] for row in one_rank.rows] == [0.1, 0.2, 0.3]
-    assert list(tables_of(one_rank.run_dir, TURNS)) == list(tables_of(one_rank.run_dir, TOKENS)) == [1, 2, 3]
-    for step, path in tables_of(one_rank.run_dir, TOKENS).items():
-        table, turns = read_table(path), turn_tables(read_table(table_path(one_rank.run_dir, TURNS, step)))
+    assert list(tables_of(one_rank.run_dir, TURNS)) == list(token_steps(one_rank.run_dir)) == [1, 2, 3]
+    for step, path in token_steps(one_rank.run_dir).items():
+        table, turns = read_tokens(path), turn_tables(read_table(table_path(one_rank.run_dir, TURNS, step)))
         for group in set(table.columns["group"]):
             tokens = token_tables(table, group)
             made_G_T = as_the_run_did(turns, tokens).float()
@@ -192,7 +193,7 @@ def test_fresh_rollouts_of_a_checkpoint(one_rank, fresh):
     data = parquet.read_table(one_rank.lab / "train.parquet").column("prompt").to_pylist()
     order = RandomSampler(data, generator=torch.Generator().manual_seed(SEED))
     assert all(any(data[row][-1]["content"] in prompt for prompt in asked) for row in islice(order, 6))
-    shown = [row for row in read_json_lines(folder / TRAJECTORIES) if row["step"] == 4]
+    shown = [row for row in read_samples(folder)[0] if row["step"] == 4]
     assert shown
     for row in shown:
         assert tuple(turn["text"] for turn in row["turns"]) in said

@@ -11,7 +11,8 @@ import pytest
 
 from kit.byte_world import N_QUESTIONS, build_byte_world
 from kit.train_run import TrainRun, train
-from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, read_json_lines
+from verl_credit.records.run.rollouts import read_samples
 from verl_credit_retriever.launch import start_server
 
 pytestmark = pytest.mark.e2e
@@ -22,7 +23,7 @@ SETTINGS = [
     "trainer.save_freq=-1",
     "trainer.test_freq=-1",
     "trainer.val_before_train=false",
-    "sample_trajectories=8",
+    "keep_rollouts.groups=8",
 ]
 
 
@@ -90,8 +91,9 @@ def test_two_steps_on_real_text(straight):
 
 
 def test_most_questions_see_a_successful_search(straight):
-    rows = [row for row in read_json_lines(straight[1] / TRAJECTORIES) if row["step"] == 1]
-    assert len(rows) == N_QUESTIONS  # one trajectory of each question's group, the one with most turns
+    samples = [row for row in read_samples(straight[1])[0] if row["step"] == 1]
+    rows = {row["question"]: row for row in reversed(samples)}.values()  # of each group one with most turns
+    assert len(rows) == N_QUESTIONS
     searched = [row for row in rows if "<tool_response>\nPage 1:" in row["turns"][0]["observation"]]
     assert len(searched) >= N_QUESTIONS // 2
     for row in searched:

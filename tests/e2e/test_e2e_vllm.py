@@ -14,7 +14,8 @@ import pytest
 
 from kit import train_run
 from kit.run_values import assert_agree, measured_by_run
-from verl_credit.records.run.files import METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.rollouts import read_samples
 from verl_credit.turns.answer import pseudo_answer
 
 pytestmark = pytest.mark.vllm
@@ -125,7 +126,7 @@ def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):
     """
     run = train(
         folder, "server", "trainer.total_training_steps=1", "trainer.test_freq=-1",
-        "trainer.val_before_train=false", "sample_trajectories=64", f"{ROLLOUT}.temperature=0.5",
+        "trainer.val_before_train=false", "keep_rollouts.groups=null", f"{ROLLOUT}.temperature=0.5",
         "algorithm.info_gain_scorer=server", "algorithm.info_gain_type=log_prob_diff",
     )  # fmt: skip
     (row,) = read_json_lines(run / METRICS)
@@ -134,7 +135,7 @@ def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):
     by_branch = read_json_lines(two_steps / METRICS)[0]  # the same prompts, the same weights, other rollouts
     assert row["credit/gain/prior"] == pytest.approx(by_branch["credit/gain/prior"], rel=AGREE)
     policy, expected, found = reference(folder / "lab" / "policy"), [], []
-    for trajectory in read_json_lines(run / TRAJECTORIES):
+    for trajectory in read_samples(run)[0]:
         if "\ufffd" in "".join(turn["text"] for turn in trajectory["turns"]):
             continue  # bytes that are no text: the tokens cannot be had back
         expected += gains(policy, trajectory)

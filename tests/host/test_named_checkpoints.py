@@ -12,7 +12,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.host.actor.worker import keep_checkpoint
 from verl_credit.host.step import recorded
 from verl_credit.recipe.unread import without_effect
-from verl_credit.records.run.checkpoints import kept, written
+from verl_credit.records.run.finished import count_kept, count_written
 
 
 class Worker:
@@ -87,14 +87,18 @@ def train(tmp_path, monkeypatch):
 def test_named_steps_are_saved_once_and_stay(train, save_freq, most, named, saved, there):
     worker = train(7, save_freq=save_freq, most=most, named=named)
     assert (worker.saved, worker.there) == (saved, there)
-    assert written(7, save_freq, named) == len(saved)
+    assert count_written(7, save_freq, named) == len(saved)
     assert (
-        len(there) <= kept(7, save_freq, most, named) <= len(there) + 1
+        len(there) <= count_kept(7, save_freq, most, named) <= len(there) + 1
     )  # a named one may be among the newest
 
 
 def test_how_many_stay_when_the_number_of_steps_is_not_known():
-    assert kept(None, 5, 2, [3]) == 3 and kept(None, 5, None, [3]) is None and kept(None, -1, 2, [3]) == 1
+    assert (
+        count_kept(None, 5, 2, [3]) == 3
+        and count_kept(None, 5, None, [3]) is None
+        and count_kept(None, -1, 2, [3]) == 1
+    )
 
 
 def test_an_engine_whose_checkpoints_cannot_be_kept_says_so():

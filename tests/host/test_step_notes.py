@@ -24,11 +24,11 @@ def steps(tmp_path, monkeypatch):
     """(Notes of these steps by kind, their metrics)."""
     tokenizer = make_tokenizer()
     monkeypatch.setattr(store, "write_tokens", lambda batch, padded: batch)
-    monkeypatch.setattr(trainer, "keep_tables", lambda *_, **__: None)
+    monkeypatch.setattr(trainer, "keep_turns", lambda *_: None)
 
     def run(mode, *gains, signal="info_gain", overrides=(), planning=()):
         turns, metrics = turn_batch(ROWS, tokenizer), {}
-        own = [f"run_dir={tmp_path}", "sample_trajectories=0", f"algorithm.info_gain_norm_mode={mode}"]
+        own = [f"run_dir={tmp_path}", "keep_rollouts.steps=0", f"algorithm.info_gain_norm_mode={mode}"]
         made = trainer.CreditTrainer(load_config("lab", [*own, *overrides]))
         made._turns, made.tokenizer = turns, tokenizer
 

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from kit.credit_tables import GROUPS, OUTCOMES, ROWS, credited_step, tokenizer
@@ -12,9 +11,13 @@ from kit.recipes import load_config
 from kit.turn_rows import lost_row
 from verl_credit.host.step import store
 from verl_credit.host.step.recorded import RecordedTrainer
-from verl_credit.host.step.rollouts import keep_rollouts
+from verl_credit.host.step.rollouts import credited_rows, keep_rollouts
+from verl_credit.host.step.tables import pipeline
 from verl_credit.names import CLIP_SCALE
-from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path, tables_of
+from verl_credit.records.run.old_tables import TOKENS
+from verl_credit.records.run.rollouts import token_steps
+from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, DamagedTable, read_table, table_path, tables_of
+from verl_credit.study.probe.stored import read_rollouts
 
 
 class Handle:
@@ -26,11 +29,11 @@ class Handle:
 
 
 def config_with(*overrides):
-    return load_config("lab", ["keep_rollouts=2", *overrides])
+    return load_config("lab", ["keep_rollouts={steps: 2, groups: null}", *overrides])
 
 
 def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
-    """(columns, pipeline, what stood in the batch by field, turns) of one step. Row 8 of the batch is lost to a fault."""
+    """(columns, update, what stood in the batch by field, turns) of one step. Row 8 of the batch is lost to a fault."""
     rows, gains = (
         [*ROWS[:8], lost_row("http")],
         [[0.4, 0.2], [0.1], [0.6, 0.1], [], [0.3], [-0.1, 0.05], [], [0.0], []],
@@ -44,7 +47,7 @@ def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
         "advantages": advantages_B_T.float(), "response_mask": trained_B_T.long(), "old_log_probs": inputs.log_prob_B_T,
         "entropy": inputs.entropy_B_T, CLIP_SCALE: step.clip_scale_B_T.float(), "rm_scores": scores_B_T,
         "ref_log_prob": inputs.log_prob_B_T - 1, "rollout_is_weights": inputs.entropy_B_T + 1,
-        "token_level_rewards": scores_B_T - 0.5 / scores_B_T.shape[1],
+        "responses": inputs.token_ids_B_T, "token_level_rewards": scores_B_T - 0.5 / scores_B_T.shape[1],
     }  # fmt: skip
     fields = {name: value for name, value in fields.items() if name not in without}
 
@@ -60,16 +63,26 @@ def kept(tmp_path, monkeypatch, *overrides, without=(), rejected=(0,)):
         return nested | {"uid": [GROUPS[row] for row in batch.keys]}
 
     monkeypatch.setattr(store, "read", read)
-    keep_rollouts(tmp_path, Handle(list(range(9))), turns, 7, config_with(*overrides))
+    config, batch = config_with(*overrides), Handle(list(range(9)))
+    credited = credited_rows(batch, step, 7, config.keep_rollouts, entropy="entropy" in fields)
+    keep_rollouts(tmp_path, batch, turns, credited, 7, config, tokenizer())
     table = read_table(table_path(tmp_path, ROLLOUTS, 7))
-    assert table.step == 7
-    return table.columns, table.pipeline, fields, turns
+    assert table.step == 7 and table.pipeline == pipeline(step)
+    return table.columns, table.update, fields, turns
 
 
 def test_a_line_per_valid_row_has_what_the_update_read(tmp_path, monkeypatch):
     c, _, fields, turns = kept(tmp_path, monkeypatch)
     assert c["row"] == [0, 1, 2, 4, 5, 6, 7]  # 3 is padding, 8 was lost
-    assert c["uid"] == ["p", "p", "p", "q", "q", "q", "r"] and c["group"] == [0, 0, 0, 1, 1, 1, 2]
+    assert c["uid"] == ["p", "p", "p", "q", "q", "q", "r"] and c["group"] == [
+        0,
+        0,
+        0,
+        2,
+        2,
+        2,
+        3,
+    ]  # the padding has one
     said = [tokenizer().decode(ids) for ids in c["response_ids"]]
     assert said == ["".join(ROWS[row].parts) for row in c["row"]]
     assert [tokenizer().decode(ids) for ids in c["prompt_ids"]] == [ROWS[row].prompt for row in c["row"]]
@@ -123,26 +136,69 @@ def test_the_objective_of_the_update_is_told(tmp_path, monkeypatch):
     assert objective["loss_agg_mode"] == "token-mean" and "_target_" not in objective
 
 
-def test_old_ones_are_dropped_and_without_the_key_there_is_none(tmp_path, monkeypatch):
+def test_without_all_groups_nothing_is_known_of_the_update(tmp_path, monkeypatch):
+    c, about, *_ = kept(tmp_path, monkeypatch, "keep_rollouts.groups=1")
+    assert about is None and c["row"] == [0, 1, 2]
+    with pytest.raises(DamagedTable, match=r"keep_rollouts\.groups=null"):
+        read_rollouts(table_path(tmp_path, ROLLOUTS, 7))
+
+
+def test_with_all_groups_a_probe_reads_them(tmp_path, monkeypatch):
+    c, *_ = kept(tmp_path, monkeypatch)
+    _, facts = read_rollouts(table_path(tmp_path, ROLLOUTS, 7))
+    assert facts.policy_step == 6 and facts.row == c["row"]
+
+
+def test_verls_own_estimator_has_rollouts_without_credit_where_all_are_kept(tmp_path, monkeypatch):
+    *_, turns = kept(tmp_path, monkeypatch)
+    keep_rollouts(tmp_path, Handle(list(range(9))), turns, None, 8, config_with(), tokenizer())
+    table = read_table(table_path(tmp_path, ROLLOUTS, 8))
+    assert table.columns["row"] == [0, 1, 2, 4, 5, 6, 7] and table.update and not table.pipeline
+    assert table.columns["weight"] == [None] * 7 and list(token_steps(tmp_path)) == [7]
+    config = config_with("keep_rollouts.groups=3")
+    keep_rollouts(tmp_path, Handle(list(range(9))), turns, None, 9, config, tokenizer())
+    assert list(tables_of(tmp_path, ROLLOUTS)) == [8]
+
+
+def test_of_older_steps_the_texts_stay_and_without_the_key_there_is_none(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch)
     turns = SimpleNamespace(row_valid_B=torch.zeros(2, dtype=torch.bool))
-    config = OmegaConf.create({"keep_rollouts": 2})
+    config = config_with()
     for number, left in ((8, [7]), (9, [])):
-        keep_rollouts(tmp_path, Handle([0, 1]), turns, number, config)
+        keep_rollouts(tmp_path, Handle([0, 1]), turns, None, number, config, tokenizer())
         assert list(tables_of(tmp_path, ROLLOUTS)) == left
+    c = read_table(table_path(tmp_path, SAMPLES, 7)).columns
+    assert c["row"] == [0, 5, 7] and c["texts"][0] == list(ROWS[0].parts[::2])
     monkeypatch.setattr(store, "read", None)
-    turns.row_valid_B, config.keep_rollouts = torch.ones(2, dtype=torch.bool), 0
-    keep_rollouts(tmp_path, Handle([0, 1]), turns, 9, config)
+    turns.row_valid_B, config.keep_rollouts.steps = torch.ones(2, dtype=torch.bool), 0
+    keep_rollouts(tmp_path, Handle([0, 1]), turns, None, 9, config, tokenizer())
     assert not tables_of(tmp_path, ROLLOUTS)
 
 
+def test_an_old_file_that_is_damaged_or_of_version_1_stops_no_run(tmp_path, monkeypatch):
+    kept(tmp_path, monkeypatch)
+    for name in (f"{ROLLOUTS}_000003.parquet", f"{TOKENS}_000004.parquet"):
+        (tmp_path / "tables" / name).write_text("damaged")
+    kept(tmp_path, monkeypatch)
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["rollouts_000007.parquet"]
+
+
+def test_a_step_that_is_made_again_has_no_texts_of_before(tmp_path, monkeypatch):
+    kept(tmp_path, monkeypatch)
+    for name in (f"{TOKENS}_000007.parquet", f"{SAMPLES}_000007.parquet"):
+        (tmp_path / "tables" / name).write_text("of before")
+    kept(tmp_path, monkeypatch)
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["rollouts_000007.parquet"]
+
+
 def test_the_trainer_keeps_them_before_its_update(monkeypatch):
-    said = []
-    monkeypatch.setattr("verl_credit.host.step.recorded.keep_rollouts", lambda *given: said.append(given))
+    calls = []
+    monkeypatch.setattr("verl_credit.host.step.recorded.keep_rollouts", lambda *given: calls.append(given))
     monkeypatch.setattr(
-        PPOTrainerSync, "_update_actor", lambda self, batch, metrics: said.append("update") or batch
+        PPOTrainerSync, "_update_actor", lambda self, batch, metrics: calls.append("update") or batch
     )
     trainer = object.__new__(type("Recorded", (RecordedTrainer, PPOTrainerSync), {}))
     trainer.run_dir, trainer._turns, trainer.global_steps, trainer.config = "folder", "turns", 4, "config"
+    trainer._credited, trainer.tokenizer = "credited", "tokenizer"
     assert trainer._update_actor("batch", {}) == "batch"
-    assert said == [("folder", "batch", "turns", 4, "config"), "update"]
+    assert calls == [("folder", "batch", "turns", "credited", 4, "config", "tokenizer"), "update"]

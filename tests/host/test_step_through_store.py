@@ -9,7 +9,7 @@ from kit.stored_step import STEP, StoredStep
 from verl_credit.host.step.async_trainers import CreditColocateAsync, CreditSeparateAsync
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import CLIP_SCALE, TURN_IDS
-from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
+from verl_credit.records.run.rollouts import read_samples
 from verl_credit.records.run.tables import TURNS, read_table, table_path
 
 
@@ -44,8 +44,8 @@ def test_advantages_and_clip_scales_come_to_the_rows(step, tmp_path):
 
 def test_samples_of_the_step_are_kept(step, tmp_path):
     step(CreditTrainer)
-    kept = read_json_lines(tmp_path / TRAJECTORIES)
-    assert [row["step"] for row in kept] == [STEP] * 2  # sample_trajectories=2
+    kept, _ = read_samples(tmp_path)
+    assert [row["step"] for row in kept] == [STEP] * 2  # of the one group that is kept
     assert all([turn["text"] for turn in row["turns"]] == ["call", "done"] for row in kept)
 
 

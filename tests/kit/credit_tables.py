@@ -9,8 +9,10 @@ import torch
 
 from kit.byte_world import make_tokenizer
 from kit.turn_rows import Row, estimate, padding_row, step_inputs, turn_batch
-from verl_credit.host.step.tables import pipeline, sampled_rows, token_columns, turn_columns
-from verl_credit.records.run.tables import TOKENS, TURNS, write_table
+from verl_credit.host.step.rollouts import credit_columns, rollout_columns, text_columns
+from verl_credit.host.step.tables import pipeline, sampled_rows, turn_columns
+from verl_credit.names import CLIP_SCALE
+from verl_credit.records.run.tables import ROLLOUTS, TURNS, write_table
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.token_stage import TokenInputs
 
@@ -65,19 +67,45 @@ def token_inputs(turns, step) -> TokenInputs:
     return TokenInputs(step, mask_B_T, ids_B_T, log_prob_B_T, entropy_B_T, turns.row_valid_B)
 
 
+def rows_of(inputs: TokenInputs, rows: list[int], trained_B_T) -> TokenInputs:
+    names = ("token_ids_B_T", "log_prob_B_T", "entropy_B_T", "row_valid_B")
+    values = {name: getattr(inputs, name)[rows] for name in names}
+    return TokenInputs(step=inputs.step, mask_B_T=trained_B_T[rows], **values)
+
+
 def write_step(folder, number=3, sample=3, **changes):
     """Tables of one step in ``folder``; returns what was credited."""
-    advantages_B_T, step, _, inputs, trained_B_T = found = credited_step(**changes)
-    write_table(folder, TURNS, number, turn_columns(step, changes.get("groups", GROUPS)), pipeline(step))
-    rows = sampled_rows(step, sample)
-    part = TokenInputs(
-        inputs.step,
-        inputs.mask_B_T[rows],
-        inputs.token_ids_B_T[rows],
-        inputs.log_prob_B_T[rows],
-        inputs.entropy_B_T[rows],
-        inputs.row_valid_B[rows],
-    )
-    columns = token_columns(step, rows, part, trained_B_T[rows], advantages_B_T[rows])
-    write_table(folder, TOKENS, number, columns, pipeline(step))
+    found = credited_step(**changes)
+    _, step, _, inputs, trained_B_T = found
+    write_tables(folder, step, number, changes.get("groups", GROUPS), sample, inputs, trained_B_T)
     return found
+
+
+def write_tables(folder, step, number, groups, sample, inputs=None, trained_B_T=None):
+    """``sample``: how many groups, None: all. ``inputs``, ``trained_B_T``: those of `credited_step`."""
+    turns = step.inputs.turns
+    inputs = token_inputs(turns, number) if inputs is None else inputs
+    trained_B_T = turns.response_mask_B_T.bool() if trained_B_T is None else trained_B_T
+    write_table(folder, TURNS, number, turn_columns(step, groups), pipeline(step))
+    rows = sampled_rows(step, len(groups) if sample is None else sample)
+    if not rows:
+        return
+    fields = {
+        "advantages": step.advantage_B_T,
+        "response_mask": trained_B_T,
+        "old_log_probs": inputs.log_prob_B_T,
+        "entropy": inputs.entropy_B_T,
+        CLIP_SCALE: step.clip_scale_B_T,
+        "rm_scores": torch.zeros(step.advantage_B_T.shape),
+    }
+    data = {
+        name: torch.nested.as_nested_tensor(
+            [value[row, : len(turns.response_ids[row])] for row in rows], layout=torch.jagged
+        )
+        for name, value in fields.items()
+    }
+    columns = rollout_columns(turns, rows, data | {"uid": [groups[row] for row in rows]})
+    columns |= text_columns(turns, rows, tokenizer())
+    credit = credit_columns(step, rows, rows_of(inputs, rows, trained_B_T))
+    columns |= {name: [None] * len(rows) if one is None else one for name, one in credit.items()}
+    write_table(folder, ROLLOUTS, number, columns, pipeline(step))

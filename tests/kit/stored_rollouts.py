@@ -1,6 +1,6 @@
 """A small file of rollouts, as `keep_rollouts` leaves it."""
 
-from verl_credit.records.run.tables import ROLLOUTS, write_table
+from verl_credit.records.run.tables import ROLLOUTS, ROLLOUTS_SCHEMA, write_table
 
 UPDATE = {
     "policy_step": 11,
@@ -30,4 +30,6 @@ COLUMNS = {
 
 
 def stored(folder, update=UPDATE, **changes):
-    return write_table(folder, ROLLOUTS, 12, COLUMNS | changes, update)
+    columns = COLUMNS | changes
+    empty = dict.fromkeys(ROLLOUTS_SCHEMA.names, [None] * len(columns["row"]))
+    return write_table(folder, ROLLOUTS, 12, empty | columns, {}, update)

@@ -31,7 +31,7 @@ STEP = 6
 OVERRIDES = [
     "algorithm.turn_signal=tool_reward",
     "algorithm.info_gain_norm_mode=separate",
-    "sample_trajectories=2",
+    "keep_rollouts.groups=1",
 ]
 
 
@@ -125,6 +125,7 @@ class StoredStep:
             PPOTrainer, "__init__", lambda trainer, config: setattr(trainer, "config", config)
         )
         tokenizer = make_tokenizer()
+        monkeypatch.setattr(PPOTrainer, "_update_actor", lambda trainer, batch, metrics: batch)
         monkeypatch.setattr(
             PPOTrainer, "_init_tokenizer", lambda trainer: setattr(trainer, "tokenizer", tokenizer)
         )
@@ -140,6 +141,7 @@ class StoredStep:
             turns = turn_batch([*ROWS, padding_row(ROWS[0])], trainer.tokenizer)
             batch = trainer._compute_old_log_prob(put(self._kept, turns), self.metrics)
         self._batch = trainer._compute_advantage(batch, self.metrics)
+        trainer._update_actor(self._batch, self.metrics)
         return self.metrics, self.field
 
     def field(self, name):

@@ -16,7 +16,7 @@ WRONG = {
     "actor_rollout_ref.rollout.calculate_log_probs=false": "only the engine knows its log-prob; set it to true",
     "probe.every=5": "the entropy probe needs rollouts that the new weights wrote, and these may be older; set it to 0",
     "trainer.v1.sampler.max_off_policy_threshold=null": "set a whole number",
-    "keep_rollouts=3": "rollouts of one policy, and these may be of several; set it to 0",
+    "keep_rollouts.groups=null": "rollouts of one policy, and these may be of several; set a whole number",
 }
 NO_VALUE = {
     "trainer.v1.sampler.max_off_policy_threshold=0": "expected a whole number of at least 1 or null",

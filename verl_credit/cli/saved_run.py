@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from verl_credit.config.keys.run import with_one_store
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.records.run.finished import last_checkpoint
 
@@ -38,7 +39,7 @@ def run_config(folder: Path) -> DictConfig:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no keys; expected a run's resolved configuration")
-    return config
+    return with_one_store(config)
 
 
 def saved_step(checkpoint: Path) -> SavedStep:

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from verl_credit.config.keys import LOSS, defaults_tree, place_of
+from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.keys.section import no_value
 from verl_credit.config.row_room import engine_tokens
 from verl_credit.credit.plugins import find_turn_mode
@@ -236,6 +237,8 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     except HydraException:  # a file's defaults override it, not the command line
         return ConfigError(message, key=key)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
+    if key in REPLACED:
+        return replaced_key(key, value)
     if isinstance(OmegaConf.select(base, key), DictConfig):
         return ConfigError(
             key=key, value=value, accepted=f"a new key below it is added with +{key}.NAME=VALUE"

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_credit.cli.trials.numbers import held_out_metric, of_steps, read_steps
-from verl_credit.records.run.code import code_version
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
+from verl_credit.records.run.versions import code_version
 
 
 def config(metric=None, train="train.parquet", val="val.parquet"):

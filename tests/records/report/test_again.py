@@ -16,14 +16,15 @@ from verl_credit.records.report.again import (
     token_tables,
     turn_tables,
 )
-from verl_credit.records.run.tables import TOKENS, TURNS, read_table, table_path
+from verl_credit.records.run.rollouts import read_tokens
+from verl_credit.records.run.tables import ROLLOUTS, TURNS, read_table, table_path
 
 LOSSES = [[None, 0.2], [0.1], [float("nan"), 0.3], [], [0.3], [-0.1, None], [], [0.0], [0.2]]
 
 
 def read(folder, number=3, group=0):
     turns = turn_tables(read_table(table_path(folder, TURNS, number)))
-    return turns, token_tables(read_table(table_path(folder, TOKENS, number)), group)
+    return turns, token_tables(read_tokens(table_path(folder, ROLLOUTS, number)), group)
 
 
 def of_group(advantages_B_T, tokens):

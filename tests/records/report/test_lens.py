@@ -21,7 +21,8 @@ from verl_credit.records.report.again import (
 )
 from verl_credit.records.report.lens import GROUPS, NO_TABLES, lens
 from verl_credit.records.report.lens_settings import Group, check, settings_of
-from verl_credit.records.run.tables import TOKENS, TURNS, read_table, table_path, tables_of, write_table
+from verl_credit.records.run.rollouts import read_tokens
+from verl_credit.records.run.tables import ROLLOUTS, TURNS, read_table, table_path, tables_of, write_table
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x00\ud800"
 ALL_RIGHT = (
@@ -30,7 +31,7 @@ ALL_RIGHT = (
 
 
 def group_of(folder, number=3, group=0):
-    table = read_table(table_path(folder, TOKENS, number))
+    table = read_tokens(table_path(folder, ROLLOUTS, number))
     tokens = token_tables(table, group)
     return Group(turn_tables(read_table(table_path(folder, TURNS, number))), tokens.rows, tokens)
 
@@ -181,7 +182,7 @@ def test_no_tables_half_tables_and_tables_of_others_leave_a_page(run_dir):
     assert NO_TABLES in Page(report(run_dir)).text and "<script" not in report(run_dir)
     for number in (1, 2, 3):
         write_step(run_dir, number)
-    turns, tokens = tables_of(run_dir, TURNS), tables_of(run_dir, TOKENS)
+    turns, tokens = tables_of(run_dir, TURNS), tables_of(run_dir, ROLLOUTS)
     turns[1].unlink()
     tokens[2].write_bytes(tokens[2].read_bytes()[:500])
     before = tokens[2].read_bytes()
@@ -206,7 +207,7 @@ def test_tables_that_do_not_fit_together_are_named(run_dir):
 )
 def test_settings_that_cannot_be_cost_no_page(run_dir, change):
     write_step(run_dir, 3)
-    for kind in (TURNS, TOKENS):
+    for kind in (TURNS, ROLLOUTS):
         table = read_table(table_path(run_dir, kind, 3))
         write_table(run_dir, kind, 3, table.columns, table.pipeline | change)
     text = Page(report(run_dir)).text
@@ -216,7 +217,7 @@ def test_settings_that_cannot_be_cost_no_page(run_dir, change):
 def test_a_table_with_flipped_bytes_costs_no_page(run_dir):
     random = np.random.default_rng(0)
     write_step(run_dir, 3)
-    whole = {kind: table_path(run_dir, kind, 3).read_bytes() for kind in (TURNS, TOKENS)}
+    whole = {kind: table_path(run_dir, kind, 3).read_bytes() for kind in (TURNS, ROLLOUTS)}
     for _ in range(12):
         for kind, content in whole.items():
             damaged = bytearray(content)

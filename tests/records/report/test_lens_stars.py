@@ -4,17 +4,17 @@ import pytest
 
 from kit.credit_tables import write_step
 from kit.report_page import report
-from verl_credit.records.report.lens import lens
-from verl_credit.records.report.lens_stars import stars_path, text_digest
+from verl_credit.records.report.lens import lens, stars_path, text_digest
 from verl_credit.records.run.files import append_json
-from verl_credit.records.run.tables import TOKENS, read_table, table_path
+from verl_credit.records.run.rollouts import read_tokens
+from verl_credit.records.run.tables import ROLLOUTS, table_path
 
 
 @pytest.fixture
 def measured(run_dir):
     """A run whose step 3 has A* of row 0's turns."""
     write_step(run_dir)
-    columns = read_table(table_path(run_dir, TOKENS, 3)).columns
+    columns = read_tokens(table_path(run_dir, ROLLOUTS, 3)).columns
     text = text_digest(columns["text"][columns["row"].index(0)])
     for turn, star in enumerate((0.25, -0.125, 0.0)):
         append_json(

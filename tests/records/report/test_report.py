@@ -17,8 +17,18 @@ from verl_credit.cli import main
 from verl_credit.errors import ExitCode
 from verl_credit.records.report import write_report
 from verl_credit.records.report.choose import RECENT_STEPS, choose
-from verl_credit.records.report.colour import NEGATIVE, NEUTRAL, POSITIVE, colour, limit
-from verl_credit.records.report.numbers import MINUS, percent, points, seconds_change, signed
+from verl_credit.records.report.numbers import (
+    MINUS,
+    NEGATIVE,
+    NEUTRAL,
+    POSITIVE,
+    colour,
+    limit,
+    percent,
+    points,
+    seconds_change,
+    signed,
+)
 from verl_credit.records.report.run_data import Series, read_run, read_settings
 from verl_credit.records.report.text import clean, dialogue
 
@@ -185,7 +195,7 @@ def test_metrics_alone_make_a_report_that_says_what_is_missing(tmp_path):
     page = Page(report(tmp_path))
     for words in (
         "validation.jsonl is missing",
-        "trajectories.jsonl is missing",
+        "no trajectories to show",
         "events.jsonl has no banner",
         "config.yaml is missing",
         "No data: critic/score/mean in metrics.jsonl",

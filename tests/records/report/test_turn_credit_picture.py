@@ -48,7 +48,7 @@ def test_the_picture_has_every_turn_with_its_numbers(tmp_path, sign, shown):
 
 def test_a_question_that_is_not_there_is_said(tmp_path):
     write_run(tmp_path)
-    with pytest.raises(SystemExit, match=r"trajectories\.jsonl has no question with 'Nowhere'"):
+    with pytest.raises(SystemExit, match=r"has kept no rollout of a question with 'Nowhere'"):
         SCRIPT["main"](str(tmp_path), "Nowhere", str(tmp_path / "out.svg"))
-    with pytest.raises(SystemExit, match=r"trajectories\.jsonl has no groups: it is of an earlier version"):
+    with pytest.raises(SystemExit, match=r"has no groups: it is of an earlier version"):
         SCRIPT["main"](str(tmp_path), "the town", str(tmp_path / "out.svg"))

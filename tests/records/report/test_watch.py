@@ -9,7 +9,7 @@ import pytest
 from kit.report_page import evaluation, training, write_lines, write_run
 from verl_credit.cli import main
 from verl_credit.errors import ExitCode
-from verl_credit.records.report.watch import EVERY_S, watch
+from verl_credit.records.report.write import EVERY_S, watch
 from verl_credit.records.run import events
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 

@@ -6,11 +6,10 @@ import pytest
 
 from verl_credit.records.run.tables import (
     ROLLOUTS,
-    TOKENS,
+    ROLLOUTS_SCHEMA,
     TURNS,
     TURNS_SCHEMA,
     DamagedTable,
-    drop_old,
     read_table,
     table_path,
     tables_of,
@@ -23,22 +22,10 @@ PIPELINE = {"mode": "none"}
 def turns(n=2, **changes):
     line = {
         "uid": "a", "group": 0, "row": 0, "turn": 0, "answer": False, "tokens": 5, "has_reward": True, "reward": 0.1,
-        "signals": [("info_gain", 0.1)], "anchor": None, "advantage": 0.5, "clip_scale": 1.0, "valid": True,
+        "z": 0.5, "signals": [("info_gain", 0.1)], "anchor": None, "advantage": 0.5, "clip_scale": 1.0, "valid": True,
         "outcome": 1.0, "outcome_advantage": 0.25,
     }  # fmt: skip
     return {name: [value] * n for name, value in (line | changes).items()}
-
-
-def tokens(n_tokens=3, n_rows=1):
-    numbers = [[0.123456 * (i + 1) for i in range(n_tokens)]] * n_rows
-    flags = [[i % 7 == 0 for i in range(n_tokens)]] * n_rows
-    floats = ("log_prob", "entropy", "uncertainty", "pooled_uncertainty", "weight", "advantage")
-    return dict.fromkeys(floats, numbers) | {
-        "group": [0] * n_rows, "row": list(range(n_rows)), "question": ["?"] * n_rows, "golds": [["x"]] * n_rows,
-        "stop_reason": ["answer"] * n_rows, "observations": [["page"]] * n_rows, "observation_characters": [[4]] * n_rows,
-        "text": [[f" w{i % 50}" for i in range(n_tokens)]] * n_rows, "turn": [[0] * n_tokens] * n_rows,
-        "trained": flags, "planning": flags,
-    }  # fmt: skip
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -72,22 +59,12 @@ def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
     assert len(read_table(path).columns["row"]) == 2 and list(tables_of(tmp_path, TURNS)) == [1]
 
 
-def test_token_tables_of_the_last_steps_are_kept(tmp_path):
-    for step in range(1, 6):
-        write_table(tmp_path, TURNS, step, turns(), PIPELINE)
-        write_table(tmp_path, TOKENS, step, tokens(), PIPELINE)
-        drop_old(tmp_path, TOKENS, step, 2)
-    assert list(tables_of(tmp_path, TOKENS)) == [4, 5] and list(tables_of(tmp_path, TURNS)) == [1, 2, 3, 4, 5]
-    drop_old(tmp_path, TOKENS, 3, 2)  # a resume: what is later is made again
-    assert list(tables_of(tmp_path, TOKENS)) == [4, 5]
-
-
 def other(path):
     parquet.write_table(pa.table({"x": [1]}), path)
 
 
 def later(path):
-    table = pa.table(turns(), schema=TURNS_SCHEMA.with_metadata({b"verl_credit": b'{"version": 2}'}))
+    table = pa.table(turns(), schema=TURNS_SCHEMA.with_metadata({b"verl_credit": b'{"version": 3}'}))
     parquet.write_table(table, path)
 
 
@@ -133,7 +110,7 @@ def test_other_files_in_the_folder_are_no_tables(tmp_path):
 
 
 def test_the_disk_that_tables_take_is_bounded(tmp_path):
-    """The numbers that the documentation states: 40 bytes a turn, 35 a token, with values that do not repeat."""
+    """The number that the documentation states, with values that do not repeat: 40 bytes a turn."""
     import random
 
     rng = random.Random(0)
@@ -143,21 +120,19 @@ def test_the_disk_that_tables_take_is_bounded(tmp_path):
     columns["signals"] = [[("info_gain", value)] for value in columns["reward"]]
     columns["row"] = [i // 4 for i in range(4000)]
     assert write_table(tmp_path, TURNS, 1, columns, PIPELINE).stat().st_size < 40 * 4000
-    columns = tokens(2000, 8)
-    for name in ("log_prob", "entropy", "uncertainty", "pooled_uncertainty", "weight", "advantage"):
-        columns[name] = [[rng.random() for _ in range(2000)] for _ in range(8)]
-    assert write_table(tmp_path, TOKENS, 1, columns, PIPELINE).stat().st_size < 35 * 16000
 
 
 def test_rollouts_take_at_most_the_disk_that_is_stated(tmp_path):
-    """40 bytes a token, with a reference, importance weights, and nothing that repeats."""
+    """60 bytes a token, with a reference, importance weights, uncertainties, and nothing that repeats."""
     import random
 
     rng, n = random.Random(0), 2000
     numbers = ("advantage", "old_log_prob", "entropy", "clip_scale", "ref_log_prob", "rollout_is_weight")
+    numbers += ("uncertainty", "pooled_uncertainty", "weight")
     columns = {name: [[rng.random() for _ in range(n)] for _ in range(8)] for name in numbers}
     columns |= {
-        name: [[rng.random() < 0.7 for _ in range(n)] for _ in range(8)] for name in ("written", "trained")
+        name: [[rng.random() < 0.7 for _ in range(n)] for _ in range(8)]
+        for name in ("written", "trained", "planning")
     }
     columns |= {
         "turn": [[i // 500 for i in range(n)]] * 8,
@@ -166,7 +141,9 @@ def test_rollouts_take_at_most_the_disk_that_is_stated(tmp_path):
     }
     columns |= {"response_ids": [[rng.randrange(150_000) for _ in range(n)] for _ in range(8)]}
     columns |= {"uid": ["a"] * 8, "group": [0] * 8, "row": list(range(8))}
+    columns |= {"pieces": [[f" w{rng.randrange(5000)}" for _ in range(n)] for _ in range(8)]}
+    columns = dict.fromkeys(ROLLOUTS_SCHEMA.names, [None] * 8) | columns
     path = write_table(tmp_path, ROLLOUTS, 12, columns, {})
-    assert path.name == "rollouts_000012.parquet" and path.stat().st_size < 40 * 8 * n
+    assert path.name == "rollouts_000012.parquet" and path.stat().st_size < 60 * 8 * n
     read = read_table(path).columns
     assert read["response_ids"] == columns["response_ids"] and read["written"] == columns["written"]

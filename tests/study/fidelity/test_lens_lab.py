@@ -2,18 +2,18 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from kit.recipes import load_config
 from verl_credit.cli import main
-from verl_credit.records.report.lens_stars import stars_path
+from verl_credit.records.report.lens import stars_path
+from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.tables import (
     ROLLOUTS,
     ROLLOUTS_SCHEMA,
-    TOKENS,
-    TOKENS_SCHEMA,
     table_path,
     write_table,
 )
@@ -26,20 +26,27 @@ from verl_credit.study.fidelity.values import states_of, values_of
 
 pytestmark = pytest.mark.slow  # a lab is trained
 
+OLD_TOKENS = Path(__file__).parents[2] / "records/report/old_run/tables/tokens_000003.parquet"
+
 
 def tables(run, step, paths):
-    """Of the rows 2, 3, ... of a step; the token table has all but the last row."""
+    """Of the rows 2, 3, ... of a step."""
     batch = turn_batch(paths, ["", ""])
     rows = list(range(2, 2 + len(paths)))
     turns = [
         ids[: len(row)] for ids, row in zip(batch.turn_ids_B_T.tolist(), batch.response_ids, strict=True)
     ]
-    columns = {"row": rows, "turn": turns, "prompt_ids": batch.prompt_ids, "response_ids": batch.response_ids}
-    write_table(run, ROLLOUTS, step, dict.fromkeys(ROLLOUTS_SCHEMA.names, [None] * len(rows)) | columns, {})
-    written = [[turn for turn in ids if turn >= 0] for ids in turns][:-1]
-    text = [[f"{row}.{i}" for i in range(len(ids))] for row, ids in zip(rows, written, strict=False)]
-    columns = {"row": rows[:-1], "turn": written, "text": text}
-    write_table(run, TOKENS, step, dict.fromkeys(TOKENS_SCHEMA.names, [None] * len(written)) | columns, {})
+    columns = {
+        "row": rows,
+        "turn": turns,
+        "written": [[turn >= 0 for turn in ids] for ids in turns],
+        "pieces": [[f"{row}.{i}" for i in range(len(ids))] for row, ids in zip(rows, turns, strict=True)],
+        "observations": [[] for _ in rows],
+        "prompt_ids": batch.prompt_ids,
+        "response_ids": batch.response_ids,
+    }
+    columns = dict.fromkeys(ROLLOUTS_SCHEMA.names, [None] * len(rows)) | columns
+    write_table(run, ROLLOUTS, step, columns, {"mode": "none"})
 
 
 def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(tiny_lab, tmp_path, capsys):
@@ -50,20 +57,17 @@ def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(ti
     config = load_config("lab", [f"lab.dir={tiny_lab.root}", f"run_dir={tmp_path}"])
     OmegaConf.save(config, tmp_path / "config.yaml", resolve=True)
     code, said = command()
-    assert (code, len(said)) == (4, 1) and "train with keep_rollouts=N" in said[0]
+    assert (code, len(said)) == (4, 1) and "train with keep_rollouts.steps=N" in said[0]
 
     policy, questions = load_policy(tiny_lab.policy), tiny_lab.root / "train.parquet"
     subject = make_subject("", config, *policy, questions=questions, lab=tiny_lab.root, prompts=2)
     request = Request(out="", prompts=2, rollouts=3, continuations=2, seed=5)
-    paths = [path for group in sample_groups(subject, request) for path in group]
+    paths = [path for group in sample_groups(subject, request) for path in group][:5]
     for step in (1, 4):
         tables(tmp_path, step, paths)
     code, said = command("--steps", "1,4")
     assert (code, len(said)) == (4, 1) and said[0].endswith("train with keep_checkpoints=[3]")
-    assert (
-        "--steps: tables/ has no rollouts or token tables of 2; accepted are 1, 4"
-        in command("--steps", "2")[1][0]
-    )
+    assert "--steps: tables/ has no rollouts of 2; accepted are 1, 4" in command("--steps", "2")[1][0]
 
     code, said = command()
     assert code == 0 and "keep_checkpoints=[3]" in said[0] and "5 rollouts of step 1" in said[-2]
@@ -76,8 +80,7 @@ def test_kept_rollouts_have_the_true_advantages_of_the_policy_that_wrote_them(ti
     ]
     assert not stars_path(tmp_path, 4).exists()
 
-    shutil.copy(table_path(tmp_path, TOKENS, 1), tmp_path / "other")
-    tables(tmp_path, 1, paths[::-1])
-    shutil.move(tmp_path / "other", table_path(tmp_path, TOKENS, 1))
+    # Version 1 kept the tokens in a file of their own.
+    shutil.copy(OLD_TOKENS, table_path(tmp_path, TOKENS, 1))
     code, said = command("--steps", "1")
     assert code == 4 and "the tables of step 1 are of other rollouts" in said[-1]

@@ -73,7 +73,7 @@ def fidelity(
 ) -> None:
     from verl_credit.cli.fidelity import by_run, sampler
     from verl_credit.cli.fidelity.policies import policies_of, step_numbers
-    from verl_credit.records.report.fidelity_page import fidelity_page
+    from verl_credit.records.report.studies.fidelity_page import fidelity_page
     from verl_credit.study.fidelity.mode_credit import find_modes
     from verl_credit.study.fidelity.request import RESULT, Request
     from verl_credit.study.fidelity.result import write_result

@@ -26,7 +26,7 @@ OF_TURN = ("turn", "kind", "before", "after", "value", "a_star", "se", "outcome"
 
 @ends("fidelity lens {folder}", DamagedFile, OSError, interrupted=GOES_ON)
 def fidelity_lens(
-    folder: Annotated[Path, Argument(help="a run, with keep_rollouts and keep_checkpoints")],
+    folder: Annotated[Path, Argument(help="a run, with keep_rollouts.steps and keep_checkpoints")],
     steps: Annotated[
         str | None, Option(help="whose rollouts: 5,10; all that can be measured if not given")
     ] = None,
@@ -37,7 +37,7 @@ def fidelity_lens(
     from verl_credit.cli.fidelity.by_run import why_by_run
     from verl_credit.cli.fidelity.policies import policies_of, step_numbers
     from verl_credit.cli.train.start import terminate_as_interrupt
-    from verl_credit.records.report.lens_stars import stars_path
+    from verl_credit.records.report.lens import stars_path
 
     run = folder.expanduser().resolve()
     with one_thread(), terminate_as_interrupt():
@@ -54,19 +54,19 @@ def fidelity_lens(
 def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
     """Steps whose rollouts are kept and whose policy is saved. Raises PreflightError where there is none, or where one of
     ``steps`` is none."""
-    from verl_credit.records.run.tables import ROLLOUTS, TOKENS, tables_of
+    from verl_credit.records.run.rollouts import token_steps
+    from verl_credit.records.run.tables import ROLLOUTS, tables_of
 
     if not (folder / CONFIG).is_file():
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
-    kept = sorted(tables_of(folder, ROLLOUTS).keys() & tables_of(folder, TOKENS).keys())
+    kept = sorted(token_steps(folder).keys() & tables_of(folder, ROLLOUTS).keys())
     if not kept:
         raise PreflightError(
-            "tables/ has no step with rollouts and token tables: train with keep_rollouts=N and keep_token_tables=N, which "
-            "keep those of the last N steps"
+            "tables/ has no step with rollouts: train with keep_rollouts.steps=N, which keeps those of the last N steps"
         )
     if unknown := [step for step in steps or () if step not in kept]:
         raise PreflightError(
-            f"--steps: tables/ has no rollouts or token tables of {', '.join(map(str, unknown))}; accepted are "
+            f"--steps: tables/ has no rollouts of {', '.join(map(str, unknown))}; accepted are "
             f"{', '.join(map(str, kept))}"
         )
     saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
@@ -85,8 +85,9 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
 
 def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
     """Returns the numbers of turns and rollouts that have A* now."""
-    from verl_credit.records.report.lens_stars import stars_folder, stars_path, text_digest
-    from verl_credit.records.run.tables import ROLLOUTS, TOKENS, read_table, table_path
+    from verl_credit.records.report.lens import stars_folder, stars_path, text_digest
+    from verl_credit.records.run.rollouts import read_tokens, token_steps
+    from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path
     from verl_credit.study.fidelity.request import check_about
     from verl_credit.study.fidelity.rows import kept_trajectories
     from verl_credit.study.fidelity.scored import score_turns
@@ -95,7 +96,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
     out = stars_folder(folder, step)
     out.mkdir(parents=True, exist_ok=True)
     check_about(out, subject.about(), continuations=continuations, seed=seed, otherwise="delete that folder")
-    tokens = read_table(table_path(folder, TOKENS, step), ("row", "text", "turn")).columns
+    tokens = read_tokens(token_steps(folder)[step]).columns
     rollouts = read_table(table_path(folder, ROLLOUTS, step)).columns
     written = dict(zip(rollouts["row"], rollouts["turn"], strict=True))
     for row, turns in zip(tokens["row"], tokens["turn"], strict=True):

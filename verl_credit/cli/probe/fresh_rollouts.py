@@ -94,7 +94,8 @@ def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
     return {
         **own_folder(folder),
         **resumed(folder, saved.folder),
-        "keep_rollouts": 1,
+        "keep_rollouts.steps": 1,
+        "keep_rollouts.groups": None,
         "data.train_batch_size": prompts,
         "data.gen_batch_size": None,
         "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,

@@ -84,7 +84,8 @@ def rollout_file(saved: SavedStep, folder: Path, settings: ProbeSettings, overri
         if not path.exists():
             raise ConfigError(
                 f"generation.source=stored: {path} does not exist. The policy of step {saved.step} wrote those of step "
-                f"{saved.step + 1}: train with keep_rollouts=N, which keeps those of the last N steps, or use source=run"
+                f"{saved.step + 1}: train with keep_rollouts={{steps: N, groups: null}}, which keeps those of the last N "
+                "steps, or use source=run"
             )
         return path
     earlier = table_path(folder / "rollouts", ROLLOUTS, saved.step + 1)

@@ -14,9 +14,8 @@ import verl_credit
 from verl_credit.errors import one_line
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.machine.facts import GIB, Facts
-from verl_credit.records.run.code import code_version
 from verl_credit.records.run.state import deciding_keys
-from verl_credit.records.run.versions import installed_versions
+from verl_credit.records.run.versions import code_version, installed_versions
 from verl_credit.redact import redact
 
 

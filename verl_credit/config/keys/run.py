@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
+from omegaconf import DictConfig
 from pydantic import AfterValidator, Field
 
 from verl_credit.config.keys.section import Expected, Section
+from verl_credit.errors import ConfigError
 
 EVALUATION_MODES = ("greedy", "sampled")
 FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes there
@@ -31,17 +34,42 @@ Folder = Annotated[
 ]
 
 
+class KeepRollouts(Section):
+    steps: Annotated[int, Field(ge=0)] = 10
+    """Last steps whose rollouts are kept token by token, for the report and `fidelity lens`; 0: none. Of an older step the
+    text of one rollout per kept group stays, and the credit of all turns."""
+    groups: Annotated[int, Field(ge=0, le=1000)] | None = 3
+    """Groups of a step whose rollouts are kept, those with the longest first; null: all, which the entropy probe needs."""
+
+
+REPLACED = {
+    "sample_trajectories": "use keep_rollouts.groups={}",
+    "keep_token_tables": "use keep_rollouts.steps={}",
+    "keep_rollouts": "use keep_rollouts={{steps: {}, groups: null}}",
+}
+"""Keys of earlier versions; the last was a number."""
+
+
+def replaced_key(key: str, value: object) -> ConfigError:
+    return ConfigError(key=key, value=value, accepted=REPLACED[key].format(value))
+
+
+def with_one_store(config: DictConfig) -> DictConfig:
+    """The configuration of an earlier version's run, with today's key in place of its three."""
+    old = {key: config.pop(key) for key in REPLACED if key in config and not isinstance(config[key], Mapping)}
+    if old:
+        whole = old.get("keep_rollouts", 0)
+        steps, groups = old.get("keep_token_tables", 10), old.get("sample_trajectories", 3)
+        config.keep_rollouts = {"steps": max(whole, steps), "groups": None if whole else groups}
+    return config
+
+
 class Run(Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1
     """One seed for data order, rollouts and actor."""
     run_dir: Folder = "???"
     """Folder of the run: metrics, validation, trajectories, checkpoints, report."""
-    sample_trajectories: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Sample trajectories written per step, for the report."""
-    keep_token_tables: Annotated[int, Field(ge=0)] = 10
-    """Last steps whose sampled groups are kept token by token, for the report; 0: none. Turn tables are all kept."""
-    keep_rollouts: Annotated[int, Field(ge=0)] = 0
-    """Last steps whose rollouts are kept as the update read them, for the entropy probe and `fidelity lens`; 0: none."""
+    keep_rollouts: KeepRollouts = Field(default_factory=KeepRollouts)
     keep_checkpoints: Annotated[
         list[Annotated[int, Field(ge=1)]],
         Expected(

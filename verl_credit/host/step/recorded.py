@@ -21,12 +21,12 @@ from verl_credit.records.run.files import (
     read_json_lines,
     rewind,
 )
+from verl_credit.records.run.finished import TimeLimit
 from verl_credit.records.run.state import describe_resume, save_state
-from verl_credit.records.run.time_limit import TimeLimit
 
 
 class RecordedTrainer(PPOTrainer):
-    """Expects ``run_dir``, ``controller`` (SEPA's, or None) and ``_turns`` (of the step) of the class that it is part of."""
+    """Expects ``run_dir``, ``controller`` (SEPA's, or None), ``_turns`` and ``_credited`` (of the step)."""
 
     def __init__(self, config):
         self._limit = None if config.max_hours is None else TimeLimit(config.max_hours)
@@ -41,7 +41,8 @@ class RecordedTrainer(PPOTrainer):
         return self._shortened_from or self.total_training_steps
 
     def _update_actor(self, batch, metrics):
-        keep_rollouts(self.run_dir, batch, self._turns, self.global_steps, self.config)
+        own = self.run_dir, batch, self._turns, self._credited, self.global_steps
+        keep_rollouts(*own, self.config, self.tokenizer)
         return super()._update_actor(batch, metrics)
 
     def step(self, metrics, timing_raw):

@@ -1,17 +1,32 @@
-"""The rollouts of a step as its update reads them (`keep_rollouts`), for the entropy probe."""
+"""The rollouts of a step as its update reads them, with texts and credit (`keep_rollouts`)."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
+from verl_credit.config.keys import Algorithm
+from verl_credit.credit.token.token_transforms import TRANSFORMS, token_weights
+from verl_credit.credit.token.uncertainty import canonical_kind, uncertainty
 from verl_credit.host.step import store
+from verl_credit.host.step.tables import pipeline, sampled_rows
 from verl_credit.names import CLIP_SCALE
-from verl_credit.records.run.tables import ROLLOUTS, drop_old, write_table
-from verl_credit.turns.assign import group_numbers
+from verl_credit.records.run.files import plain
+from verl_credit.records.run.old_tables import TOKENS
+from verl_credit.records.run.rollouts import keep_samples
+from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, table_path, tables_of, write_table
+from verl_credit.turns.assign import StepCredit, group_numbers
 from verl_credit.turns.batch import TurnBatch
+from verl_credit.turns.reward.qa import gold_answers
+from verl_credit.turns.signals import turn_texts
+from verl_credit.turns.token_stage import TokenInputs, pieces_of, planning_detector
 
+_UNFINISHED = "\ufffd"  # a character that a token boundary divides
+_LONGEST_CHARACTER = 4  # bytes, and so tokens
 SAMPLING = ("temperature", "top_p", "top_k")
 OBJECTIVE = (
     *(
@@ -35,19 +50,67 @@ PER_TOKEN = {
     "ref_log_prob": "ref_log_prob",
     "rollout_is_weight": "rollout_is_weights",
 }
+CREDIT = ("planning", "uncertainty", "pooled_uncertainty", "weight")
 REWARDS = ("token_level_rewards", "rm_scores")  # with the KL penalty in them, or without
 
 
-def keep_rollouts(run_dir: Path, batch, turns: TurnBatch, number: int, config: DictConfig) -> None:
-    """Write the rollouts that update ``number`` is made with; ``batch`` has all fields by now."""
-    rows = turns.row_valid_B.nonzero().flatten().tolist() if config.keep_rollouts else []
-    if rows:
-        data = store.read(
-            batch.select_keys([batch.keys[row] for row in rows]), "uid", *PER_TOKEN.values(), *REWARDS
-        )
-        about = update(config, turns, number)
-        write_table(run_dir, ROLLOUTS, number, rollout_columns(turns, rows, data), about)
-    drop_old(run_dir, ROLLOUTS, number, config.keep_rollouts)
+@dataclass(frozen=True)
+class Credited:
+    """The rows that are kept, and what the token level read and made of them; None where nothing computes it."""
+
+    rows: list[int]
+    columns: dict[str, list | None]
+    pipeline: dict
+
+
+def credited_rows(batch, step: StepCredit, number: int, keep: DictConfig, *, entropy: bool) -> Credited:
+    """Called while ``batch`` has the log-probs that the credit was made with: an asynchronous trainer replaces them before
+    the update. ``entropy``: verl computed entropies in this step."""
+    rows = _valid_rows(step.inputs.turns) if keep.groups is None else sampled_rows(step, keep.groups)
+    if not keep.steps or not rows:
+        return Credited([], {}, {})
+    part = batch.select_keys([batch.keys[row] for row in rows])
+    tokens = store.token_inputs(part, number, step.tables.valid_B[rows], entropy=entropy)
+    return Credited(rows, credit_columns(step, rows, tokens), pipeline(step))
+
+
+def keep_rollouts(
+    run_dir: Path,
+    batch,
+    turns: TurnBatch,
+    credited: Credited | None,
+    number: int,
+    config: DictConfig,
+    tokenizer,
+) -> None:
+    """Write the rollouts that update ``number`` is made with; ``batch`` has all fields by now.
+
+    ``credited``: None where verl's own estimator made the advantages; it knows no groups to choose among.
+    """
+    steps, whole = config.keep_rollouts.steps, config.keep_rollouts.groups is None
+    for kind in (SAMPLES, TOKENS):  # of the same step before a resume
+        table_path(run_dir, kind, number).unlink(missing_ok=True)
+    if credited is None:
+        credited = Credited(_valid_rows(turns) if steps and whole else [], dict.fromkeys(CREDIT), {})
+    if rows := credited.rows:
+        part = batch.select_keys([batch.keys[row] for row in rows])
+        data = store.read(part, "uid", *PER_TOKEN.values(), *REWARDS)
+        columns = rollout_columns(turns, rows, data) | text_columns(turns, rows, tokenizer)
+        columns |= {
+            name: [None] * len(rows) if one is None else one for name, one in credited.columns.items()
+        }
+        about = update(config, turns, number) if whole else None
+        write_table(run_dir, ROLLOUTS, number, columns, credited.pipeline, about)
+    for old in tables_of(run_dir, ROLLOUTS):
+        if old <= number - steps:
+            keep_samples(run_dir, old)
+    for old, path in tables_of(run_dir, TOKENS).items():
+        if old <= number - steps:
+            path.unlink(missing_ok=True)
+
+
+def _valid_rows(turns: TurnBatch) -> list[int]:
+    return turns.row_valid_B.nonzero().flatten().tolist()
 
 
 def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:
@@ -71,6 +134,91 @@ def rollout_columns(turns: TurnBatch, rows: list[int], data) -> dict[str, list]:
         "turn": [ids.tolist() for ids in turn],
         "outcome": [float(values.double().sum()) for values in rewards.unbind()],
     }
+
+
+def text_columns(turns: TurnBatch, rows: list[int], tokenizer) -> dict[str, list]:
+    texts, pieces = [], []
+    for row in rows:
+        ids, turn_ids = turns.response_ids[row], turns.turn_ids_B_T[row].tolist()
+        texts.append(turn_texts(ids, turn_ids, int(turns.n_turns_B[row]), tokenizer.decode))
+        written = [one for one, turn in zip(ids, turn_ids, strict=False) if turn >= 0]
+        piece = iter(token_texts(written, tokenizer))
+        pieces.append([next(piece) if turn >= 0 else "" for turn in turn_ids[: len(ids)]])
+    infos, records = [turns.extra_infos[row] for row in rows], [turns.records[row] for row in rows]
+    return {
+        "question": [str(info.get("question", "")) for info in infos],
+        "golds": [list(map(str, gold_answers(turns.ground_truths[row]))) for row in rows],
+        "gold_ids": [json.dumps(plain(info.get("gold_ids"))) for info in infos],
+        "searches": [json.dumps(plain(record["searches"])) for record in records],
+        "stop_reason": [str(record["stop_reason"]) for record in records],
+        "texts": [[written for written, _ in row] for row in texts],
+        "observations": [[seen for _, seen in row] for row in texts],
+        "pieces": pieces,
+    }
+
+
+def credit_columns(step: StepCredit, rows: list[int], inputs: TokenInputs) -> dict[str, list | None]:
+    """What the token level read and made, a line per row; ``inputs`` has the rows ``rows`` alone."""
+    turns = step.inputs.turns
+    width = inputs.log_prob_B_T.shape[1]
+    turn_ids_b_T = turns.turn_ids_B_T[rows, :width]
+    written_b_T = turn_ids_b_T >= 0
+    trained_b_T = inputs.mask_B_T & written_b_T
+    planning_b_T = _planning(step, inputs.token_ids_B_T, written_b_T)
+    values = planning_b_T, *_weights(step, rows, inputs, planning_b_T, trained_b_T)
+    lengths = [len(turns.response_ids[row]) for row in rows]
+    return {
+        name: None
+        if value is None
+        else [row[:length].tolist() for row, length in zip(value, lengths, strict=True)]
+        for name, value in zip(CREDIT, values, strict=True)
+    } | {"group": step.tables.group_B[rows].tolist()}
+
+
+def token_texts(ids: list[int], tokenizer) -> list[str]:
+    """A piece of text per token. Tokens that divide a character: the first has it whole, the others are empty."""
+    pieces, place = pieces_of(tokenizer)(ids), 0
+    while place < len(pieces):
+        if _UNFINISHED in pieces[place]:
+            for end in range(place + 2, min(place + _LONGEST_CHARACTER, len(ids)) + 1):
+                (whole,) = tokenizer.batch_decode([ids[place:end]], clean_up_tokenization_spaces=False)
+                if _UNFINISHED not in whole:
+                    pieces[place:end] = [whole, *[""] * (end - place - 1)]
+                    break
+        place += 1
+    return pieces
+
+
+def _planning(step: StepCredit, ids_b_T, written_b_T) -> torch.Tensor | None:
+    """By the run's own detector; where no transform asks for one, by the phrases that cost nothing."""
+    run = step.inputs.run
+    detect = None if run.stage is None else run.stage.detect
+    if detect is None and step.settings.algorithm.planning.detector == "grams":
+        detect = planning_detector(run.settings.algorithm, run.tokenizer)
+    return None if detect is None else detect(ids_b_T, written_b_T)
+
+
+def _weights(step: StepCredit, rows: list[int], inputs: TokenInputs, planning_b_T, trained_b_T):
+    """(uncertainty, the same after pooling, weight), None where an operator of the user's makes them."""
+    algorithm: Algorithm = step.settings.algorithm
+    kind = canonical_kind(algorithm.uncertainty_kind)
+    if kind is None or (kind == "shannon_entropy" and inputs.entropy_B_T is None):
+        return None, None, None
+    uncertainty_b_T = uncertainty(kind, inputs.log_prob_B_T, trained_b_T, entropy_B_T=inputs.entropy_B_T)
+    transform = TRANSFORMS.get(algorithm.transform_mode)
+    if transform is None or algorithm.replaces_turns:
+        return uncertainty_b_T, None, None
+    weight_b_T, pooled_b_T = token_weights(
+        transform,
+        uncertainty_b_T,
+        trained_b_T,
+        planning_B_T=planning_b_T,
+        group_B=step.tables.group_B[rows] if transform.masked else None,
+        sepa_lambda=step.metrics.get("credit/sepa_lambda") or 0.0,
+        gtpo_beta=algorithm.gtpo.beta,
+        entropy_mask_rho=algorithm.entropy_mask.rho,
+    )
+    return uncertainty_b_T, pooled_b_T, weight_b_T
 
 
 def update(config: DictConfig, turns: TurnBatch, step: int) -> dict:

@@ -34,21 +34,18 @@ from verl_credit.host.step.forward import TrainerForward
 from verl_credit.host.step.held_out import EvaluatingTrainer
 from verl_credit.host.step.metrics import credit_metrics, gain_metrics, row_metrics
 from verl_credit.host.step.recorded import RecordedTrainer
+from verl_credit.host.step.rollouts import credited_rows
 from verl_credit.host.step.stops import (
     UnrewardedSteps,
     check_planning_has_signal,
     check_states_are_shared,
     check_tool_faults,
 )
-from verl_credit.host.step.tables import keep_tables
-from verl_credit.host.step.trajectories import sample_trajectories
+from verl_credit.host.step.tables import keep_turns
 from verl_credit.names import CLIP_SCALE, LOSS_MODE, TRAINER_MODE, TURN_IDS
 from verl_credit.recipe.unread import keep_without_effect, probe_without_effect, without_effect_in
 from verl_credit.records.run import events
-from verl_credit.records.run.files import TRAJECTORIES, append_json
-from verl_credit.records.run.left_out import ROWS_LEFT_OUT, left_out_note
-from verl_credit.records.run.small_groups import small_groups_note
-from verl_credit.records.run.turn_cuts import TURNS_CUT, cut_note
+from verl_credit.records.run.notes import ROWS_LEFT_OUT, TURNS_CUT, cut_note, left_out_note, small_groups_note
 from verl_credit.turns.assign import CreditRun, step_inputs
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.gains import plan_gains
@@ -224,7 +221,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
             inputs = replace(inputs, tokens=tokens)
         with bring_turns(inputs) as found:
             batch = super()._compute_advantage(batch, metrics)
-        step = found.credit
+        step, self._credited = found.credit, None
         if step is None:  # another estimator with our loss: no gain, no adaptive clip
             return store.write_tokens(batch, {CLIP_SCALE: torch.ones(self._turns.turn_ids_B_T.shape)})
         batch = store.write_tokens(batch, {CLIP_SCALE: step.clip_scale_B_T.float()})
@@ -242,18 +239,9 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         if not self._planning_checked:
             check_planning_has_signal(step)
             self._planning_checked = True
-        groups = self.config.sample_trajectories
-        for row in sample_trajectories(step, groups):
-            append_json(self.run_dir / TRAJECTORIES, {"step": self.global_steps, **row})
-        keep_tables(
-            self.run_dir,
-            batch,
-            step,
-            self.global_steps,
-            groups=groups,
-            steps=self.config.keep_token_tables,
-            entropy=not self._bypass,
-        )
+        keep_turns(self.run_dir, batch, step, self.global_steps)
+        keep = self.config.keep_rollouts
+        self._credited = credited_rows(batch, step, self.global_steps, keep, entropy=not self._bypass)
         return batch
 
     @property

@@ -8,7 +8,7 @@ from verl_credit.recipe.plan.hardware import Hardware
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.memory import Engine, trained
 from verl_credit.recipe.plan.model_shape import ModelShape
-from verl_credit.records.run.checkpoints import kept
+from verl_credit.records.run.finished import count_kept
 
 
 @dataclass(frozen=True)
@@ -146,5 +146,5 @@ def checkpoint_bytes(shape: ModelShape, job: Job) -> float:
 def disk_bytes(shape: ModelShape, job: Job, steps: int | None) -> float | None:
     """Bytes of all checkpoints on disk at a time: the kept ones and the one being written. None when unknown."""
     most = None if job.keep is None else job.keep + 1
-    count = kept(steps, job.save_every, most, job.named)
+    count = count_kept(steps, job.save_every, most, job.named)
     return None if count is None else count * checkpoint_bytes(shape, job)

@@ -9,7 +9,7 @@ from verl_credit.recipe.plan.hardware import GB, Hardware
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.memory import Engine
 from verl_credit.recipe.plan.model_shape import ModelShape
-from verl_credit.records.run.checkpoints import written
+from verl_credit.records.run.finished import count_written
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run_time(
         training=steps * step_seconds,
         evaluations=job.val_first + _times(steps, job.test_every),
         evaluation=evaluation,
-        saves=written(steps, job.save_every, job.named),
+        saves=count_written(steps, job.save_every, job.named),
         save=checkpoint_bytes(shape, job) / (assumed.disk_gb_s * GB),
     )
 

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import defaults_tree, place_of
+from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.resolved import MISSING, select, written
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.folders import recipes_folder, verl_folder
@@ -69,6 +70,8 @@ def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
         for name, value in node.items():
             key = str(name)
             full = f"{prefix}.{key}" if prefix else key
+            if full in REPLACED and not isinstance(value, dict):
+                raise replaced_key(full, value)
             if key in names:
                 if isinstance(value, dict):
                     yield from walk(full, value)

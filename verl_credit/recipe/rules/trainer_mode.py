@@ -15,7 +15,7 @@ V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"
 BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
 REWARDS, POOL = (f"reward.reward_model.{name}" for name in ("enable", "enable_resource_pool"))
-KEPT = "keep_rollouts"
+KEPT = "keep_rollouts.groups"
 LOG_PROBS, PROBE = f"{ROLLOUT}.calculate_log_probs", "probe.every"
 OLDEST, STRATEGY = (f"{V1}.sampler.max_off_policy_{name}" for name in ("threshold", "strategy"))
 WARM_UP = {
@@ -59,8 +59,8 @@ def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
     if select(config, OLDEST) is None:
         use = "weights of any age could have written a rollout, and its tokens be clipped; set a whole number"
         raise ConfigError.of(config, OLDEST, MODE, accepted=use)
-    if select(config, KEPT):
-        use = "who reads them takes them for rollouts of one policy, and these may be of several; set it to 0"
+    if select(config, KEPT) is None:
+        use = "who reads all takes them for rollouts of one policy, and these may be of several; set a whole number"
         raise ConfigError.of(config, KEPT, MODE, accepted=use)
     if select(config, MODE) == SEPARATE_MODE:
         _separate(config)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_credit.errors import one_line
-from verl_credit.records.lineage.order import best_of, chain, keeps_of, last
+from verl_credit.records.lineage.rule import best_of, chain, keeps_of, last
 from verl_credit.records.lineage.trial import Trial
 
 NONE = "\N{EM DASH}"

@@ -9,11 +9,19 @@ from typing import Any
 
 from verl_credit.errors import printable
 from verl_credit.names import bare_id
-from verl_credit.records.lineage.companion import ENDED, STARTED, format_event, read_events
 from verl_credit.records.lineage.locked import LineageError, add, locked, new_line, read
-from verl_credit.records.lineage.order import best_of, chain, keeps_of, last
 from verl_credit.records.lineage.prompt import LineageSnapshot, render
-from verl_credit.records.lineage.table import HEADER, Damage, format_row, read_rows
+from verl_credit.records.lineage.rule import best_of, chain, keeps_of, last
+from verl_credit.records.lineage.table import (
+    ENDED,
+    HEADER,
+    STARTED,
+    Damage,
+    format_event,
+    format_row,
+    read_events,
+    read_rows,
+)
 from verl_credit.records.lineage.trial import NUMBERS, Trial, number
 
 __all__ = ["LineageError", "LineageStore"]

@@ -1,6 +1,5 @@
 """The report of a run: one offline HTML page and the learning curves, made from the run's files alone."""
 
-from verl_credit.records.report.watch import watch
-from verl_credit.records.report.write import write_report, write_two
+from verl_credit.records.report.write import watch, write_report, write_two
 
 __all__ = ["watch", "write_report", "write_two"]

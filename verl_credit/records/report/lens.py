@@ -1,32 +1,34 @@
-"""The credit lens: whole groups of rollouts side by side, with the credit that each setting would have given them."""
+"""The credit lens: whole groups of rollouts side by side, with the credit that each setting would have given them, and A*
+where `verl-credit fidelity lens` measured it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from verl_credit.records.report.again import token_tables, turn_tables
-from verl_credit.records.report.colour import colour, limit
 from verl_credit.records.report.lens_settings import ROLLOUTS, TOKENS_A_ROLLOUT, Group, settings_of
-from verl_credit.records.report.lens_stars import Stars, read_stars
-from verl_credit.records.report.numbers import plain, signed
+from verl_credit.records.report.numbers import colour, limit, plain, signed
 from verl_credit.records.report.text import STOPPED, clean
-from verl_credit.records.run.tables import TOKENS, TURNS, DamagedTable, StepTable, read_table, tables_of
+from verl_credit.records.run.files import DamagedFile, read_json_lines
+from verl_credit.records.run.rollouts import read_tokens, token_steps
+from verl_credit.records.run.tables import TURNS, DamagedTable, StepTable, read_table, tables_of
 
 # What bounds the page: a token takes about 120 bytes of it.
 GROUPS, TOKENS_IN_ALL = 4, 40_000
 OBSERVATION = 1500
 SHADES = 40  # of the colour scale, on each side of 0
 NO_TABLES = (
-    "tables/ has no token tables of a finished step: this run is of an earlier version, its advantages are verl's own, or "
-    "keep_token_tables or sample_trajectories is 0."
+    "tables/ has no rollouts of a finished step: this run is of an earlier version, its advantages are verl's own, or "
+    "keep_rollouts.steps or keep_rollouts.groups is 0."
 )
 
 
@@ -58,14 +60,14 @@ def lens(run_dir: Path, last_step: int) -> Lens:
     """Of the last steps up to ``last_step``; tables of later steps belong to a step that is not finished."""
     problems: list[str] = []
     found: list[tuple[tuple, int, int, Group]] = []
-    turn_paths, token_paths = tables_of(run_dir, TURNS), tables_of(run_dir, TOKENS)
+    turn_paths, token_paths = tables_of(run_dir, TURNS), token_steps(run_dir)
     for step, path in token_paths.items():
         if step > last_step:
             continue
         if step not in turn_paths:
             problems.append(f"tables/ has no {TURNS} of step {step}: its groups are left out.")
             continue
-        with _told(problems, step):
+        with _problems_named(problems, step):
             c, turns = read_table(path, ("group", "row")).columns, turn_tables(read_table(turn_paths[step]))
             for number in dict.fromkeys(c["group"]):
                 rows = [row for row, one in zip(c["row"], c["group"], strict=True) if one == number]
@@ -75,8 +77,8 @@ def lens(run_dir: Path, last_step: int) -> Lens:
     for _, step, number, group in sorted(found, key=lambda entry: entry[0], reverse=True)[:GROUPS]:
         if shown and group.shown_tokens > left:
             continue
-        with _told(problems, step):
-            table = read_table(token_paths[step])
+        with _problems_named(problems, step):
+            table = read_tokens(token_paths[step])
             stars = read_stars(run_dir, step, table.columns)
             problems += [stars.problem] if stars.problem else []
             cut = _cut(replace(group, tokens=token_tables(table, number)), table, stars)
@@ -87,7 +89,7 @@ def lens(run_dir: Path, last_step: int) -> Lens:
 
 
 @contextmanager
-def _told(problems: list[str], step: int) -> Iterator[None]:
+def _problems_named(problems: list[str], step: int) -> Iterator[None]:
     """A table that is damaged, or does not fit the other of its step, is a line on the page."""
     try:
         yield
@@ -104,20 +106,20 @@ def _rank(group: Group, step: int) -> tuple:
 
 
 def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
-    """The group as the script reads it: rollouts and tokens beyond the bounds are left out, and said."""
+    """The group as the script reads it: rollouts and tokens beyond the bounds are left out, with a note."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
     rows = group.tokens.rows[:ROLLOUTS]
     data = settings_of(group)
     first = lines[rows[0]]
     given = [value for values in group.given_G_K1.tolist() for value in values]
-    said = []
+    notes = []
     if len(group.tokens.rows) > len(rows):
-        said.append(
+        notes.append(
             f"{len(group.tokens.rows) - len(rows)} of {len(group.tokens.rows)} rollouts are not shown."
         )
     if stars.shown:
-        said.append(
+        notes.append(
             "A* of a turn is its true advantage (± standard error) under the policy that wrote these rollouts, that of step "
             f"{table.step - 1}."
         )
@@ -125,7 +127,7 @@ def _cut(group: Group, table: StepTable, stars: Stars) -> dict:
         "step": table.step,
         "question": clean(c["question"][first]),
         "golds": [clean(gold) for gold in c["golds"][first][:5]],
-        "notes": said,
+        "notes": notes,
         "limit": limit(given),
         "reward": "gain" if list(table.pipeline["signals"]) == ["info_gain"] else "reward",
         "rollouts": [_rollout(group, c, place, lines[row], stars) for place, row in enumerate(rows)],
@@ -169,3 +171,42 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Stars) -> dict
 def shades() -> list[str]:
     """Colours from -1 to 1 in equal steps."""
     return [colour(place / SHADES, 1.0) for place in range(-SHADES, SHADES + 1)]
+
+
+@dataclass(frozen=True)
+class Stars:
+    """``shown[row, turn]``: A* ± its standard error. ``problem``: why there is none although there is a file."""
+
+    shown: dict[tuple[int, int], str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def stars_folder(run_dir: Path, step: int) -> Path:
+    return Path(run_dir) / "fidelity" / f"lens_step_{step}"
+
+
+def stars_path(run_dir: Path, step: int) -> Path:
+    """A line for each turn."""
+    return stars_folder(run_dir, step) / "turns.jsonl"
+
+
+def text_digest(texts: Sequence[str]) -> str:
+    """Of what a rollout wrote, by token: a step that was made again has other rollouts in the same rows."""
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
+
+
+def read_stars(run_dir: Path, step: int, columns: Mapping[str, list[Any]]) -> Stars:
+    """``columns``: of the step's table of tokens."""
+    path = stars_path(run_dir, step)
+    try:
+        lines = read_json_lines(path)
+        written = {row: text_digest(text) for row, text in zip(columns["row"], columns["text"], strict=True)}
+        if any(written.get(line["row"]) != line["text"] for line in lines):
+            return Stars(
+                problem=f"{path} is of other rollouts of step {step}: measure again (verl-credit fidelity lens)."
+            )
+        return Stars(
+            {(line["row"], line["turn"]): f"{signed(line['a_star'])} ± {plain(line['se'])}" for line in lines}
+        )
+    except (DamagedFile, KeyError, TypeError) as error:
+        return Stars(problem=f"{path} cannot be read: {type(error).__name__}: {error}.")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from verl_credit.records.run.files import EVENTS, METRICS, TRAJECTORIES, VALIDATION, read_json_lines
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines
+from verl_credit.records.run.rollouts import read_samples
 from verl_credit.records.run.versions import VERSIONS, read_versions
 
 # The settings that a reader of the report asks for first.
@@ -80,6 +81,7 @@ class Run:
     metrics: list[dict]
     validation: list[dict]
     trajectories: list[dict]
+    trajectory_problems: list[str]
     events: list[dict]
     settings: dict[str, str]
     config_problem: str
@@ -140,11 +142,13 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{path} holds no complete line: the run has not finished its first step")
     settings, problem = read_settings(folder / "config.yaml")
     versions, versions_problem = _versions(folder)
+    samples, sample_problems = read_samples(folder, metrics[-1]["step"])
     return Run(
         folder=folder,
         metrics=metrics,
         validation=_by_step(folder / VALIDATION),
-        trajectories=[_trajectory(row) for row in read_json_lines(folder / TRAJECTORIES)],
+        trajectories=[_trajectory(row) for row in samples],
+        trajectory_problems=sample_problems,
         events=read_json_lines(folder / EVENTS),
         settings=settings,
         config_problem=problem,

@@ -17,7 +17,7 @@ from verl_credit.records.report.numbers import (
 )
 from verl_credit.records.report.run_data import Run, Series, number
 from verl_credit.records.run.events import END, START, Reason
-from verl_credit.records.run.turn_cuts import TURNS_CUT
+from verl_credit.records.run.notes import TURNS_CUT
 
 SAID = {
     Reason.DONE: "Done",

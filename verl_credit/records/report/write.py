@@ -1,17 +1,22 @@
-"""From a run's folder to report.html and curves.png; from two of them to a page that lays their curves over each other."""
+"""From a run's folder to report.html and curves.png, also anew while the run goes on; from two of them to a page that lays
+their curves over each other."""
 
 from __future__ import annotations
 
-import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from verl_credit.records.report.curves import curves_png
-from verl_credit.records.report.page import page
+from verl_credit.records.report.page import Settings, page, two_runs
 from verl_credit.records.report.panels import panels
 from verl_credit.records.report.run_data import read_run
 from verl_credit.records.report.step_panels import step_panels
-from verl_credit.records.report.two_runs import Settings, two_runs
+from verl_credit.records.run.events import END, START
+from verl_credit.records.run.files import EVENTS, METRICS, VALIDATION, read_json_lines, replaced
+from verl_credit.records.run.lock import holder_is_gone
+from verl_credit.records.run.tables import TABLES
 
 REPORT = "report.html"
 CURVES = "curves.png"
@@ -25,23 +30,77 @@ def write_report(run_dir: Path, refresh_s: int | None = None) -> Path:
     """
     run = read_run(Path(run_dir))
     drawn = [*panels(run), *step_panels(run)]
-    _replace(run.folder / CURVES, curves_png(drawn))
-    return _replace(run.folder / REPORT, page(run, drawn, refresh_s).encode())
+    _write(run.folder / CURVES, curves_png(drawn))
+    return _write(run.folder / REPORT, page(run, drawn, refresh_s).encode())
 
 
 def write_two(a: Path, b: Path, settings: Settings) -> Path:
     """Write ``compared_with_<name of b>.html`` into ``a``; nothing else is written. ``settings``: what differs, by group."""
     runs = read_run(Path(a)), read_run(Path(b))
     name = re.sub(r"[^\w.-]", "_", runs[1].folder.resolve().name, flags=re.ASCII)[:100]
-    return _replace(runs[0].folder / f"compared_with_{name}.html", two_runs(*runs, settings).encode())
+    return _write(runs[0].folder / f"compared_with_{name}.html", two_runs(*runs, settings).encode())
 
 
-def _replace(path: Path, content: bytes) -> Path:
-    """A run that ends and a watch may write at the same time: each has a name of its own until it is done."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _write(path: Path, content: bytes) -> Path:
+    with replaced(path) as file:
+        file.write(content)
     return path
+
+
+EVERY_S = 5
+_READ = (METRICS, VALIDATION, TABLES, EVENTS)
+
+
+def watch(
+    run_dir: Path, say: Callable[[str], None] = print, pause: Callable[[float], None] = time.sleep
+) -> Path | None:
+    """Write the report after every change, until the run has ended; the page then stops to reload itself. Returns it, None
+    where the run ended before its first step.
+
+    A run has ended when its last start has an end, or when its process is gone. Ctrl-C writes a page that does not reload,
+    and is raised again. Raises FileNotFoundError where there is no folder, ValueError for files that are damaged.
+    """
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist: a report needs the folder of a run (its run_dir)")
+    before, path = None, None
+    try:
+        while not ended(folder):
+            now = _state(folder)
+            if now != before and _has_steps(folder):
+                path = write_report(folder, refresh_s=EVERY_S)
+                say(str(path) if before is None else f"{path}: {_has_steps(folder)} steps")
+            elif before is None:
+                say(f"{folder}: waiting for the first step")
+            before = now
+            pause(EVERY_S)
+    except KeyboardInterrupt:
+        if path is not None:
+            write_report(folder)
+        raise
+    if not _has_steps(folder):
+        say(f"{folder}: the run has ended before its first step; there is nothing to report")
+        return None
+    path = write_report(folder)
+    say(f"{path}: the run has ended")
+    return path
+
+
+def ended(folder: Path) -> bool:
+    """The last start of the run has an end, or its process is gone. A run without a start waits for one."""
+    kinds = [row.get("kind") for row in read_json_lines(folder / EVENTS) if row.get("kind") in (START, END)]
+    if not kinds:
+        return _has_steps(folder) > 0  # of a version that wrote no events
+    return kinds[-1] == END or holder_is_gone(folder)
+
+
+def _has_steps(folder: Path) -> int:
+    return len(read_json_lines(folder / METRICS))
+
+
+def _state(folder: Path) -> list[tuple[int, int] | None]:
+    found = []
+    for name in _READ:
+        path = folder / name
+        found.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None)
+    return found

@@ -1,16 +1,18 @@
-"""Files of a run: metrics and sample trajectories as JSON lines, plugin state beside verl's checkpoint."""
+"""Files of a run: metrics as JSON lines, plugin state beside verl's checkpoint, and files that are replaced as a whole."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-TRAJECTORIES = "trajectories.jsonl"
+TRAJECTORIES = "trajectories.jsonl"  # of tables of version 1
 EVENTS = "events.jsonl"
 STATE = "verl_credit_state.json"
 
@@ -93,15 +95,27 @@ def rewind(path: Path, last_step: int) -> int:
     return len(later)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write the file atomically: a reader sees the old file or the new one."""
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """The file to write; it is renamed to ``path`` at the end. A reader sees the old file or the new one.
+
+    A run that ends and a watch may write the same file at the same time: each writes under a name of its own.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with replaced(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def _cut_partial_line(file: BinaryIO) -> None:

@@ -1,7 +1,9 @@
-"""Decides from a run's files, without verl, whether the run is finished."""
+"""How far a run goes and what it leaves, without verl: its time limit, its checkpoints, whether a start has work to do."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -53,3 +55,41 @@ def last_checkpoint(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return step if (folder / f"global_step_{step}").is_dir() else None
+
+
+def count_written(steps: int, save_every: int, named: Collection[int]) -> int:
+    """Of a run of ``steps``; ``save_every`` below 1: the named ones alone."""
+    regular = {*range(save_every, steps, save_every), steps} if save_every > 0 else set()
+    return len(regular | {step for step in named if step <= steps})
+
+
+def count_kept(steps: int | None, save_every: int, most: int | None, named: Collection[int]) -> int | None:
+    """In the end. ``most``: of those that have no name (``trainer.max_actor_ckpt_to_keep``), None: all. None where every one
+    is kept and the number of steps is not known."""
+    bounds = []
+    if steps:
+        bounds.append(count_written(steps, save_every, named))
+    if most is not None or save_every < 1:
+        bounds.append(len(named) + (most or 0 if save_every > 0 else 0))
+    return min(bounds, default=None)
+
+
+class TimeLimit:
+    """Decides after every step whether the next one must be the last.
+
+    It must be when two more would not fit: elapsed + 2 s + tail > limit, with s the longest step so far and tail the
+    longest saving plus the longest evaluation so far (s each until the first). A run ends within its limit unless its last
+    step takes a whole step longer than all before. Seconds, except `hours`; `clock` is for tests.
+    """
+
+    def __init__(self, hours: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s, self._clock, self._start = hours * 3600.0, clock, clock()
+        self._longest: dict[str, float] = {}
+
+    def next_is_last(self, timing_s: dict[str, float]) -> bool:
+        """`timing_s`: seconds of the step that has ended: "step" (saving included), "save_checkpoint", "testing"."""
+        for name, seconds in timing_s.items():
+            self._longest[name] = max(seconds, self._longest.get(name, 0.0))
+        step = self._longest["step"]
+        tail = self._longest.get("save_checkpoint", step) + self._longest.get("testing", step)
+        return self._clock() - self._start + 2 * step + tail > self._limit_s

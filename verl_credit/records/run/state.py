@@ -20,9 +20,8 @@ UNUSED = "verl_credit.host.external"
 # Keys that do not change what a step computes.
 FREE = (
     "run_dir",
-    "sample_trajectories",
-    "keep_token_tables",
     "keep_rollouts",
+    *("sample_trajectories", "keep_token_tables"),  # of earlier versions
     "keep_checkpoints",
     "poll_interval_s",
     "max_hours",

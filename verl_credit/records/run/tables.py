@@ -1,17 +1,18 @@
-"""Credit as it was given, a file per step: `tables/turns_000012.parquet` of all rows, `tokens_000012.parquet` of a few, and
-`rollouts_000012.parquet`, what the update of the step read.
+"""Credit as it was given and rollouts as the update read them, in `tables/`: a file per step and kind.
 
-A turns file has a line per turn, at most 40 bytes on disk. A tokens file has a line per rollout, with lists over the tokens
-that the policy wrote, at most 35 bytes a token. A rollouts file has a line per rollout, with lists over the tokens of the
-response. All carry, as JSON, the settings that made them, so that a report can make the same credit again, and a probe the
-same update. A file is written under another name and then renamed: a reader finds it whole or not at all, and a step that is
-made again replaces its own.
+`turns_000012.parquet` has a line per turn of all rows, at most 40 bytes on disk. `rollouts_000012.parquet` has a line per
+kept rollout of the last steps, with its texts and with lists over the tokens of its response, at most 60 bytes a token.
+`samples_000012.parquet` has the texts of one rollout per kept group; it takes the place of the rollouts of an older step.
+
+The metadata has, as JSON, the settings that made the credit, so that a report can make the same credit again. Where a step
+is kept whole, it also has those of the update, so that a probe can make the same update. A file is written under another
+name and then renamed: a reader finds it whole or not at all, and a step that is made again replaces its own files.
+`old_tables` reads version 1.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from verl_credit.records.run.files import DamagedFile
+from verl_credit.records.run import old_tables
+from verl_credit.records.run.files import DamagedFile, replaced
 
-TABLES, TURNS, TOKENS, ROLLOUTS = "tables", "turns", "tokens", "rollouts"
-_PIPELINE, _VERSION = b"verl_credit", 1
-_NAME = re.compile(r"(turns|tokens|rollouts)_(\d{6,})\.parquet")
+TABLES, TURNS, ROLLOUTS, SAMPLES = "tables", "turns", "rollouts", "samples"
+_ABOUT, _VERSION = b"verl_credit", 2
+_NAME = re.compile(r"([a-z]+)_(\d{6,})\.parquet")
 
 TURNS_SCHEMA = pa.schema(
     [
@@ -37,6 +39,10 @@ TURNS_SCHEMA = pa.schema(
         ("has_reward", pa.bool_()),
         ("reward", pa.float64()),  # null: it has none, or lost it
         ("signals", pa.map_(pa.string(), pa.float64())),  # each signal's own value, where the turn has one
+        (
+            "z",
+            pa.float64(),
+        ),  # of the reward among the siblings' same turn; null: the turn mode compares otherwise
         ("anchor", pa.int32()),  # null: the turn mode reads none
         ("advantage", pa.float32()),
         ("clip_scale", pa.float32()),
@@ -46,47 +52,42 @@ TURNS_SCHEMA = pa.schema(
     ]
 )
 _FLOATS = pa.list_(pa.float32())
-TOKENS_SCHEMA = pa.schema(
-    [
-        ("group", pa.int32()),
-        ("row", pa.int32()),
-        ("question", pa.string()),
-        ("golds", pa.list_(pa.string())),
-        ("stop_reason", pa.string()),
-        ("observations", pa.list_(pa.string())),  # per turn, their beginnings
-        ("observation_characters", pa.list_(pa.int32())),  # how long they were
-        ("text", pa.list_(pa.string())),
-        ("turn", pa.list_(pa.int16())),
-        ("trained", pa.list_(pa.bool_())),  # False: rejected by rollout correction
-        ("planning", pa.list_(pa.bool_())),
-        ("log_prob", _FLOATS),
-        ("entropy", _FLOATS),
-        ("uncertainty", _FLOATS),
-        ("pooled_uncertainty", _FLOATS),
-        ("weight", _FLOATS),
-        ("advantage", _FLOATS),
-    ]
-)
+_SAMPLE = [
+    ("group", pa.int32()),
+    ("row", pa.int32()),  # its place in the batch of the update, in which other rows stand too
+    ("question", pa.string()),
+    ("golds", pa.list_(pa.string())),
+    ("gold_ids", pa.string()),  # JSON
+    ("searches", pa.string()),  # JSON
+    ("stop_reason", pa.string()),
+    ("texts", pa.list_(pa.string())),  # per turn, what the policy wrote
+    ("observations", pa.list_(pa.string())),  # per turn, what it read next
+]
 ROLLOUTS_SCHEMA = pa.schema(
     [
+        *_SAMPLE,
         ("uid", pa.string()),  # of the prompt
-        ("group", pa.int32()),
-        ("row", pa.int32()),  # its place in the batch of the update, in which other rows stand too
+        ("outcome", pa.float64()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),  # observations included; every list below is as long
+        ("pieces", pa.list_(pa.string())),  # text per token; empty where the policy did not write it
         ("written", pa.list_(pa.bool_())),  # by the policy
         ("trained", pa.list_(pa.bool_())),  # False also: rejected by rollout correction
         ("turn", pa.list_(pa.int16())),  # -1: not the policy's token
-        ("outcome", pa.float64()),
         ("advantage", _FLOATS),
         ("old_log_prob", _FLOATS),
         ("entropy", _FLOATS),  # null: not computed (rollout_correction.bypass_mode)
         ("clip_scale", _FLOATS),
         ("ref_log_prob", _FLOATS),  # null: no reference policy
         ("rollout_is_weight", _FLOATS),  # null: the update has none
+        ("planning", pa.list_(pa.bool_())),  # this and the next: null where nothing computes them
+        ("uncertainty", _FLOATS),
+        ("pooled_uncertainty", _FLOATS),
+        ("weight", _FLOATS),
     ]
 )
-_SCHEMAS = {TURNS: TURNS_SCHEMA, TOKENS: TOKENS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA}
+_SCHEMAS = {TURNS: TURNS_SCHEMA, ROLLOUTS: ROLLOUTS_SCHEMA, SAMPLES: pa.schema(_SAMPLE)}
+SAMPLE_NAMES = tuple(_SCHEMAS[SAMPLES].names)
 
 
 class DamagedTable(DamagedFile):
@@ -95,28 +96,28 @@ class DamagedTable(DamagedFile):
 
 @dataclass(frozen=True)
 class StepTable:
-    """``lines`` as the schema has them, by column; ``pipeline``: the settings that made the credit, or the update."""
+    """Lines as the schema has them, by column."""
 
     step: int
     columns: dict[str, list]
     pipeline: dict
+    """The settings that made the credit; empty where verl's own estimator made it"""
+    update: dict | None = None
+    """What a probe must know of the update; None where the step's rollouts are not all kept"""
 
 
 def table_path(run_dir: Path, kind: str, step: int) -> Path:
     return Path(run_dir) / TABLES / f"{kind}_{step:06d}.parquet"
 
 
-def write_table(run_dir: Path, kind: str, step: int, columns: dict[str, list], pipeline: dict) -> Path:
+def write_table(
+    run_dir: Path, kind: str, step: int, columns: dict[str, list], pipeline: dict, update: dict | None = None
+) -> Path:
     path, schema = table_path(run_dir, kind, step), _SCHEMAS[kind]
-    about = json.dumps({"version": _VERSION, "step": step, "pipeline": pipeline})
-    table = pa.table(columns, schema=schema.with_metadata({_PIPELINE: about}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    about = json.dumps({"version": _VERSION, "step": step, "pipeline": pipeline, "update": update})
+    table = pa.table(columns, schema=schema.with_metadata({_ABOUT: about}))
+    with replaced(path) as file:
         parquet.write_table(table, file, compression="zstd")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
     return path
 
 
@@ -136,20 +137,19 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> StepTable:
     kind = path.name.partition("_")[0]
     try:
         file = parquet.ParquetFile(path)
-        about = json.loads((file.schema_arrow.metadata or {}).get(_PIPELINE, b"null"))
-        if not isinstance(about, dict) or about.get("version") != _VERSION:
+        about = json.loads((file.schema_arrow.metadata or {}).get(_ABOUT, b"null"))
+        version = about.get("version") if isinstance(about, dict) else None
+        if version not in (1, _VERSION):
             raise DamagedTable(f"{path} is no table that this version wrote")
-        schema = pa.schema([_SCHEMAS[kind].field(name) for name in names or _SCHEMAS[kind].names])
-        table = file.read(columns=schema.names).select(schema.names).cast(schema)
-        return StepTable(int(about["step"]), table.to_pydict(), dict(about["pipeline"]))
+        schema = old_tables.schema(kind, _SCHEMAS) if version == 1 else _SCHEMAS[kind]
+        schema = pa.schema([schema.field(name) for name in names or schema.names])
+        if version == 1:
+            columns, pipeline, update = old_tables.columns(kind, file, schema), *old_tables.about(kind, about)
+        else:
+            columns = file.read(columns=schema.names).select(schema.names).cast(schema).to_pydict()
+            pipeline, update = dict(about["pipeline"]), about["update"]
+        return StepTable(int(about["step"]), columns, pipeline, update)
     except DamagedTable:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedTable(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
-
-
-def drop_old(run_dir: Path, kind: str, step: int, keep: int) -> None:
-    """Remove the tables of steps up to ``step - keep``."""
-    for old, path in tables_of(run_dir, kind).items():
-        if old <= step - keep:
-            path.unlink(missing_ok=True)

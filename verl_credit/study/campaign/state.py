@@ -16,12 +16,12 @@ from verl_credit.records.run.events import END, START, Reason
 from verl_credit.records.run.files import (
     EVENTS,
     METRICS,
-    TRAJECTORIES,
     VALIDATION,
     DamagedFile,
     read_json_lines,
 )
 from verl_credit.records.run.lock import LOCK
+from verl_credit.records.run.tables import TABLES
 from verl_credit.study.campaign.curve import NoArea, area
 from verl_credit.study.campaign.design import PlannedRun, planned
 from verl_credit.study.campaign.file import Campaign, Metric
@@ -127,9 +127,7 @@ def _hours(events: list[dict], folder: Path) -> float:
         else:
             last = time
     if begin is not None:
-        written = [
-            p.stat().st_mtime for n in (METRICS, VALIDATION, TRAJECTORIES) if (p := folder / n).exists()
-        ]
+        written = [p.stat().st_mtime for n in (METRICS, VALIDATION, TABLES) if (p := folder / n).exists()]
         seconds += max(0.0, max([last, *written]) - begin)
     return seconds / 3600
 

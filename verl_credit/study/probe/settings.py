@@ -89,7 +89,7 @@ class GenerationSettings(_Part):
     rb_requires_grad: bool = True
     """true: the pathwise term Σ ∇H_k is part of rb_residual; false leaves it out, for comparison, and X is biased"""
     source: Literal["run", "stored"] = "run"
-    """run: the run's own engine samples new rollouts from the checkpoint; stored: those that the run kept (keep_rollouts)"""
+    """run: the run's own engine samples new rollouts from the checkpoint; stored: those of keep_rollouts.groups=null"""
 
 
 class BatchSettings(_Part):

@@ -47,7 +47,8 @@ class RolloutFacts:
 def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
     """Of `RUN/tables/rollouts_000012.parquet`. Rows with the same prompt are one group, also where the data has it twice.
 
-    Raises DamagedTable, naming the file, for one that cannot be read or whose rows do not fit together.
+    Raises DamagedTable, naming the file, for one that cannot be read, whose rows do not fit together, or that has not all
+    rollouts of its step.
     """
     path = Path(path)
     if not path.name.startswith(f"{ROLLOUTS}_"):
@@ -55,8 +56,10 @@ def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
             f"{path} is no file of rollouts; expected tables/{ROLLOUTS}_000012.parquet of a run"
         )
     table = read_table(path)
+    if table.update is None:
+        raise DamagedTable(f"{path} has some groups of its step alone: train with keep_rollouts.groups=null")
     try:
-        return _rollouts(table.columns), _facts(table.step, table.columns, table.pipeline)
+        return _rollouts(table.columns), _facts(table.step, table.columns, table.update)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise DamagedTable(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -39,7 +39,6 @@ WITHOUT = {
     "actor_rollout_ref.rollout.top_k": -1,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
-    "keep_rollouts": 0,
     "max_hours": None,
     "probe.every": 0,
 }
@@ -53,6 +52,9 @@ def check_twin(config: DictConfig) -> None:
         raise ConfigError(
             "the twin trains in the lab's world alone: take --config-name lab, or a recipe based on it"
         )
+    if config.keep_rollouts.groups is None:
+        use = "the twin knows a number alone, and keeps no rollouts; `train` takes every value"
+        raise ConfigError(key="keep_rollouts.groups", value=None, accepted=use)
     for key, only in WITHOUT.items():
         value = OmegaConf.select(config, key)
         if value is not None and value != only:

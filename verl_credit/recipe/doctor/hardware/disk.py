@@ -13,7 +13,7 @@ from verl_credit.recipe.doctor.inputs.model import parameters_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, warned
 from verl_credit.recipe.machine.facts import GIB, size
 from verl_credit.recipe.required import MODEL
-from verl_credit.records.run.checkpoints import kept
+from verl_credit.records.run.finished import count_kept
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
@@ -71,7 +71,7 @@ def checkpoints_kept(config: DictConfig) -> int | None:
     """As many as are kept in the end; None where every one is and the number of steps is not known."""
     trainer = config.trainer
     most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
-    return kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
+    return count_kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
 
 
 def checkpoint_bytes(config: DictConfig, parameters: int) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_credit.records.report.fidelity_pictures import agreement_picture, bias_picture, difference_picture
-from verl_credit.records.report.fidelity_turns import gold_against_value, gold_picture, star_picture
 from verl_credit.records.report.numbers import plain, signed
 from verl_credit.records.report.page import template
+from verl_credit.records.report.studies.fidelity_pictures import (
+    agreement_picture,
+    bias_picture,
+    difference_picture,
+)
+from verl_credit.records.report.studies.fidelity_turns import gold_against_value, gold_picture, star_picture
 
 KINDS = {"run": "As the run gives it", "mode": "Turn modes", "control": "Controls"}
 MEASURES = ("pearson", "same_turn", "pairs", "end_pairs")

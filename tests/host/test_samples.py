@@ -1,13 +1,14 @@
-"""Sample trajectories: which rows are shown, and that each turn stands beside its own numbers."""
+"""Samples: each turn of a kept rollout stands beside its own numbers and those of its siblings."""
 
-import json
 import math
 
 import pytest
 
 from kit.byte_world import make_tokenizer
+from kit.credit_tables import write_tables
 from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
-from verl_credit.host.step.trajectories import sample_trajectories
+from verl_credit.records.run.rollouts import keep_samples, read_samples
+from verl_credit.records.run.tables import ROLLOUTS, TURNS, table_path, tables_of
 from verl_credit.turns.book import RowRecord
 
 
@@ -46,23 +47,48 @@ def step(turns):
     return credited(turns, GAINS, OUTCOMES, GROUPS)
 
 
-def names(rows):
-    return [described["question"] for described in rows]
+def samples(folder, step, groups=None):
+    """By question, in the order in which a reader gets them."""
+    write_tables(folder, step, 1, GROUPS, groups)
+    rows, problems = read_samples(folder, 1)
+    assert not problems
+    return {row["question"]: row for row in rows}
 
 
-def test_the_longest_of_every_group_comes_first_then_the_rest(step):
-    """p's longest are b and e, the earlier row first; q's are c and d. The lost row and the padding never show."""
-    assert names(sample_trajectories(step, 99)) == ["b?", "c?", "e?", "d?", "a?"]
+def test_the_longest_come_first(step, tmp_path):
+    """b and e have three turns, c and d two, a one. Lost rows and padding are not among them."""
+    assert list(samples(tmp_path, step)) == ["b?", "e?", "c?", "d?", "a?"]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 4])
-def test_a_smaller_sample_is_the_beginning_of_a_larger_one(step, count):
-    everything = sample_trajectories(step, 99)
-    assert sample_trajectories(step, count) == everything[:count]
+@pytest.mark.parametrize("groups, names", [(0, ""), (1, "abe"), (2, "abcde")])
+def test_whole_groups_are_kept(step, tmp_path, groups, names):
+    assert set(samples(tmp_path, step, groups)) == {f"{name}?" for name in names}
 
 
-def test_turns_hold_what_the_policy_wrote_and_what_it_was_shown(step):
-    shown = sample_trajectories(step, 1)[0]
+def test_of_an_older_step_the_longest_of_each_group_stays_with_all_siblings_numbers(step, tmp_path):
+    before = samples(tmp_path, step)
+    keep_samples(tmp_path, 1)
+    rows, problems = read_samples(tmp_path, 1)
+    assert not problems and not tables_of(tmp_path, ROLLOUTS)
+    assert {row["question"]: row for row in rows} == {name: before[name] for name in ("b?", "c?")}
+
+
+def test_a_step_that_is_not_finished_has_none(step, tmp_path):
+    samples(tmp_path, step)
+    assert read_samples(tmp_path, 0) == ([], [])
+
+
+@pytest.mark.parametrize("kind", [TURNS, ROLLOUTS])
+def test_tables_that_are_damaged_are_named(step, tmp_path, kind):
+    samples(tmp_path, step)
+    path = table_path(tmp_path, kind, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+    rows, (problem,) = read_samples(tmp_path, 1)
+    assert not rows and str(path) in problem
+
+
+def test_turns_hold_what_the_policy_wrote_and_what_it_read_next(step, tmp_path):
+    shown = samples(tmp_path, step)["b?"]
     assert [(turn["text"], turn["observation"]) for turn in shown["turns"]] == [
         ("b call 0;", "page 0;"),
         ("b call 1;", "page 1;"),
@@ -73,10 +99,10 @@ def test_turns_hold_what_the_policy_wrote_and_what_it_was_shown(step):
     assert [search["turn"] for search in shown["searches"]] == [0, 1]
 
 
-def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(step):
+def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(step, tmp_path):
     gains = {
-        described["question"]: [turn["info_gain"] for turn in described["turns"]]
-        for described in sample_trajectories(step, 99)
+        question: [turn["info_gain"] for turn in row["turns"]]
+        for question, row in samples(tmp_path, step).items()
     }
     assert gains == {
         "b?": [0.5, None, None],
@@ -87,24 +113,24 @@ def test_a_turn_without_a_gain_has_none_and_a_gain_of_zero_is_one(step):
     }
 
 
-def test_numbers_are_those_of_the_turn(step):
+def test_numbers_are_those_of_the_turn(step, tmp_path):
     credit = step.credit
     assert credit.advantage_B_K[4, 0] != credit.outcome_advantage_B[4]  # tool turn and answer turn differ
-    for place, shown in zip([1, 4, 6, 5, 0], sample_trajectories(step, 99), strict=True):
+    for place, shown in zip([1, 6, 4, 5, 0], samples(tmp_path, step).values(), strict=True):
         tool_turns = len(GAINS[place])
         assert [turn["advantage"] for turn in shown["turns"]] == [
-            *credit.advantage_B_K[place, :tool_turns].tolist(),
-            credit.outcome_advantage_B[place].item(),
+            *credit.advantage_B_K[place, :tool_turns].float().tolist(),
+            credit.outcome_advantage_B[place].float().item(),
         ]
         assert [turn["clip_scale"] for turn in shown["turns"]] == [
-            *credit.clip_scale_B_K[place, :tool_turns].tolist(),
+            *credit.clip_scale_B_K[place, :tool_turns].float().tolist(),
             1.0,
         ]
 
 
-def test_every_sample_has_its_whole_group_in_numbers(step):
+def test_every_sample_has_its_whole_group_in_numbers(step, tmp_path):
     """p: a, b and e, of which two searched; q: c and d. The lost row and the padding are no siblings."""
-    shown = {row["question"]: row for row in sample_trajectories(step, 99)}
+    shown = samples(tmp_path, step)
     assert [[one["outcome"] for one in shown[name]["group"]] for name in ("b?", "c?")] == [[0, 1, 1], [1, 0]]
     assert {name: row["place"] for name, row in shown.items()} == {
         "a?": 0,
@@ -119,9 +145,9 @@ def test_every_sample_has_its_whole_group_in_numbers(step):
         assert own["turns"] == [{name: turn[name] for name in own["turns"][0]} for turn in row["turns"]]
 
 
-def test_z_compares_a_gain_with_the_siblings_same_turn(step):
+def test_z_compares_a_gain_with_the_siblings_same_turn(step, tmp_path):
     """q's first turns gained 0 and -0.25: z is +1 and -1. b and e are alone at their turns: 0. No gain, no z."""
-    z = {row["question"]: [turn["z"] for turn in row["turns"]] for row in sample_trajectories(step, 99)}
+    z = {row["question"]: [turn["z"] for turn in row["turns"]] for row in samples(tmp_path, step).values()}
     assert z["c?"] == [pytest.approx(1, abs=1e-4), None] and z["d?"] == [pytest.approx(-1, abs=1e-4), None]
     assert z["b?"] == [0.0, None, None] and z["e?"] == [None, 0.0, None] and z["a?"] == [None]
     scale = step.credit.clip_scale_B_K1[4, 0].item()
@@ -129,12 +155,7 @@ def test_z_compares_a_gain_with_the_siblings_same_turn(step):
 
 
 @pytest.mark.parametrize("mode", ["none", "joint"])
-def test_a_mode_that_compares_otherwise_has_no_z(turns, tokenizer, mode):
+def test_a_mode_that_compares_otherwise_has_no_z(turns, tokenizer, mode, tmp_path):
     step = credited(turns, GAINS, OUTCOMES, GROUPS, info_gain_norm_mode=mode)
-    rows = sample_trajectories(step, 99)
+    rows = samples(tmp_path, step).values()
     assert {turn["z"] for row in rows for turn in row["turns"]} == {None}
-
-
-def test_samples_are_plain_json(step):
-    rows = sample_trajectories(step, 99)
-    assert json.loads(json.dumps(rows)) == rows

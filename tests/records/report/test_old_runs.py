@@ -1,0 +1,41 @@
+"""A run whose tables version 1 wrote: its page and its probe are as they were."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kit.report_page import report, write_run
+from kit.stored_rollouts import COLUMNS, UPDATE
+from verl_credit.records.report.choose import choose
+from verl_credit.records.report.lens import lens
+from verl_credit.records.report.run_data import read_run
+from verl_credit.records.run.tables import ROLLOUTS, table_path
+from verl_credit.study.probe.stored import read_rollouts
+
+OLD = Path(__file__).parent / "old_run"
+
+
+@pytest.fixture
+def old(tmp_path):
+    write_run(tmp_path)
+    return Path(shutil.copytree(OLD, tmp_path, dirs_exist_ok=True))
+
+
+def test_its_page_is_as_it_was(old):
+    """`page.json`: what version 1 put on the page of the same files, but for the credit of other settings."""
+    before = json.loads((OLD / "page.json").read_text())
+    groups = lens(old, 3).groups
+    for group in groups:
+        assert group.pop("modes") and group.pop("transforms")
+    assert json.loads(json.dumps(groups)) == before["lens"] and len(groups) == 4
+    run = read_run(old)
+    assert choose(run.trajectories) == before["chosen"] and not run.trajectory_problems
+    assert "Made again with the run's own settings" in report(old)
+
+
+def test_its_rollouts_can_be_probed(old):
+    rollouts, facts = read_rollouts(table_path(old, ROLLOUTS, 12))
+    assert [ids.tolist() for ids in rollouts.response_ids] == COLUMNS["response_ids"]
+    assert facts.policy_step == UPDATE["policy_step"] and facts.uid == COLUMNS["uid"]

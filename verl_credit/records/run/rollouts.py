@@ -1,0 +1,131 @@
+"""The kept rollouts of a run: their tokens with the credit of each, and their texts beside the credit of their turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from verl_credit.records.run.files import TRAJECTORIES, read_json_lines
+from verl_credit.records.run.old_tables import PER_TOKEN, TOKENS, TOKENS_SCHEMA
+from verl_credit.records.run.tables import (
+    ROLLOUTS,
+    SAMPLE_NAMES,
+    SAMPLES,
+    TURNS,
+    DamagedTable,
+    StepTable,
+    read_table,
+    table_path,
+    tables_of,
+    write_table,
+)
+
+STEPS = 100
+"""Steps whose texts are read at most; the latest that have some."""
+_NAMES = {"text": "pieces", "log_prob": "old_log_prob"}  # where version 1 had another name
+
+
+def token_steps(run_dir: Path) -> dict[int, Path]:
+    """Steps of our estimator whose rollouts are kept token by token, and the file that has them."""
+    kept = {step: path for step, path in tables_of(run_dir, ROLLOUTS).items() if _may_have_credit(path)}
+    return dict(sorted((kept | tables_of(run_dir, TOKENS)).items()))
+
+
+def _may_have_credit(path: Path) -> bool:
+    """A damaged file may; who reads it names it."""
+    try:
+        return bool(read_table(path, ("row",)).pipeline)
+    except DamagedTable:
+        return True
+
+
+def read_tokens(path: Path) -> StepTable:
+    """The columns of `TOKENS_SCHEMA`, with lists over the tokens that the policy wrote. Raises DamagedTable."""
+    table = read_table(path)
+    if path.name.startswith(TOKENS):
+        return table
+    c = table.columns
+    columns = {name: c[name] for name in TOKENS_SCHEMA.names if name in c}
+    columns["observation_characters"] = [[len(text) for text in row] for row in c["observations"]]
+    for name in PER_TOKEN:
+        lists = c[_NAMES.get(name, name)]
+        columns[name] = [
+            values and [value for value, ours in zip(values, written, strict=True) if ours]
+            for values, written in zip(lists, c["written"], strict=True)
+        ]
+    return StepTable(table.step, columns, table.pipeline)
+
+
+def keep_samples(run_dir: Path, step: int) -> None:
+    """The rollouts of a step go, but for the texts of the longest of each group. Nothing stays of a damaged file."""
+    path = table_path(run_dir, ROLLOUTS, step)
+    try:
+        table = read_table(path, SAMPLE_NAMES)
+    except DamagedTable:  # no reason to end a run
+        path.unlink(missing_ok=True)
+        return
+    c = table.columns
+    longest: dict[int, int] = {}
+    for line, group in enumerate(c["group"]):
+        before = longest.setdefault(group, line)
+        if len(c["texts"][line] or ()) > len(c["texts"][before] or ()):
+            longest[group] = line
+    if table.pipeline:
+        columns = {name: [c[name][line] for line in sorted(longest.values())] for name in SAMPLE_NAMES}
+        write_table(run_dir, SAMPLES, step, columns, table.pipeline)
+    path.unlink(missing_ok=True)
+
+
+def read_samples(run_dir: Path, last_step: int | None = None) -> tuple[list[dict], list[str]]:
+    """(rollouts of the latest `STEPS` steps up to ``last_step`` that have some, what cannot be read).
+
+    A rollout has the credit of its turns, and its whole ``group`` in numbers, itself at ``place``: credit means nothing
+    without the siblings. Those of version 1 come first. Raises DamagedFile for a line that is no JSON.
+    """
+    rows, problems = read_json_lines(Path(run_dir) / TRAJECTORIES), []
+    kept = tables_of(run_dir, SAMPLES) | tables_of(run_dir, ROLLOUTS)
+    for step in sorted(step for step in kept if last_step is None or step <= last_step)[-STEPS:]:
+        try:
+            table = read_table(kept[step], SAMPLE_NAMES)
+            if table.pipeline:
+                rows += _with_credit(table, read_table(table_path(run_dir, TURNS, step)))
+        except DamagedTable as error:
+            problems.append(f"{error}.")
+        except (KeyError, TypeError, ValueError) as error:
+            problems.append(
+                f"The tables of step {step} do not fit together: {type(error).__name__}: {error}."
+            )
+    return rows, problems
+
+
+def _with_credit(table: StepTable, turns: StepTable) -> list[dict]:
+    reward = "info_gain" if list(table.pipeline["signals"]) == ["info_gain"] else "turn_reward"
+    credit: dict[int, dict] = {}  # of a valid row
+    t = turns.columns
+    group_of = dict(zip(t["row"], t["group"], strict=True))
+    for line, row in enumerate(t["row"]):
+        if not t["valid"][line]:
+            continue
+        if row not in credit:
+            credit[row] = {"outcome": t["outcome"][line], "turns": []}
+        numbers = {name: t[name][line] for name in ("z", "advantage", "clip_scale")}
+        credit[row]["turns"].append({reward: t["reward"][line]} | numbers)
+    c, rows = table.columns, []
+    for line, row in enumerate(c["row"]):
+        texts = zip(c["texts"][line], c["observations"][line], credit[row]["turns"], strict=True)
+        members = [one for one in credit if group_of[one] == group_of[row]]
+        rows.append(
+            {
+                "step": table.step,
+                "question": c["question"][line],
+                "golds": c["golds"][line],
+                "gold_ids": json.loads(c["gold_ids"][line]),
+                "searches": json.loads(c["searches"][line]),
+                "outcome": credit[row]["outcome"],
+                "stop_reason": c["stop_reason"][line],
+                "turns": [{"text": text, "observation": seen} | numbers for text, seen, numbers in texts],
+                "group": [credit[one] for one in members],
+                "place": members.index(row),
+            }
+        )
+    return sorted(rows, key=lambda row: -len(row["turns"]))
