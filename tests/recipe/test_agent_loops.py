@@ -3,7 +3,7 @@
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.config.turn_limit import DEFAULT, MOST
+from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.names import check_names
 from verl_credit.recipe.agent_loops import LISTED, agents_of_rows, own_loops

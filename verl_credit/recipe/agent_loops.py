@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import Config, select
-from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 

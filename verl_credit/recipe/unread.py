@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
+from verl_credit.config.fit import MOST
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, keys_of, read_section, reads
 from verl_credit.config.resolved import Config, resolved, select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import MOST
 from verl_credit.credit.token.sepa_reach import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.names import AGENT_NAME

@@ -6,7 +6,7 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.template_check import RESULT, check_template
 from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter

@@ -27,7 +27,7 @@ from verl_credit.cli.run.another_run import (
     run_alone,
     write_recipe,
 )
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
 from verl_credit.recipe.compose import load_config

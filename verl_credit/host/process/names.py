@@ -7,7 +7,7 @@ from importlib import import_module
 
 from omegaconf import DictConfig
 
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.agent_loops import own_loops
 from verl_credit.recipe.rules.own_loss import MODULES

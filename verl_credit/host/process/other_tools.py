@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_credit.config.turn_limit import turns_at_most
+from verl_credit.config.fit import turns_at_most
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.rules.other_tools import KEYS, tools_given
 

@@ -19,7 +19,6 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLo
 from verl.tools.schemas import ToolResponse
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.replay import DRAW, REPLAY, ReplayingClient
 from verl_credit.host.rollout.tool_rewards import offered_tool, reward_of
@@ -146,7 +145,11 @@ class TurnAgentLoop(ToolAgentLoop):
         planner = RowPlanner(self.tokenizer, credit)
         requests = planner.requests(0, prompt, response, output.turn_ids, self._truth)
         await scorer.score_rollout(
-            requests, [*prompt, *response], generate, longest(self.config), self.record
+            requests,
+            [*prompt, *response],
+            generate,
+            self.config.actor_rollout_ref.rollout.get("max_model_len"),
+            self.record,
         )
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):

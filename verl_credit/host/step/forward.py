@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from omegaconf import DictConfig
 
+from verl_credit.config.fit import tokens_per_micro_batch
 from verl_credit.host.step import store
 from verl_credit.host.step.row_scores import rows_per_micro_batch, score_rows
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
-from verl_credit.recipe.rules.budget import tokens_per_micro_batch
 from verl_credit.turns.scorers import ScoreRow
 
 OLD_LOG_PROBS = "old_log_probs"

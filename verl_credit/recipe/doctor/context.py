@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_credit.config.settings import CreditSettings
 from verl_credit.recipe.agent_loops import agents_of_rows
 from verl_credit.recipe.doctor.inputs.data import Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.inputs.model import parameters_of
@@ -67,6 +68,10 @@ class Context:
                 default_loop=self.config.actor_rollout_ref.rollout.agent.default_agent_loop,
             )
         return self._rows[key]
+
+    @cached_property
+    def settings(self) -> CreditSettings:
+        return CreditSettings.from_config(self.config)
 
     @property
     def tokenizer(self):

@@ -9,19 +9,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.address import loopback
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
 from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.section import Section, no_value
 from verl_credit.config.resolved import Config, Tree, resolved, select, written
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import DEFAULT, turns_at_most
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, AGENTS, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
-from verl_credit.recipe.rules.budget import validate_budgets
 from verl_credit.recipe.rules.correction import validate_correction
 from verl_credit.recipe.rules.entropy_probe import validate_entropy_probe
+from verl_credit.recipe.rules.fit import validate_rows_fit, validate_turns_fit
 from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.own_loss import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
@@ -137,17 +137,6 @@ def _combinations(config: Tree, settings: CreditSettings) -> None:
         use = "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none, or, for "
         use += f"tools of your own, {DEFAULT}={TURN_AGENT}"
         raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
-    said, turns = turns_at_most(config)
-    budget, tokens = select(config, "data.max_response_length"), select(config, "search.max_new_tokens")
-    budgeted = select(config, DEFAULT) in AGENTS  # a loop of the user's has budgets of its own
-    if budgeted and turns is not None and turns * tokens > budget:
-        raise ConfigError(
-            f"data.max_response_length={budget} cannot hold {said}={turns} turns of "
-            f"search.max_new_tokens={tokens}, what tools return not counted",
-            key="data.max_response_length",
-            value=budget,
-            accepted=f"at least {turns * tokens}",
-        )
 
 
 def _time_limit(config: Tree, settings: CreditSettings) -> None:
@@ -220,6 +209,7 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     _vllm_on_cpu,
     _lora_on_hf,
     _combinations,
+    validate_turns_fit,
     _reached_from_everywhere,
     validate_scorer,
     validate_entropy_probe,
@@ -227,6 +217,6 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     validate_correction,
     validate_pipeline,
     validate_rollout,
-    validate_budgets,
+    validate_rows_fit,
 )
 """In the order in which they are tried; each raises ConfigError for the first thing that is wrong."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import Config, Tree, select
-from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call

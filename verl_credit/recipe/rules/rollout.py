@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from verl_credit.config.request_room import MODEL_LEN
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import Tree, select
-from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENTS, ROLLOUT_NAME
 from verl_credit.recipe.agent_loops import own_loops
@@ -31,7 +29,6 @@ def validate_rollout(config: Tree, settings: CreditSettings) -> None:
     _scored_inside(config, settings)
     validate_other_tools(config)
     validate_reward_manager(config)
-    _room(config, settings)
 
 
 def _scored_inside(config: Tree, settings: CreditSettings) -> None:
@@ -39,22 +36,3 @@ def _scored_inside(config: Tree, settings: CreditSettings) -> None:
     if served and select(config, DEFAULT) not in AGENTS:
         use = f"the scores are asked for by {' and '.join(AGENTS)}; with an agent loop of your own take branch or rows"
         raise ConfigError.of(config, "algorithm.info_gain_scorer", DEFAULT, accepted=use)
-
-
-def _room(config: Tree, settings: CreditSettings) -> None:
-    """The engine would cut what the policy writes, or refuse a prompt in the middle of a trajectory."""
-    length = config.actor_rollout_ref.rollout.max_model_len
-    if length is None:
-        return
-    row = config.data.max_prompt_length + config.data.max_response_length
-    served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
-    needed = row + served * (SHORT_ANSWER + 1)
-    if length < needed:
-        said = ", and an answer behind it (algorithm.info_gain_scorer=server)" if served else ""
-        raise ConfigError(
-            f"{MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + data.max_response_length = {row} "
-            f"tokens{said}: set it to {needed} or more, or to auto",
-            key=MODEL_LEN,
-            value=length,
-            accepted=f"{needed} or more, or auto",
-        )

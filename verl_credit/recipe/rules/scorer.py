@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from verl_credit.config.fit import ULYSSES
 from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import ATTENTION, CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention import NAMES
-from verl_credit.recipe.rules.budget import ULYSSES
 from verl_credit.turns.scorers import SCORERS
 
 REMOVE_PADDING = "actor_rollout_ref.model.use_remove_padding"

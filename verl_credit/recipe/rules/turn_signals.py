@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys.reads import is_path
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import INFOPO, CreditSettings
-from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS
 from verl_credit.recipe.agent_loops import own_loops

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from verl_credit.config.fit import place_of_answers
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.answer_budget import answer_room, answers_fit
+from verl_credit.recipe.doctor.inputs.answer_budget import answers_fit
 from verl_credit.recipe.doctor.inputs.data import TRAIN
 from verl_credit.recipe.doctor.inputs.hub import cached_config
 from verl_credit.recipe.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
@@ -14,6 +15,7 @@ from verl_credit.recipe.doctor.inputs.retriever import ask_servers
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.required import MODEL
 from verl_credit.recipe.world import serves_search
+from verl_credit.turns.scorers import SCORERS
 
 
 def check_retriever(context: Context) -> Result:
@@ -80,7 +82,8 @@ def check_prompts(context: Context, key: str) -> Result | list[Result]:
 
 
 def check_answers(context: Context) -> Result:
-    place = answer_room(context.config)
+    config, settings = context.config, context.settings
+    place = place_of_answers(config, settings, SCORERS[settings.algorithm.info_gain_scorer])
     if place is None:
         return skipped("no answer has to fit beside a row")
-    return passed(answers_fit(context.config, place, context.tokenizer, context.rows(TRAIN)))
+    return passed(answers_fit(config, settings, place, context.tokenizer, context.rows(TRAIN)))
