@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from kit.stored_rollouts import UPDATE, stored
 from verl_credit.cli.study import probe as command
 from verl_credit.cli.study.probe import divide, probe, run, summary
+from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.declared import declared
 from verl_credit.study.probe.rollouts import Rollouts
 from verl_credit.study.probe.settings import ProbeSettings
 

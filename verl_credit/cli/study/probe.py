@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from verl_credit.cli.study.probe_rollouts import SavedStep, collect, saved_step
+from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
-from verl_credit.recipe.declared import declared, read_tree
+from verl_credit.recipe.yaml_files import read_tree
 from verl_credit.records.report.probe_picture import picture
 from verl_credit.records.run.files import plain, write_text
 from verl_credit.records.run.progress import Throttled, say_at_once
