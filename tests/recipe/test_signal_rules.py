@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from kit.idle import unused
 from kit.recipes import check
 from verl_credit.cli.run.explain import explanation
 from verl_credit.config.fit import place_of_answers
 from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.unread import unused
 from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import SIGNALS
 

@@ -15,7 +15,7 @@ CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
-def doubts(config: Config) -> list[str]:
+def warnings_of(config: Config) -> list[str]:
     """One sentence each, with keys and values."""
     return [
         *_clip(config),

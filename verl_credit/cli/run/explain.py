@@ -65,7 +65,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
             f"     reads {stage.reads}",
             *([f"     costs {stage.cost}"] if stage.cost else []),
         ]
-    lines += ["", *value_lines(config, values), *idle_lines(config)]
+    lines += ["", *value_lines(config, values), *idle_lines(config, settings)]
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]

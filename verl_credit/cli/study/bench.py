@@ -97,7 +97,7 @@ def _operator(found: _Written, candidate: Candidate, known: Candidate) -> bool:
 
 def _agreement(found: _Written, candidate, known, out, overrides, prompts, continuations, parallel) -> None:
     config = load_config("lab", overrides)
-    world_of(config).build(config, Throttled(say_at_once))
+    world_of(config).build(Throttled(say_at_once))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model waits for several threads longer than it computes
     try:

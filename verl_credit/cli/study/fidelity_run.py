@@ -30,8 +30,8 @@ from verl_credit.cli.run.another_run import (
 from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
+from verl_credit.recipe.agent_loops import MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rules.other_tools import MULTI_TURN, tools_given
 from verl_credit.records.run.files import read_json_lines
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress import say_at_once

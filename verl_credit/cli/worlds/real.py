@@ -26,7 +26,7 @@ def real(folder: Path, task: str, more: Sequence[str] = (), **values: object) ->
         config = load_config(RECIPES[task], [*overrides, *more])
         if missing := missing_line(config):
             raise PreflightError(missing)
-        world_of(config).build(config, Throttled(say_at_once, "real"))
+        world_of(config).build(Throttled(say_at_once, "real"))
     except (ConfigError, PreflightError) as error:
         print(f"verl-credit real --dir {folder}: {error}")
         return ExitCode.PREFLIGHT

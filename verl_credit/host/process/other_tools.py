@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from verl_credit.config.fit import turns_at_most
 from verl_credit.errors import PreflightError
-from verl_credit.recipe.rules.other_tools import KEYS, tools_given
+from verl_credit.recipe.agent_loops import KEYS, tools_given
 
 
 def check_other_tools(config: DictConfig) -> list[str]:

@@ -23,7 +23,7 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.replay import DRAW, REPLAY, ReplayingClient
 from verl_credit.host.rollout.tool_rewards import offered_tool, reward_of
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.recipe.rules.other_tools import FAILED
+from verl_credit.recipe.agent_loops import FAILED
 from verl_credit.turns.book import RowRecord, TurnBook, rewards_of_turns
 from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 
-from verl_credit.recipe.rules.other_tools import BAD_JSON, FAILED
+from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
 from verl_credit.turns.book import known_reward
 
 GIVEN = "verl_credit_reward"  # among the metrics of a call

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.config.settings import CreditSettings
-from verl_credit.recipe.agent_loops import agents_of_rows
+from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
 from verl_credit.recipe.doctor.inputs.data import Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.inputs.model import parameters_of
 from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
@@ -19,7 +19,6 @@ from verl_credit.recipe.doctor.probe import VerlProcess
 from verl_credit.recipe.doctor.result import Result
 from verl_credit.recipe.machine.facts import Facts
 from verl_credit.recipe.required import MODEL
-from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.world import build_command, world_of
 
 

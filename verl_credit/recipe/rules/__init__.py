@@ -11,7 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_credit.address import loopback
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
-from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.section import Section, no_value
 from verl_credit.config.resolved import Config, Tree, resolved, select, written
 from verl_credit.config.settings import CreditSettings
@@ -23,6 +22,7 @@ from verl_credit.recipe.rules.correction import validate_correction
 from verl_credit.recipe.rules.entropy_probe import validate_entropy_probe
 from verl_credit.recipe.rules.fit import validate_rows_fit, validate_turns_fit
 from verl_credit.recipe.rules.known import validate_keys
+from verl_credit.recipe.rules.moved import validate_places
 from verl_credit.recipe.rules.own_loss import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
 from verl_credit.recipe.rules.rollout import validate_rollout
@@ -43,6 +43,7 @@ def validate(config: DictConfig) -> None:
     try:
         plain = written(config)
         validate_keys(config, plain)
+        validate_places(plain)
         _whole_numbers("data", plain.get("data"))  # max_model_len=auto is made of its lengths
         _whole_numbers("", plain)
         tree = _resolved(config, plain)
@@ -70,7 +71,7 @@ def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
 
 def _sections(config: Config) -> list[type[Section]]:
     """The world's first: other sections refer to it. A turn loss's keys have no meaning beside a loss of verl's."""
-    own = [world.keys for world in WORLDS if world.section in config]
+    own = [world.keys for world in WORLDS if world.keys.prefix in config]
     return [section for section in (*own, *OURS, *VERLS) if section is not PolicyLoss]
 
 
@@ -83,13 +84,6 @@ def _whole_numbers(prefix: str, node: Any) -> None:
         use = f"expected a whole number of at most {WORD} bits"
         shown = f"a number of {node.bit_length()} bits"
         raise ConfigError(key=prefix, value=node, accepted=use, shown=shown)
-
-
-def _target(config: Tree, settings: CreditSettings) -> None:
-    if (given := select(config, f"{LOSS}._target_")) != TARGET:
-        raise ConfigError(
-            key=f"{LOSS}._target_", value=given, accepted=f"it has to take our keys beside it; use {TARGET}"
-        )
 
 
 def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> None:
@@ -200,7 +194,6 @@ def _curriculum(config: Tree, settings: CreditSettings) -> None:
 RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     validate_turn_mode,
     validate_turn_signals,
-    _target,
     validate_loss,
     _template,
     _curriculum,
