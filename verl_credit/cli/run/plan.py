@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from verl_credit.errors import ConfigError, ExitCode
+from verl_credit.recipe.plan.output import HEADER, as_json, columns, line, text
 from verl_credit.recipe.plan.plan import Plan, make_plan
-from verl_credit.recipe.plan.report import HEADER, as_json, columns, line, text
 
 OURS = ("plan.", "hardware.")
 

@@ -19,8 +19,7 @@ from verl_credit.host.process.names import check_names
 from verl_credit.host.process.register import register_all
 from verl_credit.host.process.task_runner import CreditTaskRunner
 from verl_credit.host.registry import registered_names, require_registered
-from verl_credit.recipe.doctor.network import loopback_settings, why_not_loopback
-from verl_credit.recipe.doctor.ray_address import run_address, unreachable
+from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 
