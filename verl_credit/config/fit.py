@@ -119,7 +119,7 @@ class Place(NamedTuple):
 
 
 def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -> Place | None:
-    """None where no answer has to fit beside a row."""
+    """Where this run scores answers; None where no answer has to fit beside a row."""
     actor, rollout, row = (
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,

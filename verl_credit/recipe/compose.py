@@ -49,7 +49,7 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
 
 
 def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """As `load_config`, for callers that read a part of it or check it by other rules."""
+    """Composes as `load_config` does, for callers that read a part of it or check it by other rules."""
     try:
         with _quiet():
             config = compose_recipe(name, overrides, config_dir)
@@ -157,7 +157,7 @@ def _of_defaults(error: Exception) -> bool:
 
 
 class SearchPath(SearchPathPlugin):
-    """Where every recipe finds its parts, behind its own folder: the shipped recipes, and verl's own configuration.
+    """Where every recipe finds its parts, after its own folder: the shipped recipes, and verl's own configuration.
 
     verl's folder is given as a path: ``pkg://verl.trainer.config`` would import verl, several seconds.
     """

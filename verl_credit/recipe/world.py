@@ -32,7 +32,7 @@ class Served:
 
 
 class World(ABC):
-    """One kind of world, of the configuration that it is made of."""
+    """The world of a configuration."""
 
     keys: ClassVar[type[Section]]
     called: ClassVar[str]

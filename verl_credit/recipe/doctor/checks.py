@@ -130,7 +130,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def before_training(config: DictConfig) -> list[Check]:
-    """Those that must hold before `train` starts anything heavy."""
+    """The checks that must hold before `train` starts anything heavy."""
     wanted = (ALWAYS, ON_CUDA) if software.wants_cuda(config) else (ALWAYS,)
     return [check for check in CHECKS if check.train in wanted]
 
@@ -148,7 +148,7 @@ def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
 
 
 def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[Result] = ()) -> list[Result]:
-    """All results, behind those that are known. What needs a check that failed or was skipped is skipped."""
+    """All results, after the ``first`` ones. What needs a check that failed or was skipped is skipped."""
     results = list(first)
     lacking = {r.name: r.name for r in results if r.status in LACKING}
     for check in checks:

@@ -31,11 +31,11 @@ class Context:
     may_fetch: bool = False
     """The tokenizer may come from the hub."""
     index_fingerprint: str | None = None
-    """Of the index that the search servers serve, once they were asked."""
+    """The fingerprint of the index that the search servers serve, once they have answered."""
     _rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def value(self, key: str):
-        """None for a value that the user has yet to give."""
+        """The key's value; None where the user has yet to give it."""
         try:
             return OmegaConf.select(self.config, key)
         except OmegaConfBaseException:
@@ -88,5 +88,5 @@ class Context:
 
     @cached_property
     def parameters(self) -> int | None:
-        """Of the recipe's model; None where nothing says."""
+        """How many the recipe's model has; None where its files are not here."""
         return parameters_of(self.value(MODEL))

@@ -27,7 +27,7 @@ def ask_host(*question: str) -> tuple[int | None, str]:
 
 
 def check_plugin(context: Context, ask: Ask = ask_host) -> Result | list[Result]:
-    """In a fresh process here, or in fresh workers of the cluster, whose resources are looked at too."""
+    """Looks for the plugin in a fresh process here, or in fresh workers of the cluster, whose resources it checks too."""
     config, address = context.config, run_address(context.facts.environment, context.config)
     if not address:
         return _plugin_here(ask)

@@ -165,7 +165,7 @@ def _unbuilt(config: Mapping, section: str, model: str) -> bool:
 
 
 def _lab_policy(lab: Mapping) -> Mapping:
-    """As a build of this lab would write it into config.json (tests compare)."""
+    """The config.json that a build of this lab writes (tests compare)."""
     return {
         "_name_or_path": "the lab's policy", "model_type": "qwen3", "hidden_size": 128,
         "vocab_size": LAB_VOCABULARY[lab["size"]],

