@@ -20,8 +20,8 @@ from verl_credit.recipe.compose import load_config
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
+from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own_loss import own_loss, own_modules
-from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import world_of
 from verl_credit.records.lineage.store import TABLE

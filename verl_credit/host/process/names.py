@@ -15,7 +15,7 @@ from verl_credit.recipe.rules.own_loss import MODULES
 
 def check_names(config: DictConfig) -> None:
     """Estimator, loss, agent loop and tool format must be in verl's registries, once the modules are imported that the
-    recipe names (imports verl). Which engines there are is a rule of recipes (`recipe.rules.rollout`)."""
+    recipe names (imports verl). Which engines there are is a rule of recipes (`recipe.rules.engines`)."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, AdvantageEstimator

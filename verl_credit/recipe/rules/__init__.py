@@ -19,14 +19,13 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.rules.correction import validate_correction
+from verl_credit.recipe.rules.engines import validate_actor, validate_rollout
 from verl_credit.recipe.rules.entropy_probe import validate_entropy_probe
 from verl_credit.recipe.rules.fit import validate_rows_fit, validate_turns_fit
 from verl_credit.recipe.rules.known import validate_keys
 from verl_credit.recipe.rules.moved import validate_places
 from verl_credit.recipe.rules.own_loss import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
-from verl_credit.recipe.rules.rollout import validate_rollout
-from verl_credit.recipe.rules.scorer import validate_scorer
 from verl_credit.recipe.rules.trainer_mode import validate_trainer_mode
 from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
@@ -204,7 +203,7 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     _combinations,
     validate_turns_fit,
     _reached_from_everywhere,
-    validate_scorer,
+    validate_actor,
     validate_entropy_probe,
     validate_trainer_mode,
     validate_correction,
