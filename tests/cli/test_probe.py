@@ -10,8 +10,8 @@ from kit.stored_rollouts import UPDATE, stored
 from verl_credit.cli.probe import update
 from verl_credit.cli.probe.probe import probe
 from verl_credit.cli.probe.update import divide, run, summary
+from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, ExitCode
-from verl_credit.recipe.declared import declared
 from verl_credit.study.probe.rollouts import Rollouts
 from verl_credit.study.probe.settings import ProbeSettings
 

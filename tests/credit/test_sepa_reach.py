@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from kit.idle import without_effect
 from kit.recipes import load_config
 from verl_credit.credit.token.sepa_controller import (
     SepaController,
@@ -14,7 +15,6 @@ from verl_credit.credit.token.sepa_controller import (
     first_auto_step,
     first_ramp_step,
 )
-from verl_credit.recipe.unread import without_effect
 
 PUBLISHED = {
     "steps": 500, "schedule": "auto", "delay_steps": 50, "correct_rate_gate": 0.0,

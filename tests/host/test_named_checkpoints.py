@@ -7,11 +7,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
+from kit.idle import without_effect
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.actor.worker import keep_checkpoint
 from verl_credit.host.step import recorded
-from verl_credit.recipe.unread import without_effect
 from verl_credit.records.run.finished import count_kept, count_written
 
 

@@ -9,8 +9,8 @@ from kit.recipes import load_config
 from kit.trajectories import REQUIRED, policy_text, record, run
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.verl_checks import check_other_tools, tool_schemas
+from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.other_tools import MULTI_TURN
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, search_turn
 
 FUNCTIONS = '''

@@ -38,7 +38,7 @@ def alone(monkeypatch):
     """No cluster but the one that the environment names."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(
-        "verl_credit.recipe.doctor.ray_address.cluster_address",
+        "verl_credit.recipe.doctor.network.cluster_address",
         lambda environment: environment.get("RAY_ADDRESS", ""),
     )
 

@@ -1,12 +1,16 @@
-"""The constraints that CI installs from satisfy every range of pyproject.toml."""
+"""The constraints that CI installs from satisfy every range of pyproject.toml, which declares what is imported."""
 
+import ast
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+OURS = ("verl_credit", "verl_credit_retriever", "verl_credit_recipes")
 
 
 def pinned():
@@ -42,6 +46,25 @@ def test_constraints_agree_with_the_declared_ranges():
             if version is None or version not in requirement.specifier:
                 wrong.append(f"[{extra}] {requirement} against {version}")
     assert not wrong
+
+
+def test_every_package_that_is_imported_is_declared():
+    """One that merely comes through another could be gone, or of another version, after that one's next release."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [
+        *project["dependencies"],
+        *(text for extra in project["optional-dependencies"].values() for text in extra),
+    ]
+    declared = {canonicalize_name(Requirement(text).name) for text in named}
+    of_module, undeclared = packages_distributions(), set()
+    for file in (ROOT / "verl_credit").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for module in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - set(OURS):
+                if not declared & {canonicalize_name(name) for name in of_module.get(module, [module])}:
+                    undeclared.add(module)
+    assert undeclared == set()
 
 
 def test_no_extra_of_the_retriever_brings_two_wheels_of_one_faiss():

@@ -2,15 +2,14 @@
 
 import pytest
 
+from kit.idle import without_effect
 from kit.recipes import load_config
-from verl_credit.config.turn_limit import DEFAULT, MOST
+from verl_credit.config.fit import DEFAULT, MOST
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_names
-from verl_credit.recipe.agent_loops import LISTED, agents_of_rows, own_loops
+from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, own_loops
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.other_tools import MULTI_TURN
-from verl_credit.recipe.unread import without_effect
 
 TOOLS = f"{MULTI_TURN}.tool_config_path=tools.yaml"
 TURN_AGENT = f"{DEFAULT}=turn_agent"

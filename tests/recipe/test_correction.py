@@ -5,13 +5,13 @@ from itertools import cycle
 import pytest
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
+from kit.idle import idle_lines
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.host.process.verl_checks import check_correction
 from verl_credit.names import TRAINING_MODES
 from verl_credit.recipe.rules.correction import DEFAULTS, compares_with_the_writer, correction_without_effect
-from verl_credit.recipe.unread import idle_lines
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 
 KEY = "algorithm.rollout_correction"
 BYPASS = (f"{KEY}.bypass_mode=true", "algorithm.info_gain_scorer=rows")
@@ -130,10 +130,14 @@ def test_two_bounds_that_may_have_been_read_as_one_number_are_warned_of():
         key = f"{KEY}.{kind.partition('=')[0]}_threshold"
         for bounds in ("1_5", "1_5.0"):
             (said,) = (
-                one for one in doubts(load_config("lab", [f"{KEY}.{kind}", f"{key}={bounds}"])) if key in one
+                one
+                for one in warnings_of(load_config("lab", [f"{KEY}.{kind}", f"{key}={bounds}"]))
+                if key in one
             )
             assert "1_5 is read as the number 15" in said
-        assert not any(key in one for one in doubts(load_config("lab", [f"{KEY}.{kind}", f"{key}=1.0_5.0"])))
+        assert not any(
+            key in one for one in warnings_of(load_config("lab", [f"{KEY}.{kind}", f"{key}=1.0_5.0"]))
+        )
 
 
 def test_verls_loss_for_bypass_mode_is_not_given_log_probs_of_the_trainer():

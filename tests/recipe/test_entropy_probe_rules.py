@@ -2,11 +2,11 @@
 
 import pytest
 
+from kit.idle import without_effect
 from kit.recipes import check, load_config
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.unread import without_effect
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 
 ON = "probe.every=5"
 
@@ -61,10 +61,10 @@ def test_more_groups_than_prompts_are_refused():
 
 def test_half_precision_compute_is_named_once_and_accepted():
     half = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"
-    (said,) = [line for line in doubts(check(ON, half)) if "probe" in line]
+    (said,) = [line for line in warnings_of(check(ON, half)) if "probe" in line]
     assert "param_dtype=bf16, whose rounding" in said and "credit/probe/delta_h" in said
     for config in (check(ON), check(half)):
-        assert not [line for line in doubts(config) if "probe" in line]
+        assert not [line for line in warnings_of(config) if "probe" in line]
 
 
 @pytest.mark.parametrize("every, steps, said", [(5, 5, 1), (5, 6, 0), (0, 5, 0)])
@@ -78,4 +78,4 @@ def test_verls_default_of_half_precision_is_known():
         "multihop_qwen3_4b", ["data.train_files=x", "data.val_files=x", "search.url=http://x", ON]
     )
     validate(config)
-    assert [line for line in doubts(config) if "param_dtype=bf16, whose rounding" in line]
+    assert [line for line in warnings_of(config) if "param_dtype=bf16, whose rounding" in line]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf, open_dict
 
+from kit.idle import idle_lines
 from kit.recipes import OWN, check, load_config
 from verl_credit.cli import main
 from verl_credit.cli.saved_run import run_config
@@ -13,7 +14,6 @@ from verl_credit.errors import ConfigError
 from verl_credit.recipe.folders import recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.known import READ_BY_VERL, handed_on, known_keys
-from verl_credit.recipe.unread import idle_lines
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -2,13 +2,13 @@
 
 import pytest
 
+from kit.idle import without_effect
 from kit.recipes import check, load_config
 from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.unread import without_effect
 
 MODES = ("none", "joint", "separate", "turn-group", "turn-group-v1d", "turn-group-unbiased", "leave_one_out")
 

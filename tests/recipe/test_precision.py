@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from verl_credit.precision import cpu_precision
+from verl_credit.recipe.auto import COMPUTES_IN, compute_dtype
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.precision import COMPUTES_IN, compute_dtype
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 
 CPUS = [
     ({"avx2": True, "avx512_f": True}, "fp32"),
@@ -46,7 +46,9 @@ def test_what_is_given_stays(cpu):
 def test_bf16_that_the_cpu_does_in_software_is_warned_of(cpu, has, warned):
     cpu(has)
     found = [
-        line for line in doubts(load_config("real_math_cpu", [f"{COMPUTES_IN}=bf16"])) if COMPUTES_IN in line
+        line
+        for line in warnings_of(load_config("real_math_cpu", [f"{COMPUTES_IN}=bf16"]))
+        if COMPUTES_IN in line
     ]
     assert bool(found) == warned
-    assert not [line for line in doubts(load_config("real_math_cpu", [])) if COMPUTES_IN in line]
+    assert not [line for line in warnings_of(load_config("real_math_cpu", [])) if COMPUTES_IN in line]

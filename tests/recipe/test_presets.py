@@ -5,10 +5,10 @@ from importlib.resources import files
 import pytest
 from omegaconf import OmegaConf
 
+from kit.idle import unused
 from kit.recipes import check, load_config
 from verl_credit.config.settings import CreditSettings
 from verl_credit.recipe.folders import RECIPES
-from verl_credit.recipe.unread import unused
 
 FACTORIAL = {  # the eight conditions C1 to C8, in order: two outcome operators, four token levels
     "grpo_nostd": ("grpo", "none"),

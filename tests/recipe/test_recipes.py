@@ -16,7 +16,7 @@ from verl_credit.errors import ConfigError
 from verl_credit.host.process.launch import check_with_verl
 from verl_credit.recipe.folders import RECIPES, shipped_recipes
 from verl_credit.recipe.plan import shape_of
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 
 GPU = ("multihop_qwen3_4b", "spark_qwen3_4b", "math_sepa")
 SINGLE = "singlehop_qwen3_4b"  # the multi-hop recipe under another name
@@ -78,14 +78,14 @@ def test_the_recipes_that_are_promised_are_shipped():
 @pytest.mark.parametrize("name", REAL)
 def test_a_recipe_with_trained_weights_is_valid_and_verl_accepts_it(name, tmp_path):
     config = check(f"real.dir={tmp_path}", "real.questions=questions.json", recipe=name)
-    assert doubts(config) == []
+    assert warnings_of(config) == []
     check_with_verl(config)
 
 
 @pytest.mark.parametrize("name", GPU)
 def test_a_recipe_is_valid_and_verl_accepts_it(name, vllm_ranks):
     config = checked(name)
-    assert [line.partition(":")[0] for line in doubts(config)] == ([ROOM] if name == PUBLISHED else [])
+    assert [line.partition(":")[0] for line in warnings_of(config)] == ([ROOM] if name == PUBLISHED else [])
     check_with_verl(config)
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert vllm_ranks == {"spark_qwen3_4b": [32], "math_sepa": [64]}.get(name, [])

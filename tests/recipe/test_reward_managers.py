@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from kit.byte_world import make_tokenizer
+from kit.idle import without_effect
 from kit.recipes import load_config
 from kit.turn_rows import Row, credited, lost_row, turn_batch
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.names import ROW_RECORD
 from verl_credit.recipe.rules import validate
 from verl_credit.recipe.rules.reward import HAND_ON, MANAGER
-from verl_credit.recipe.unread import without_effect
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.reward.qa import compute_score
 
@@ -97,9 +97,9 @@ def test_a_manager_of_ones_own_is_told_what_it_has_to_hand_on():
     own = (f"{MANAGER}.source=importlib", f"{MANAGER}.name=Mine")
     config = load_config("lab", [*own])
     validate(config)
-    (line,) = [said for said in doubts(config) if "reward_manager" in said]
+    (line,) = [said for said in warnings_of(config) if "reward_manager" in said]
     assert "tool_extra_fields" in line
-    assert not [said for said in doubts(load_config("lab", [*own, *SINGLE])) if "reward_manager" in said]
+    assert not [said for said in warnings_of(load_config("lab", [*own, *SINGLE])) if "reward_manager" in said]
 
 
 @pytest.mark.parametrize("mode, stops", [("maxrl", True), ("grpo", False)])

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from kit.idle import unused
 from kit.recipes import check
 from verl_credit.cli.recipe.stages import explanation
+from verl_credit.config.fit import place_of_answers
 from verl_credit.config.keys import our_keys
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.doctor.inputs.answer_budget import answer_room
-from verl_credit.recipe.unread import unused
+from verl_credit.turns.scorers import SCORERS
 from verl_credit.turns.signals import SIGNALS
 
 SIGNAL, SEVERAL, MODE = (
@@ -228,8 +229,11 @@ def test_what_infopo_scores_behind_a_row_needs_room(overrides, tokens):
 
 
 def test_the_room_that_infopo_takes_is_no_room_for_answers():
+    def left(config):
+        return place_of_answers(config, CreditSettings.from_config(config), SCORERS["branch"]).left
+
     both = check(f"{SEVERAL}={{info_gain:1,infopo:1}}")
-    assert answer_room(check()).tokens - answer_room(both).tokens == 4 * 40 + 4 * 24
+    assert left(check()) - left(both) == 4 * 40 + 4 * 24
 
 
 def test_the_signals_of_the_page_run(tmp_path, monkeypatch):

@@ -2,13 +2,13 @@
 
 import pytest
 
+from kit.idle import without_effect
 from kit.recipes import check
 from verl_credit.errors import ConfigError
 from verl_credit.names import TRAINER_MODE
 from verl_credit.recipe.folders import verl_folder
 from verl_credit.recipe.rules.trainer_mode import READ_BY, V1
-from verl_credit.recipe.unread import without_effect
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 
 MODE = "trainer.v1.trainer_mode"
 COLOCATE, SEPARATE = f"{MODE}=credit_colocate_async", f"{MODE}=credit_separate_async"
@@ -67,7 +67,7 @@ def test_batches_ahead_that_will_be_too_old_are_warned_of_as_waste(name, mode):
     bound, key = "trainer.v1.sampler.max_off_policy_threshold", f"trainer.v1.{name}.num_warmup_batches"
 
     def said(*overrides):
-        return [line for line in doubts(check(mode, *overrides)) if line.startswith(key)]
+        return [line for line in warnings_of(check(mode, *overrides)) if line.startswith(key)]
 
     assert said() == said(f"{bound}=3", f"{key}=2") == []
     assert said(f"{bound}=3", f"{key}=9", "trainer.v1.sampler.max_off_policy_strategy=wait") == []

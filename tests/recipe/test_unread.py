@@ -2,10 +2,10 @@
 
 import pytest
 
+from kit.idle import idle_lines, unused, without_effect
 from kit.recipes import load_config
 from verl_credit.config.keys import Algorithm, read_section
-from verl_credit.recipe.unread import idle_lines, unused, without_effect
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -140,12 +140,12 @@ DOUBTS = [
 
 @pytest.mark.parametrize("overrides, said", DOUBTS, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
 def test_each_doubt_is_said_with_key_and_value(overrides, said):
-    found = doubts(lab(*overrides))
+    found = warnings_of(lab(*overrides))
     assert len(found) == bool(said) and all(said in line for line in found)
 
 
 def test_the_search_recipe_gives_no_reason_to_doubt():
-    assert doubts(load_config("search_cpu")) == []
+    assert warnings_of(load_config("search_cpu")) == []
 
 
 def test_all_of_it_is_among_the_notes_of_a_run():

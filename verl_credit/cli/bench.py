@@ -104,7 +104,7 @@ def _agreement(
     from verl_credit.study.bench.parts import agreed
 
     config = load_config("lab", overrides)
-    world_of(config).build(config, Throttled(say_at_once))
+    world_of(config).build(Throttled(say_at_once))
     with one_thread():
         for one in agreed(candidate, known, out, overrides, **options):
             sofar.bench.agreed.append(one)

@@ -34,5 +34,5 @@ def real(
     config = load_config(RECIPES[task], [*given, f"real.size={size}", *overrides])
     if missing := missing_line(config):
         raise PreflightError(missing)
-    world_of(config).build(config, Throttled(say_at_once, "real"))
+    world_of(config).build(Throttled(say_at_once, "real"))
     print(f"ready: {folder}")

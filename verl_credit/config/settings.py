@@ -1,4 +1,4 @@
-"""What the credit step is told by the configuration: the declared keys, resolved, as one frozen value."""
+"""What the credit step reads of the configuration: the declared keys, resolved, as one frozen value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CreditSettings:
     """None: the loss is one of verl's."""
     search: Search = field(default_factory=Search)
     chat_template_kwargs: dict = field(default_factory=dict)
-    """``data.apply_chat_template_kwargs``: what the rollouts' chat template is told (``enable_thinking``)."""
+    """``data.apply_chat_template_kwargs``: arguments of the rollouts' chat template (``enable_thinking``)."""
     attention: str | None = None
     preset: str | None = None
     preset_overrides: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class CreditSettings:
 
     @property
     def masks_observations(self) -> bool:
-        """The turn signal infopo: next responses are scored behind masked observations."""
+        """The turn signal infopo: next responses are scored after masked observations."""
         return INFOPO in self.turn_signals
 
     @property
@@ -81,7 +81,7 @@ class CreditSettings:
 
     @property
     def turn_options(self) -> dict:
-        """What the turn mode is told: the keys that it reads, and ``algorithm.turn_params``."""
+        """The turn mode's options: the keys that it reads, and ``algorithm.turn_params``."""
         a = self.algorithm
         known = {
             "gamma": a.gamma,

@@ -1,4 +1,4 @@
-"""Which agent loops the rows of a recipe may name, and whether its own can call a tool at all (docs/agent-loops.md)."""
+"""Agent loops that the rows of a recipe may name, and the tools beside the search that these may call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_credit.config.resolved import Config, select
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.fit import DEFAULT
+from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.errors import ConfigError
 from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 
+MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+KEYS = ("tool_config_path", "function_tool_path")
+TOOLS = f"{MULTI_TURN}.tool_config_path"
+FAILED = "Error executing tool"  # how verl's observation of a tool that raised begins
+BAD_JSON = "Invalid JSON in arguments for"  # ... of a call that verl cannot read
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
@@ -48,3 +53,25 @@ def own_loops(config: Config) -> tuple[str, ...]:
             key=LISTED, value=path, accepted=f"it would replace {', '.join(taken)}; rename your agent loop"
         )
     return names
+
+
+def tools_given(config: Config) -> dict[str, str]:
+    """Key -> path of those that are set."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}
+
+
+def validate_other_tools(config: Tree) -> None:
+    """Raises ConfigError where the agent loop would offer none of them, or has none to offer."""
+    given = tools_given(config)
+    if given and not may_call(config):
+        key = next(iter(given))
+        use = f"there is one turn and no call, so that its tools would never be used; set {DEFAULT}={TURN_AGENT}, which "
+        use += f"calls them without a search, or {key}=null"
+        raise ConfigError.of(config, key, "search.max_searches", accepted=use)
+    if not given and select(config, DEFAULT) == TURN_AGENT:
+        files = " and ".join(f"{MULTI_TURN}.{key}" for key in KEYS)
+        use = (
+            f"it calls the tools that {files} name, and both are null; give one of them, or use {AGENT_NAME}"
+        )
+        raise ConfigError.of(config, DEFAULT, accepted=use)

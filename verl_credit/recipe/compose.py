@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 
@@ -24,17 +24,12 @@ from yaml import YAMLError
 from verl_credit.config.keys import LOSS, defaults_tree, place_of
 from verl_credit.config.keys.run import REPLACED, replaced_key
 from verl_credit.config.keys.section import no_value
-from verl_credit.config.row_room import engine_tokens
-from verl_credit.credit.plugins import find_turn_mode
 from verl_credit.errors import ConfigError, did_you_mean, printable, unknown_key
-from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
+from verl_credit.recipe.auto import decide_auto
 from verl_credit.recipe.folders import RECIPES, folders, recipes_folder, shipped_recipes, verl_folder
-from verl_credit.recipe.precision import decide_precision
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.trainer_mode import decide_trainer
-from verl_credit.recipe.unreadable import circle, not_yaml
+from verl_credit.recipe.yaml_files import circle, not_yaml
 from verl_credit.redact import redact_value
-from verl_credit.turns.scorers import SCORERS
 
 GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
 
@@ -55,7 +50,7 @@ def load_config(name: str, overrides: Sequence[str], config_dir: str | None = No
 
 
 def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """As `load_config`, for callers that read a part of it or check it by other rules."""
+    """Composes as `load_config` does, for callers that read a part of it or check it by other rules."""
     try:
         with _quiet():
             config = compose_recipe(name, overrides, config_dir)
@@ -95,53 +90,10 @@ def preset_of(
 
 def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
     """A composed recipe becomes a configuration: ``auto`` is decided, and what departs from the preset is listed."""
-    _decide_auto(config)
+    decide_auto(config)
     if preset is not None:
-        config.credit_overrides = _changed(config, _decide_auto(preset))
+        config.credit_overrides = _changed(config, decide_auto(preset))
     return config
-
-
-def _scales_clip(mode: object) -> bool:
-    try:
-        return isinstance(mode, str) and find_turn_mode(mode).scales_clip
-    except ValueError:
-        return False  # refused later, with the reason
-
-
-def _decide_auto(config: DictConfig) -> DictConfig:
-    """``dynamic_clip=auto`` becomes true or false, ``max_model_len=auto`` a number and ``param_dtype=auto`` a precision
-    here, so that nothing after this has to know the word."""
-    if all(
-        isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")
-    ):  # else refused later
-        for one in (_decide_clip, decide_precision, decide_trainer, _decide_model_len):
-            with suppress(
-                OmegaConfBaseException
-            ):  # of a value that refers to nothing: refused later, by its key
-                one(config)
-    return config
-
-
-def _decide_clip(config: DictConfig) -> None:
-    loss, algorithm = OmegaConf.select(config, LOSS), config.algorithm
-    if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
-        scaled = (
-            _scales_clip(algorithm.get("info_gain_norm_mode")) and algorithm.get("algorithm_mode") is None
-        )
-        estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
-        loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
-
-
-def _decide_model_len(config: DictConfig) -> None:
-    rollout, algorithm = OmegaConf.select(config, "actor_rollout_ref.rollout"), config.algorithm
-    if isinstance(rollout, DictConfig) and rollout.get("max_model_len") == "auto":
-        row = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
-        taken = algorithm.get("info_gain_norm_mode") != "none" or algorithm.get("algorithm_mode") is not None
-        gains = algorithm.get("adv_estimator") == ADV_ESTIMATOR and taken
-        if all(isinstance(length, int) for length in row):  # else those keys are refused
-            scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
-            served = gains and scorer is not None and scorer.in_rollout
-            rollout.max_model_len = engine_tokens(sum(row), served)
 
 
 def _changed(config: DictConfig, preset: DictConfig) -> list[str]:
@@ -206,7 +158,7 @@ def _of_defaults(error: Exception) -> bool:
 
 
 class SearchPath(SearchPathPlugin):
-    """Where every recipe finds its parts, behind its own folder: the shipped recipes, and verl's own configuration.
+    """Where every recipe finds its parts, after its own folder: the shipped recipes, and verl's own configuration.
 
     verl's folder is given as a path: ``pkg://verl.trainer.config`` would import verl, several seconds.
     """

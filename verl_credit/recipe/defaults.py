@@ -25,7 +25,7 @@ class Default(NamedTuple):
 
 @lru_cache(maxsize=1)
 def defaults() -> dict[str, Default]:
-    """By flattened key. Composes verl's ``ppo_trainer`` plain, about a second."""
+    """Every default by its flattened key. Composes verl's ``ppo_trainer`` plain, about a second."""
     with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
     ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ def verl_folder() -> Path:
 
 @cache
 def _folder_of(package: str) -> Path:
-    """Of an installed package, without importing it."""
+    """The folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ConfigError(f"{package} is not installed: pip install 'verl-credit[verl]'")

@@ -19,7 +19,7 @@ HOW = {
 def without_value(config: DictConfig) -> list[str]:
     """The required keys that are null, ??? or empty, in the order of HOW. A world of its own brings a server."""
     world = world_of(config)
-    asked = world.asks(config) if world else ()
+    asked = world.asks() if world else ()
     found = [key for key in (*DATA, MODEL, *asked) if _empty(config, key)]
     searches = config.search.max_searches and not serves_search(config)
     return found + ([SERVER] if searches and _empty(config, SERVER) else [])

@@ -7,29 +7,27 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
+from verl_credit.config.fit import MOST
 from verl_credit.config.keys import LOSS, Algorithm, PolicyLoss, Search, keys_of, read_section, reads
 from verl_credit.config.resolved import Config, resolved, select
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import MOST
 from verl_credit.credit.token.sepa_controller import auto_can_lead, first_auto_step, first_ramp_step
 from verl_credit.credit.token.uncertainty import canonical_kind
 from verl_credit.names import AGENT_NAME
-from verl_credit.recipe.agent_loops import LISTED
+from verl_credit.recipe.agent_loops import LISTED, tools_given
 from verl_credit.recipe.rules.correction import correction_without_effect
 from verl_credit.recipe.rules.known import handed_on
-from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.reward import overlong_unread
 from verl_credit.recipe.rules.trainer_mode import trainer_mode_without_effect
-from verl_credit.recipe.warnings import doubts
+from verl_credit.recipe.warnings import warnings_of
 from verl_credit.redact import redact_value
 
 # What model=qwen3_* say of their models, no choice of the run's author.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 
-def unused(config: Config) -> list[str]:
+def unused(config: Config, settings: CreditSettings) -> list[str]:
     """``key=value`` of keys that differ from their default and that nothing of the chosen pipeline reads."""
-    settings = CreditSettings.from_config(config)
     found = []
     for section in (Algorithm, PolicyLoss, Search):
         chosen = read_section(section, config)
@@ -54,9 +52,8 @@ def _chosen(config: Config, name: str, value, default) -> bool:
     return value != default
 
 
-def without_effect(config: Config) -> list[str]:
+def without_effect(config: Config, credit: CreditSettings) -> list[str]:
     """Parts that are switched on and, as they are set, change no number of this run."""
-    credit = CreditSettings.from_config(config)
     a, transform, found = credit.algorithm, reads.transform(credit), []
     if transform.weighted and a.gtpo.beta == 0:
         found.append("algorithm.gtpo.beta=0: every token has weight 1")
@@ -144,12 +141,12 @@ def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
     return []
 
 
-def idle_lines(config: DictConfig) -> list[str]:
-    """Both, keys that are handed on unread, and what may not have been meant, as sentences for the run's notes."""
+def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
+    """Sentences for the run's notes: unread keys, parts without effect, keys that are handed on unread, and warnings."""
     tree = resolved(config)
-    keys = unused(tree)
+    keys = unused(tree, settings)
     lines = [f"unused keys: {', '.join(keys)}"] if keys else []
-    lines += [f"without effect: {line}" for line in without_effect(tree)]
+    lines += [f"without effect: {line}" for line in without_effect(tree, settings)]
     if others := handed_on(config):
         lines.append(f"handed on as they are, and nothing here reads them: {', '.join(others)}")
-    return lines + [f"warning: {line}" for line in doubts(tree)]
+    return lines + [f"warning: {line}" for line in warnings_of(tree)]

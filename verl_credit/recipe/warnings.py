@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from verl_credit.config.resolved import Config
 from verl_credit.precision import cpu_precision
 from verl_credit.recipe.agent_loops import may_call
-from verl_credit.recipe.precision import COMPUTES_IN, FULL, compute_dtype
+from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.rules.trainer_mode import rollouts_too_old
 
 CHARACTERS = 4  # of a token, about, in English
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
-def doubts(config: Config) -> list[str]:
+def warnings_of(config: Config) -> list[str]:
     """One sentence each, with keys and values."""
     return [
         *_clip(config),

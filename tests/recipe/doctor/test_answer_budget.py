@@ -7,18 +7,21 @@ from kit.machine import SKIP, says
 from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
-from verl_credit.config.row_room import engine_tokens
+from verl_credit.config.fit import MODEL_LEN, engine_tokens, place_of_answers
+from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.answer_budget import MODEL_LEN, answer_room, answers_fit, worst_row
+from verl_credit.recipe.doctor.inputs.answer_budget import answers_fit, worst_row
 from verl_credit.recipe.doctor.inputs.data import Row as DataRow
 from verl_credit.recipe.doctor.inputs.recipe import check_answers
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.fit import REFERENCE, UPDATE
 from verl_credit.turns.branches import plan_branches
 from verl_credit.turns.requests import gain_requests
+from verl_credit.turns.scorers import SCORERS
 from verl_credit.worlds.lab.protocol import TURN_END, answer_turn, prompt_text, search_turn
 
-ROLLOUT, ACTOR, REF = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref"))
+ROLLOUT, ACTOR = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor"))
 BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 ROW = 48 + 416  # of the lab
 
@@ -29,26 +32,26 @@ def tokenizer():
 
 
 @pytest.mark.parametrize(
-    "overrides, said",
+    "overrides, key, value, accepted",
     [
-        ([f"{BUDGET}=100"], f"{BUDGET}=100 cannot hold a row .* and 5 short answers of 8 tokens: 504 tokens"),
-        ([f"{BUDGET}={ROW + 39}"], "504 tokens"),
+        ([f"{BUDGET}=100"], BUDGET, 100, "504 tokens"),  # 5 short answers of 8 tokens
+        ([f"{BUDGET}={ROW + 39}"], BUDGET, ROW + 39, "504 tokens"),
+        ([f"{BUDGET}={ROW}", "algorithm.info_gain_scorer=rows"], BUDGET, ROW, "472 tokens"),
+        ([f"{BUDGET}={ROW - 1}", "credit=grpo"], BUDGET, ROW - 1, "464 tokens"),
+        ([f"{UPDATE}={ROW - 1}"], UPDATE, ROW - 1, "464 tokens"),
+        ([f"{REFERENCE}={ROW - 1}", f"{ACTOR}.use_kl_loss=true"], REFERENCE, ROW - 1, "464 tokens"),
         (
-            [f"{BUDGET}={ROW}", "algorithm.info_gain_scorer=rows"],
-            "and 1 short answer of 8 tokens: 472 tokens",
+            [f"{ROLLOUT}.log_prob_use_dynamic_bsz=false"],
+            f"{ACTOR}.use_dynamic_bsz",
+            True,
+            "verl wants them equal",
         ),
-        ([f"{BUDGET}={ROW - 1}", "credit=grpo"], f"{BUDGET}=463 cannot hold a row .*: 464 tokens"),
-        ([f"{ACTOR}.ppo_max_token_len_per_gpu={ROW - 1}"], "ppo_max_token_len_per_gpu=463 cannot hold a row"),
-        (
-            [f"{REF}.log_prob_max_token_len_per_gpu={ROW - 1}", f"{ACTOR}.use_kl_loss=true"],
-            f"{REF}.log_prob_max_token_len_per_gpu=463 cannot",
-        ),
-        ([f"{ROLLOUT}.log_prob_use_dynamic_bsz=false"], "verl wants them equal"),
     ],
 )
-def test_a_budget_too_small_for_any_answer_is_refused(overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_budget_too_small_for_any_answer_is_refused(overrides, key, value, accepted):
+    with pytest.raises(ConfigError) as error:
         validate(load_config("lab", overrides))
+    assert (error.value.key, error.value.value, error.value.accepted) == (key, value, accepted)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_a_budget_too_small_for_any_answer_is_refused(overrides, said):
         [f"{BUDGET}={ROW + 40}"],
         [f"{BUDGET}={ROW}", "algorithm.info_gain_scorer=server"],
         [f"{BUDGET}={ROW}", "credit=grpo"],
-        [f"{REF}.log_prob_max_token_len_per_gpu=1"],  # no reference
+        [f"{REFERENCE}=1"],  # no reference
     ],
 )
 def test_a_budget_that_suffices_is_accepted(overrides):
@@ -70,7 +73,9 @@ def rows(*golds):
 
 def fitted(tokenizer, given, *overrides):
     config = load_config("lab", list(overrides))
-    return answers_fit(config, answer_room(config), tokenizer, given)
+    credit = CreditSettings.from_config(config)
+    place = place_of_answers(config, credit, SCORERS[credit.algorithm.info_gain_scorer])
+    return answers_fit(config, credit, place, tokenizer, given)
 
 
 TEMPLATE = "algorithm.info_gain_template='<answer>{answer}'"

@@ -11,8 +11,8 @@ from kit.recipes import load_config
 from verl_credit.errors import TooLargeError
 from verl_credit.recipe.doctor import checks
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.hardware import device, first_start, kernels, machine
-from verl_credit.recipe.doctor.hardware.room import check_room, plan_here
+from verl_credit.recipe.doctor.hardware import device, kernels, machine, planned
+from verl_credit.recipe.doctor.hardware.planned import check_plan, plan_here
 from verl_credit.recipe.machine import gather
 from verl_credit.recipe.machine.facts import GIB, Memory, Ptxas, Torch
 
@@ -135,7 +135,7 @@ EIGHT = with_devices(*[H100] * 8)
 def test_room_for_what_the_recipe_holds(facts, overrides, status, texts):
     """Qwen3-4B in fp32 with gradients and moments: 16 bytes x 4.02e9 = 60 GiB on one device, an eighth on eight."""
     config = load_config("multihop_qwen3_4b", overrides)
-    assert says(check_room(Context(facts, config)), status, *texts)
+    assert says(check_plan(Context(facts, config)), status, *texts)
 
 
 def test_train_refuses_what_does_not_fit_by_an_error_of_its_own(monkeypatch):
@@ -147,10 +147,10 @@ def test_train_refuses_what_does_not_fit_by_an_error_of_its_own(monkeypatch):
 
 
 test_room_where_there_is_nothing_to_say = cases(
-    check_room, (LAPTOP, LAB, SKIP, "on a CPU"), (LAPTOP, CUDA, SKIP, "no device")
+    check_plan, (LAPTOP, LAB, SKIP, "on a CPU"), (LAPTOP, CUDA, SKIP, "no device")
 )
 SPARK = with_devices(GB10, memory=Memory(121 * GIB, 110 * GIB), cpus=20, packages={"vllm": "0.24.0"})
-SHARE = first_start.SHARE_KEY
+SHARE = planned.SHARE_KEY
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def compiling(config, jobs=None, share=None, **changes):
     if share is not None:
         OmegaConf.update(config, SHARE, share)
     facts = replace(SPARK, environment={} if jobs is None else {"MAX_JOBS": jobs}, **changes)
-    return first_start.check_compilation(Context(facts, config))
+    return planned.check_compilation(Context(facts, config))
 
 
 def test_compilers_have_to_fit_beside_what_is_planned(spark):
@@ -201,7 +201,7 @@ def test_a_share_that_leaves_no_compiler_its_memory(spark):
 
 
 test_compilation_where_there_is_nothing_to_say = cases(
-    first_start.check_compilation,
+    planned.check_compilation,
     (MACHINE, CUDA, SKIP, "no device shares"),
     (SPARK, LAB, SKIP, "no recipe"),
     (SPARK, None, SKIP, "no recipe"),

@@ -15,7 +15,7 @@ from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
 from kit.recipes import load_config
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.hardware import disk, machine, orphans
-from verl_credit.recipe.doctor.ray_address import cluster_address
+from verl_credit.recipe.doctor.network import cluster_address
 from verl_credit.recipe.machine import gather
 from verl_credit.recipe.machine.facts import GIB, Process, size
 

@@ -29,7 +29,7 @@ CLUSTER = replace(MACHINE, environment={"RAY_ADDRESS": ADDRESS})
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch):
     monkeypatch.setattr(
-        "verl_credit.recipe.doctor.ray_address.cluster_address", lambda e: e.get("RAY_ADDRESS", "")
+        "verl_credit.recipe.doctor.network.cluster_address", lambda e: e.get("RAY_ADDRESS", "")
     )
 
 

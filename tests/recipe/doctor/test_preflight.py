@@ -14,7 +14,7 @@ from verl_credit.config.keys import Search
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs.hub import HubError, fetch_config
 from verl_credit.recipe.doctor.inputs.model import require_model, require_positions
-from verl_credit.recipe.doctor.inputs.retriever import ask_servers
+from verl_credit.recipe.doctor.inputs.recipe import ask_servers
 
 
 @pytest.fixture(autouse=True)

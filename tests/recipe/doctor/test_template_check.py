@@ -6,12 +6,12 @@ import pytest
 
 from kit.byte_world import make_tokenizer
 from kit.recipes import load_config
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.process.verl_checks import RESULT, check_template
+from verl_credit.recipe.agent_loops import MULTI_TURN
 from verl_credit.recipe.doctor.inputs.prompt_lengths import PromptMeter
 from verl_credit.recipe.rules import validate
-from verl_credit.recipe.rules.other_tools import MULTI_TURN
 
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 HEAD = "<|im_start|>{{ m.role }}\n"

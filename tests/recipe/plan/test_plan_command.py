@@ -8,7 +8,7 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.cli.recipe.plan import _load as load_plan
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.plan import Job, find_hardware, report, shape_of
+from verl_credit.recipe.plan import Job, find_hardware, output, shape_of
 from verl_credit.recipe.plan.compute import (  # fmt: skip
     checkpoint_bytes,
     decode_seconds,
@@ -323,9 +323,9 @@ def test_a_gpu_recipe_fits_its_own_hardware_as_shipped(name, devices, hardware, 
         phase.name for phase in plan.phases
     }
     page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
-    table = page[page.index("| " + " | ".join(report.HEADER[:-1])) :]
+    table = page[page.index("| " + " | ".join(output.HEADER[:-1])) :]
     (row,) = (line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
-    recipe, *cells = report.line(plan)
+    recipe, *cells = output.line(plan)
     assert row.startswith(f"| `{recipe}` | {' | '.join(cells)} |")
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl_credit.config.row_room import engine_tokens
+from verl_credit.config.fit import engine_tokens
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.recipe.machine.facts import Memory

@@ -19,7 +19,7 @@ from verl_credit.recipe.doctor.network import is_loopback, loopback_settings, ne
 @pytest.fixture(autouse=True)
 def no_cluster_here(monkeypatch):
     monkeypatch.setattr(
-        "verl_credit.recipe.doctor.ray_address.cluster_address",
+        "verl_credit.recipe.doctor.network.cluster_address",
         lambda environment: environment.get("RAY_ADDRESS", ""),
     )
 

@@ -166,7 +166,7 @@ def test_runs_side_by_side(stand, monkeypatch):
     stand.does(**{"grpo/seed-1": f"waits for {stand.folder}/joint/seed-1/validation.jsonl"})
     assert stand.run(parallel=2) == 0 and len(stand.started) == 4
     # Before them, so that they do not build it side by side.
-    assert [command[2] for command in built] == ["verl_credit.recipe.build_world"]
+    assert [command[2] for command in built] == ["verl_credit.recipe.world"]
     assert (stand.folder / "joint/seed-1/output.log").read_text() == "ends joint/seed-1\n"
     assert stand.run(parallel=2) == 0 and len(built) == 1
 

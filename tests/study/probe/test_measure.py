@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from verl_credit.recipe.declared import declared
+from verl_credit.config.keys.section import declared
 from verl_credit.records.report.studies.probe_picture import picture
 from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.entropy_gradient import entropy_gradient

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.declared import declared
 from verl_credit.study.probe.settings import ProbeSettings, defaults_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "probe.md"

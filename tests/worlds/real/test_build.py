@@ -70,7 +70,7 @@ def built(tmp_path, recipe, *overrides):
     # A token of the small vocabulary is a byte, and the small encoder finds what it likes among the twelve paragraphs.
     small = ["data.max_response_length=9000", "search.topk=12"]
     config = load_config(recipe, [f"real.dir={tmp_path / 'real'}", *small, *overrides])
-    served = world_of(config).build(config, lambda share, text: said.append(text))
+    served = world_of(config).build(lambda share, text: said.append(text))
     return served, said
 
 

@@ -28,11 +28,11 @@ from verl_credit.cli.probe.another_run import (
     run_alone,
     write_recipe,
 )
-from verl_credit.config.turn_limit import DEFAULT
+from verl_credit.config.fit import DEFAULT
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.names import AGENT_NAME, MEASURE_MODE, ROLLOUT_NAME
+from verl_credit.recipe.agent_loops import MULTI_TURN, tools_given
 from verl_credit.recipe.compose import load_config
-from verl_credit.recipe.rules.other_tools import MULTI_TURN, tools_given
 from verl_credit.records.run.files import read_json_lines
 from verl_credit.records.run.lock import LOCK, holder_is_gone
 from verl_credit.records.run.progress import say_at_once

@@ -93,7 +93,7 @@ def _resolved(config, key: str) -> dict:
 
 
 def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
-    from verl_credit.recipe.plan.report import HEADER, columns, line, text
+    from verl_credit.recipe.plan.output import HEADER, columns, line, text
 
     parts = []
     if several and plans:
@@ -107,7 +107,7 @@ def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> s
 
 
 def _json(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
-    from verl_credit.recipe.plan.report import as_json
+    from verl_credit.recipe.plan.output import as_json
 
     found = [as_json(plan) for plan in plans] + [
         {"recipe": name, "error": reason} for name, reason in refused

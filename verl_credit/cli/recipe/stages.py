@@ -20,8 +20,8 @@ from verl_credit.errors import printable, show_value
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
 from verl_credit.recipe.required import DATA, MODEL, told, without_value
+from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own_loss import own_loss, own_modules
-from verl_credit.recipe.rules.scorer import STRATEGIES
 from verl_credit.recipe.unread import idle_lines
 from verl_credit.recipe.world import world_of
 from verl_credit.records.lineage.store import TABLE
@@ -54,7 +54,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
             f"     reads {stage.reads}",
             *([f"     costs {stage.cost}"] if stage.cost else []),
         ]
-    lines += ["", *value_lines(config, values), *idle_lines(config)]
+    lines += ["", *value_lines(config, values), *idle_lines(config, settings)]
     lines += [f"trial: a row in {store_folder(config) / TABLE}, {kept_when(config)}"]
     lines += ["checked before the start: " + ", ".join(check.name for check in before_training(config))]
     lines += ["missing before it can run: " + (", ".join(missing(config)) or "nothing")]

@@ -135,7 +135,7 @@ def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress:
     """Build the world's files if absent; start its retriever unless a URL is given."""
     from verl_credit_retriever.launch import start_server
 
-    served = world.build(config, Throttled(progress.say, world.section))
+    served = world.build(Throttled(progress.say, world.section))
     if served is None or config.search.url is not None:
         return
     try:
@@ -152,7 +152,7 @@ def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
     """Everything that must hold holds, and the recipe's world is built."""
     config = context.config
     _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
-    for line in idle_lines(config):
+    for line in idle_lines(config, context.settings):
         progress.note("idle", line)
     for line in network_lines(os.environ, config):
         progress.note("network", line)

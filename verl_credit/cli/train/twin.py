@@ -69,7 +69,7 @@ def _train(config: DictConfig, run_dir: Path, row: TrialRow) -> None:
     say_at_once(row.begin())
     row.machine(gather(torch=False))
     torch.set_num_threads(config.cpu_threads)
-    world_of(config).build(config, Throttled(say_at_once))
+    world_of(config).build(Throttled(say_at_once))
     save_config(config, run_dir)
     Twin(config, run_dir, say_at_once).run()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pydantic_core import PydanticUndefined
-
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.lineage import Lineage
@@ -15,32 +13,10 @@ from verl_credit.config.keys.probe import Probe
 from verl_credit.config.keys.run import EVALUATION_MODES, FOLDERS, Evaluation, Faults, Lab, Real, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
-from verl_credit.config.keys.verl import (
-    KL,
-    Actor,
-    ActorEngine,
-    ColocateAsync,
-    Data,
-    Losses,
-    Model,
-    RayInit,
-    Reference,
-    ReferenceEngine,
-    Rollout,
-    Sampler,
-    SeparateAsync,
-    Trainer,
-    TrainerV1,
-)
+from verl_credit.config.keys.verl import VERLS
 
 # In the order in which they are checked.
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
-# fmt: off
-VERLS: tuple[type[Section], ...] = (
-    KL, Data, Model, Actor, ActorEngine, Losses, Rollout, Reference, ReferenceEngine, Trainer, TrainerV1, Sampler,
-    ColocateAsync, SeparateAsync, RayInit,
-)
-# fmt: on
 
 
 def our_keys() -> list[Key]:
@@ -70,7 +46,7 @@ def defaults_tree() -> dict[str, Any]:
     """Our keys with their defaults, nested as a recipe has them."""
     tree: dict[str, Any] = {}
     for key in our_keys():
-        if key.default is PydanticUndefined:
+        if key.field.is_required():
             continue
         *parents, leaf = key.name.split(".")
         node = tree

@@ -62,7 +62,7 @@ class Sepa(Section):
     correct_rate_gate: Annotated[Share, When(reads.sepa)] = 0.1
     """lambda stays 0 until this share of a step's outcomes was above 0.5; 0: open from the start."""
     ema_decay: Annotated[Share, When(reads.sepa)] = 0.99
-    """Of the moving average of the variance (schedule=auto)."""
+    """Decay of the moving average of the variance (schedule=auto)."""
     var_threshold: Annotated[Share, When(reads.sepa)] = 0.2
     """Share of the starting variance below which schedule=auto begins to act."""
     warmup: Annotated[int, Field(ge=1), When(reads.sepa)] = 50
@@ -133,9 +133,9 @@ class Curriculum(Section):
     """Weights in steps that measure gains: [first such step, last step], linear between."""
 
     gain: Annotated[Pair, When(reads.gains)] = (1.0, 1.0)
-    """Of normalised gains."""
+    """Weight of normalised gains."""
     outcome: Annotated[Pair, When(reads.gains)] = (1.0, 1.0)
-    """Of outcomes."""
+    """Weight of outcomes."""
 
 
 class Algorithm(Section):
@@ -209,7 +209,7 @@ class Algorithm(Section):
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
     info_gain_template: Annotated[str, When(reads.gains)] = AUTO
-    """What is scored behind each context. auto: as the row is answered, in a tag or a box. Or a text with {answer}."""
+    """What is scored after each context. auto: as the row is answered, in a tag or a box. Or a text with {answer}."""
     info_gain_prefix: Annotated[
         str,
         Expected('the text between a context and algorithm.info_gain_template, or "" for none'),
@@ -219,7 +219,7 @@ class Algorithm(Section):
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """Several gold answers: the best one counts, the mean of their probabilities, or the first alone."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = "branch"
-    """branch: answers ride on the old_log_probs forward; rows: a row for every context; server: the rollout server."""
+    """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
     info_gain_warmup_steps: Annotated[Count, When(reads.scorer)] = 0
@@ -263,7 +263,7 @@ class Algorithm(Section):
 
     @property
     def takes_turn_rewards(self) -> bool:
-        """By the turn mode, or by an algorithm of the user's."""
+        """The turn mode reads turn rewards, or an algorithm of the user's may."""
         return self.algorithm_mode is not None or self.turn_mode.reads_turn_rewards
 
     @property

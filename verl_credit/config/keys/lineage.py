@@ -49,4 +49,4 @@ class Lineage(Section):
     ) = None
     """The held-out metric that decides; null: exact match, greedy where that is evaluated, over all questions."""
     lower_is_better: bool = False
-    """Of the metric."""
+    """A smaller value of the metric is better."""

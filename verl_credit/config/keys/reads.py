@@ -27,7 +27,7 @@ def turn_level(s) -> bool:
 
 
 def anchored(s) -> bool:
-    """By the turn mode, or by an algorithm of the user's in place of the pipeline."""
+    """The turn mode reads anchors, or an algorithm of the user's may, in place of the pipeline."""
     if s.algorithm.algorithm_mode is not None:
         return s.turn_estimator
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables

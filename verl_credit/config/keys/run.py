@@ -119,14 +119,14 @@ class Evaluation(Section):
 
 
 class Lab(Section):
-    """Of recipes with the embedded world only; its values are those of recipes/lab.yaml."""
+    """Keys of recipes with the embedded world only; their values are those of recipes/lab.yaml."""
 
     prefix = "lab"
 
     dir: Folder
     """Where the lab's files are; they are built when they are not there."""
     world_seed: Annotated[int, Field(ge=0)]
-    """Of the encyclopedia."""
+    """Seed of the encyclopedia."""
     size: Literal["full", "tiny"]
     """tiny: for tests."""
     template: Annotated[str, Field(pattern=r"\{answer\}"), Expected("a text that contains {answer}")]
@@ -136,7 +136,7 @@ class Lab(Section):
 
 
 class Real(Section):
-    """Of recipes with trained weights of the package index only; their values are those of recipes/real_cpu.yaml."""
+    """Keys of recipes with trained weights of the package index only; their values are those of recipes/real_cpu.yaml."""
 
     prefix = "real"
 
@@ -147,6 +147,6 @@ class Real(Section):
     size: Literal["full", "tiny"]
     """tiny: two layers, for tests."""
     data_seed: Annotated[int, Field(ge=0)]
-    """Of the arithmetic, of which questions are held out, and of the supervised start."""
+    """Seed of the arithmetic, of the choice of held-out questions, and of the supervised start."""
     questions: str | None
     """HotpotQA's questions with their paragraphs: its file, or a name on the hub (multihop only)."""

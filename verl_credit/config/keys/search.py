@@ -48,7 +48,7 @@ class Search(Section):
     ] = None
     """The index that must be served, as GET /info names it; null: any. Filled in at the start with what the servers say."""
     require_schema: bool = True
-    """The chat template must write the tool's schema, or the policy is told of no tool. false: it knows how to call."""
+    """The chat template must write the tool's schema, or the policy learns of no tool. false: it knows how to call."""
     shuffle_seed: Annotated[int | None, When(reads.searches)] = None
     """A number shuffles each result list by (number, query): a control for policies that trust the rank."""
 

@@ -1,4 +1,4 @@
-"""What a declared key is, and what is said of a value that it does not accept.
+"""What a declared key is, and the refusal of a value that it does not accept.
 
 A section of the configuration is a class, a key is a field of it: its type and range, its default, the sentence below it,
 and when it is read:
@@ -15,15 +15,19 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from verl_credit.config.resolved import Config, data, select
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, did_you_mean
+from verl_credit.redact import redact_value
+
+Declared = TypeVar("Declared")
+_UNKNOWN = "extra_forbidden", "unexpected_keyword_argument"
 
 
 class Section(BaseModel):
@@ -103,7 +107,7 @@ def read_section(section: type[Section], config: Config) -> Section:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise refusal(section, values, error.errors()[0]) from None
+        raise refusal(section, values, error) from None
 
 
 def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]:
@@ -145,19 +149,61 @@ def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(f"{key} has no value: {said}", key=key)
 
 
-def refusal(section: type[Section], values: dict[str, Any], error: dict) -> ConfigError:
-    """Of pydantic's first complaint: the key, its value, and what it accepts."""
-    path = tuple(part for part in error["loc"] if isinstance(part, str))
-    key = next(k for k in keys_of(section) if k.path == path[: len(k.path)])
-    value: Any = values
-    for part in key.path:
-        value = value[part]
-    accepted: Any = choices(key.field.annotation) or f"expected {key.expected}"
-    if error["type"] == "value_error":  # of a validator of ours
-        accepted = str(error["ctx"]["error"])
-    if key.shown:
-        return ConfigError(key=key.name, value=key.shown(value), accepted=accepted)
-    return ConfigError(key=key.name, value=value, accepted=accepted, shown=repr(value)[:200])
+def declared(model: type[Declared], tree: Any, source: str) -> Declared:
+    """``tree`` as ``model``, a pydantic model or dataclass with described fields; ``source``: what messages call it."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(_fields(model))}")
+    try:
+        return TypeAdapter(model).validate_python(tree)
+    except ValidationError as error:
+        raise refusal(model, tree, error, source) from None
+
+
+def refusal(model: Any, tree: dict[str, Any], error: ValidationError, source: str = "") -> ConfigError:
+    """pydantic's first complaint about ``tree``, with the key, its value, and what it accepts.
+
+    A `Section` says what a key accepts by its type, and the value of a key is named whole. Another model (``source``: its
+    file) says it in the field's description, and the part that is wrong is named. An unknown key goes first, because a
+    typo explains what is missing.
+    """
+    complaint = min(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
+    path = [part for part in complaint["loc"] if part != "[key]"]
+    names, value, owner, field = [] if source else [model.prefix] * bool(model.prefix), tree, model, None
+    for part in path:
+        if owner is None and not source:
+            break  # inside a key's value
+        known = _fields(owner).get(part)
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            if known is None and owner is None:
+                continue  # which branch of a union pydantic tried
+        names.append(str(part))
+        if complaint["type"] in _UNKNOWN and part == path[-1] and owner is not None:
+            key, accepted = ".".join(names), list(_fields(owner))
+            where = f"{source}: unknown key {key}{did_you_mean(part, accepted)}"
+            return ConfigError(f"{where}: accepted are {', '.join(accepted)}", key=key, accepted=accepted)
+        field = known or field
+        owner = known.annotation if known is not None and _fields(known.annotation) else None
+    key, of_ours = ".".join(names), complaint["type"] in ("value_error", "assertion_error")
+    if not source:
+        show = Key(key, field, ()).shown
+        accepted = choices(field.annotation) or f"expected {expected(field.annotation, field.metadata)}"
+        if of_ours:
+            accepted = str(complaint["ctx"]["error"])
+        shown = None if show else repr(value)[:200]
+        return ConfigError(key=key, value=show(value) if show else value, accepted=accepted, shown=shown)
+    if of_ours:
+        return ConfigError(f"{source}: {key + ': ' if key else ''}{complaint['ctx']['error']}", key=key)
+    accepted = f"expected {field.description if field is not None else ''}"
+    if complaint["type"] == "missing":
+        return ConfigError(f"{source}: {key} is missing: {accepted}", key=key, accepted=accepted)
+    value = redact_value(key, value)
+    return ConfigError(f"{source}: {key}={value!r}: {accepted}", key=key, value=value, accepted=accepted)
+
+
+def _fields(model: Any) -> dict[str, FieldInfo]:
+    return getattr(model, "__pydantic_fields__", {})
 
 
 def choices(annotation: Any) -> list[str] | None:

@@ -19,8 +19,7 @@ from verl.utils.config import validate_config
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError, Terminated
 from verl_credit.host.process.verl_checks import check_correction, check_names, line_of, register_all
 from verl_credit.host.registry import registered_names, require_registered
-from verl_credit.recipe.doctor.network import loopback_settings, why_not_loopback
-from verl_credit.recipe.doctor.ray_address import run_address, unreachable
+from verl_credit.recipe.doctor.network import loopback_settings, run_address, unreachable, why_not_loopback
 from verl_credit.redact import without_secrets
 
 EVERYWHERE = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")

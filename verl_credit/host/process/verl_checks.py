@@ -11,13 +11,12 @@ from importlib import import_module
 import torch
 from omegaconf import DictConfig
 
-from verl_credit.config.turn_limit import DEFAULT, turns_at_most
+from verl_credit.config.fit import DEFAULT, turns_at_most
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.host.registry import register_parts
-from verl_credit.recipe.agent_loops import own_loops
+from verl_credit.recipe.agent_loops import KEYS as TOOL_KEYS
+from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.correction import DEFAULTS, KEY
-from verl_credit.recipe.rules.other_tools import KEYS as TOOL_KEYS
-from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.rules.own_loss import MODULES
 
 RESULT = "The river Nile ends in the sea."

@@ -17,7 +17,6 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLo
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import ToolResponse
 
-from verl_credit.config.request_room import longest
 from verl_credit.config.settings import CreditSettings
 from verl_credit.host.rollout.engine_client import (
     DRAW,
@@ -28,7 +27,7 @@ from verl_credit.host.rollout.engine_client import (
     stable_seed,
 )
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, TURN_AGENT, TURN_IDS, TURN_REWARDS
-from verl_credit.recipe.rules.other_tools import BAD_JSON, FAILED
+from verl_credit.recipe.agent_loops import BAD_JSON, FAILED
 from verl_credit.turns.book import RowRecord, TurnBook, known_reward, rewards_of_turns
 from verl_credit.turns.infopo import PLACEHOLDER
 from verl_credit.turns.requests import RowPlanner
@@ -137,7 +136,11 @@ class TurnAgentLoop(ToolAgentLoop):
         planner = RowPlanner(self.tokenizer, credit)
         requests = planner.requests(0, prompt, response, output.turn_ids, self._truth)
         await scorer.score_rollout(
-            requests, [*prompt, *response], generate, longest(self.config), self.record
+            requests,
+            [*prompt, *response],
+            generate,
+            self.config.actor_rollout_ref.rollout.get("max_model_len"),
+            self.record,
         )
 
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):

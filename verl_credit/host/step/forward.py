@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
+from verl_credit.config.fit import tokens_per_micro_batch
 from verl_credit.host.engine.branch_engine import nested
 from verl_credit.host.step import store
 from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
-from verl_credit.recipe.rules.budget import tokens_per_micro_batch
 from verl_credit.turns.scorers import ScoreRow
 
 OLD_LOG_PROBS = "old_log_probs"

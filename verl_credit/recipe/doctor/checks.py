@@ -19,13 +19,12 @@ from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.hardware import (
     device,
     disk,
-    first_start,
     kernels,
     machine,
     orphans,
-    room,
+    planned,
     software,
-    vllm_version,
+    vllm,
 )
 from verl_credit.recipe.doctor.inputs import recipe
 from verl_credit.recipe.doctor.inputs.data import TRAIN, VAL
@@ -84,13 +83,13 @@ CHECKS: tuple[Check, ...] = (
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
     Check("requirements", MACHINE, NEVER, software.check_requirements, "what verl and we need, in range"),
     Check("environment", MACHINE, ALWAYS, software.check_environment, "verl loads the plugin, for the recipe's device"),
-    Check("vllm", MACHINE, ALWAYS, vllm_version.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
-    Check("flashinfer", MACHINE, ON_CUDA, first_start.check_flashinfer, "its packages are of one version"),
+    Check("vllm", MACHINE, ALWAYS, vllm.check_vllm, "a vLLM that verl can start, where the recipe uses one"),
+    Check("flashinfer", MACHINE, ON_CUDA, vllm.check_flashinfer, "its packages are of one version"),
     Check("cuda", MACHINE, ON_CUDA, device.check_cuda, "driver and devices, as many as the recipe takes on a node"),
     Check("ptxas", MACHINE, NEVER, device.check_ptxas, "the assembler that triton calls knows the device (Blackwell)"),
     Check("memory", MACHINE, ALWAYS, machine.check_memory, "free memory, of the host and of every device"),
-    Check("room", MACHINE, ON_CUDA, room.check_room, "weights, gradients and optimiser fit a device", RECIPE),
-    Check("compilation", MACHINE, ON_CUDA, first_start.check_compilation, "compilers of a first start fit in memory (GB10)"),
+    Check("room", MACHINE, ON_CUDA, planned.check_plan, "weights, gradients and optimiser fit a device", RECIPE),
+    Check("compilation", MACHINE, ON_CUDA, planned.check_compilation, "compilers of a first start fit in memory (GB10)"),
     Check("/dev/shm", MACHINE, NEVER, machine.check_shm, "room for Ray's object store"),
     Check("disk", MACHINE, ALWAYS, disk.check_disk, "room for a checkpoint and those that are kept", RECIPE),
     Check("ports", MACHINE, ALWAYS, machine.check_ports, "every port that the recipe gives a number to is free", RECIPE),
@@ -131,7 +130,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def before_training(config: DictConfig) -> list[Check]:
-    """Those that must hold before `train` starts anything heavy."""
+    """The checks that must hold before `train` starts anything heavy."""
     wanted = (ALWAYS, ON_CUDA) if software.wants_cuda(config) else (ALWAYS,)
     return [check for check in CHECKS if check.train in wanted]
 
@@ -142,14 +141,14 @@ def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
     for check in before_training(context.config):
         for result in _made(check, context) if check.stage in stages else []:
             if result.status is Status.FAIL:
-                kind = TooLargeError if check.function is room.check_room else PreflightError
+                kind = TooLargeError if check.function is planned.check_plan else PreflightError
                 raise kind(f"{result.name}: {result.line()}")
             found.append((check, result))
     return found
 
 
 def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[Result] = ()) -> list[Result]:
-    """All results, behind those that are known. What needs a check that failed or was skipped is skipped."""
+    """All results, after the ``first`` ones. What needs a check that failed or was skipped is skipped."""
     results = list(first)
     lacking = {r.name: r.name for r in results if r.status in LACKING}
     for check in checks:

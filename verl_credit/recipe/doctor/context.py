@@ -10,7 +10,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_credit.recipe.agent_loops import agents_of_rows
+from verl_credit.config.settings import CreditSettings
+from verl_credit.recipe.agent_loops import agents_of_rows, tools_given
 from verl_credit.recipe.doctor.inputs.data import Row, read_rows, rows_needed
 from verl_credit.recipe.doctor.inputs.model import parameters_of
 from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, load_tokenizer
@@ -18,7 +19,6 @@ from verl_credit.recipe.doctor.probe import VerlProcess
 from verl_credit.recipe.doctor.result import Result
 from verl_credit.recipe.machine.facts import Facts
 from verl_credit.recipe.required import MODEL
-from verl_credit.recipe.rules.other_tools import tools_given
 from verl_credit.recipe.world import build_command, world_of
 
 
@@ -31,11 +31,11 @@ class Context:
     may_fetch: bool = False
     """The tokenizer may come from the hub."""
     index_fingerprint: str | None = None
-    """Of the index that the search servers serve, once they were asked."""
+    """The fingerprint of the index that the search servers serve, once they have answered."""
     _rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def value(self, key: str):
-        """None for a value that the user has yet to give."""
+        """The key's value; None where the user has yet to give it."""
         try:
             return OmegaConf.select(self.config, key)
         except OmegaConfBaseException:
@@ -68,6 +68,10 @@ class Context:
             )
         return self._rows[key]
 
+    @cached_property
+    def settings(self) -> CreditSettings:
+        return CreditSettings.from_config(self.config)
+
     @property
     def tokenizer(self):
         """Raises PreflightError, and NotHere where it cannot be had."""
@@ -84,5 +88,5 @@ class Context:
 
     @cached_property
     def parameters(self) -> int | None:
-        """Of the recipe's model; None where nothing says."""
+        """How many the recipe's model has; None where its files are not here."""
         return parameters_of(self.value(MODEL))

@@ -1,4 +1,4 @@
-"""Where a run listens: only on loopback if it starts Ray itself, else on the network of its cluster.
+"""The Ray cluster that a run would join, and where a run listens: on the cluster's network, else only on loopback.
 
 TransferQueue unpickles the data that reaches its sockets, and torch's store, gloo and NCCL need no credentials.
 """
@@ -6,18 +6,53 @@ TransferQueue unpickles the data that reaches its sockets, and torch's store, gl
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Mapping, MutableMapping
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
-
-from verl_credit.recipe.doctor.ray_address import run_address
 
 # Ray's own switch for "no cluster, so loopback". Every process of a run reads it once, when it imports Ray.
 RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 STORE = "DIST_INIT_METHOD"  # verl hands it to torch: how ranks find each other
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 INIT = "ray_kwargs.ray_init"
+ADDRESS = f"{INIT}.address"
+
+
+def run_address(environment: Mapping[str, str], config: DictConfig | None) -> str:
+    """HOST:PORT of the cluster that a run would join; "" when it would start its own."""
+    given = given_address(config)
+    if given in ("", "auto"):
+        return cluster_address(environment)
+    return "" if given == "local" else given
+
+
+def given_address(config: DictConfig | None) -> str:
+    """The recipe's own value: HOST:PORT, auto, local; "" when it leaves the choice to Ray."""
+    return str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
+
+
+def unreachable(address: str) -> str:
+    """The error of a connection to HOST:PORT (or ray://HOST:PORT); "" when it works."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=5.0):
+            return ""
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def cluster_address(environment: Mapping[str, str], file: str = "/tmp/ray/ray_current_cluster") -> str:
+    """HOST:PORT from RAY_ADDRESS, else from the file that ``ray start`` writes; "" without a cluster."""
+    named = environment.get("RAY_ADDRESS", "")
+    if named and named != "auto":
+        return "" if named == "local" else named
+    try:
+        with open(file, encoding="utf-8") as noted:
+            return noted.read().strip()
+    except OSError:
+        return ""
 
 
 def ray_on_loopback(environment: MutableMapping[str, str]) -> None:

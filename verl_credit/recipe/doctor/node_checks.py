@@ -22,8 +22,8 @@ from verl_credit.address import loopback
 from verl_credit.config.keys import FOLDERS
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.hardware.disk import existing
+from verl_credit.recipe.doctor.network import run_address
 from verl_credit.recipe.doctor.probe import answer_of
-from verl_credit.recipe.doctor.ray_address import run_address
 from verl_credit.recipe.doctor.ray_checks import Ask, ask_host
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped
 from verl_credit.recipe.world import serves_search

@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.hardware.software import wants_cuda
+from verl_credit.recipe.doctor.network import ADDRESS, given_address, run_address, unreachable
 from verl_credit.recipe.doctor.probe import PROBE_S, answer_of
-from verl_credit.recipe.doctor.ray_address import ADDRESS, given_address, run_address, unreachable
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped
 from verl_credit.recipe.machine.facts import Facts
 from verl_credit.recipe.machine.gather import in_a_process
@@ -27,7 +27,7 @@ def ask_host(*question: str) -> tuple[int | None, str]:
 
 
 def check_plugin(context: Context, ask: Ask = ask_host) -> Result | list[Result]:
-    """In a fresh process here, or in fresh workers of the cluster, whose resources are looked at too."""
+    """Looks for the plugin in a fresh process here, or in fresh workers of the cluster, whose resources it checks too."""
     config, address = context.config, run_address(context.facts.environment, context.config)
     if not address:
         return _plugin_here(ask)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from verl_credit.recipe.plan.hardware import Hardware
+from verl_credit.recipe.plan.hardware import GB, Hardware
 from verl_credit.recipe.plan.job import Assumptions, Job
 from verl_credit.recipe.plan.memory import Engine, trained
 from verl_credit.recipe.plan.model_shape import ModelShape
-from verl_credit.records.run.finished import count_kept
+from verl_credit.records.run.finished import count_kept, count_written
 
 
 @dataclass(frozen=True)
@@ -148,3 +148,48 @@ def disk_bytes(shape: ModelShape, job: Job, steps: int | None) -> float | None:
     most = None if job.keep is None else job.keep + 1
     count = count_kept(steps, job.save_every, most, job.named)
     return None if count is None else count * checkpoint_bytes(shape, job)
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The seconds of ``steps`` steps. ``evaluation`` is None, and not counted, without a number of held-out questions."""
+
+    steps: int
+    training: float
+    evaluations: int
+    evaluation: float | None
+    saves: int
+    save: float
+
+    @property
+    def total(self) -> float:
+        return self.training + self.evaluations * (self.evaluation or 0.0) + self.saves * self.save
+
+
+def run_time(
+    shape: ModelShape,
+    job: Job,
+    hw: Hardware,
+    assumed: Assumptions,
+    runner: Engine,
+    steps: int,
+    step_seconds: float,
+) -> RunTime:
+    """An evaluation generates once per question, mode and sample. verl also evaluates and saves at the last step."""
+    questions = job.val_rows or int(assumed.val_rows)
+    evaluation = None
+    if questions:
+        held_out = replace(job, prompts=questions * job.val_samples, rollouts=1)
+        evaluation = job.val_modes * sum(rollout_seconds(shape, held_out, hw, assumed, runner).values())
+    return RunTime(
+        steps=steps,
+        training=steps * step_seconds,
+        evaluations=job.val_first + _times(steps, job.test_every),
+        evaluation=evaluation,
+        saves=count_written(steps, job.save_every, job.named),
+        save=checkpoint_bytes(shape, job) / (assumed.disk_gb_s * GB),
+    )
+
+
+def _times(steps: int, every: int) -> int:
+    return -(-steps // every) if every > 0 else 0

@@ -157,7 +157,7 @@ def index_numbers(block: Mapping | None) -> float:
 
 
 def index_kind(block: Mapping | None) -> str | None:
-    """None when the block gives no index, or only its size."""
+    """The index's kind; None when the block gives no index, or only its size."""
     index = _index(block or {})
     if not index or "index_bytes" in (block or {}):
         return None

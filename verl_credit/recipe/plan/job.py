@@ -35,7 +35,7 @@ class Job:
     log_prob_path: str = FLASH
     """What makes the log-probs (verl_credit/policy/log_probs.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
-    """Of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
+    """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"
     entropy: str = "eager"
     """eager | compiled | chunked. Ours is always in chunks, without compiling, and does not read it."""
@@ -67,7 +67,7 @@ class Job:
     model_len: int = 0
     """rollout.max_model_len: tokens of the longest sequence that the engine takes; 0 (null): all positions of the model."""
     served_answers: bool = False
-    """Answers are scored by the engine, behind their rows."""
+    """The engine scores answers after their rows."""
     utilization: float = 0.5
     sleeps: bool = True
     max_seqs: int = 256
@@ -117,7 +117,7 @@ class Assumptions:
     mean_turns: float = 0
     """Default: half of the turns that are allowed, at least one."""
     branch_tokens: float = 16
-    """Of one scored answer, header and aliases included."""
+    """Tokens of one scored answer, header and aliases included."""
     mfu: float = 0
     """Share of the peak in training. Default: the hardware row's."""
     decode_efficiency: float = 0.5
@@ -129,21 +129,21 @@ class Assumptions:
     search_seconds: float = 0.5
     """Per tool call, beside what is computed; rows wait at the same time."""
     search_core_seconds: float = 0
-    """Of the index, per query. Default: by hardware.index (plan/search.py); 0 on a device or elsewhere."""
+    """Core-seconds of the index per query. Default: by hardware.index (plan/search.py); 0 on a device or elsewhere."""
     encoder_core_seconds: float = 0
-    """Of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
+    """Core-seconds of the query's encoder. Default: by hardware.index.dim, where search_core_seconds has one."""
     host_cores: float = 0
-    """Of the node that has the index. Default: the hardware row's."""
+    """Cores of the node that has the index. Default: the hardware row's."""
     val_rows: int = 0
     """Held-out questions, where data.val_max_samples does not say."""
     disk_gb_s: float = 1.0
-    """At which checkpoints are written."""
+    """Speed at which checkpoints are written."""
     step_overhead_seconds: float = 10.0
     """Per training step: weight sync, waking the engine, data, metrics."""
     context_gib: float = 0.8
     """CUDA context, NCCL and cuBLAS workspaces of one process; 0 on a CPU."""
     fragmentation: float = 0.05
-    """Of the tensors, what the caching allocator holds beyond them; 0 on a CPU."""
+    """What the caching allocator holds beyond the tensors, as a share of them; 0 on a CPU."""
     engine_activation_gib: float = 2.0
     """vLLM's own activations and CUDA graphs, inside its share."""
     engine_asleep_gib: float = 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from verl_credit.config.settings import INFOPO
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.plan.compute import Step, disk_bytes, run_steps, step
+from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import (
     Hardware,
     find_hardware,
@@ -22,7 +22,6 @@ from verl_credit.recipe.plan.memory import Engine, Phase, engine, phases
 from verl_credit.recipe.plan.model_shape import ModelShape, shape_of
 from verl_credit.recipe.plan.read_job import read_job
 from verl_credit.recipe.plan.remedies import Remedy, remedies
-from verl_credit.recipe.plan.run_time import RunTime, run_time
 from verl_credit.recipe.plan.search import core_seconds, encoder_core_seconds
 from verl_credit.recipe.plan.search import note as search_note
 
@@ -166,7 +165,7 @@ def _unbuilt(config: Mapping, section: str, model: str) -> bool:
 
 
 def _lab_policy(lab: Mapping) -> Mapping:
-    """As a build of this lab would write it into config.json (tests compare)."""
+    """The config.json that a build of this lab writes (tests compare)."""
     return {
         "_name_or_path": "the lab's policy", "model_type": "qwen3", "hidden_size": 128,
         "vocab_size": LAB_VOCABULARY[lab["size"]],

@@ -17,7 +17,7 @@ _A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_roll
 
 
 def read_job(config: Mapping, *, flash_attn: bool) -> Job:
-    """From a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
+    """Reads a composed configuration (OmegaConf, or plain dictionaries). Raises `ConfigError`."""
     get = _Reader(config)
     nodes, per_node = get.count("trainer.nnodes", 1), get.count("trainer.n_gpus_per_node", 1)
     devices = nodes * per_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from verl_credit.config.row_room import engine_tokens, least_log_prob_tokens
+from verl_credit.config.fit import engine_tokens, least_log_prob_tokens
 from verl_credit.policy.log_probs import FLASH, LOOP
 from verl_credit.recipe.plan.hardware import BYTES_PER_NUMBER, GIB, Hardware
 from verl_credit.recipe.plan.job import Assumptions, Job
@@ -87,7 +87,7 @@ def _shorter_sequences(case: Case) -> Iterator[Candidate]:
 
 
 def _larger_share(case: Case) -> Iterator[Candidate]:
-    """For an engine whose share cannot hold its weights and one row."""
+    """The engine's share cannot hold its weights and one row."""
     share = case.job.utilization
     while _too_small(case, share) and share < 0.94:
         share = round(share + 0.05, 2)
@@ -177,7 +177,7 @@ def _smaller_share(case: Case) -> Iterator[Candidate]:
 
 
 def _quantised_index(case: Case) -> Iterator[Candidate]:
-    """For kinds with larger vectors than sq8; an index given only by its size is left alone."""
+    """The index has larger vectors than sq8; one that is given only by its size is left alone."""
     if case.index and case.kind in BYTES_PER_NUMBER and BYTES_PER_NUMBER[case.kind] > BYTES_PER_NUMBER[SMALL]:
         ratio = BYTES_PER_NUMBER[SMALL] / BYTES_PER_NUMBER[case.kind]
         yield "an 8-bit index", (f"hardware.index.kind={SMALL}",), case.job, case.index * ratio

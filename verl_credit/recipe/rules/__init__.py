@@ -9,24 +9,23 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.address import loopback
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import LOSS, OURS, VERLS, PolicyLoss, read_section
-from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.section import Section, no_value
 from verl_credit.config.resolved import Config, Tree, resolved, select, written
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import DEFAULT, turns_at_most
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
-from verl_credit.names import ADV_ESTIMATOR, AGENTS, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, ROLLOUT_NAME, TURN_AGENT
 from verl_credit.recipe.agent_loops import may_call
-from verl_credit.recipe.rules.budget import validate_budgets
 from verl_credit.recipe.rules.correction import validate_correction
+from verl_credit.recipe.rules.engines import validate_actor, validate_rollout
 from verl_credit.recipe.rules.entropy_probe import validate_entropy_probe
+from verl_credit.recipe.rules.fit import validate_rows_fit, validate_turns_fit
 from verl_credit.recipe.rules.known import validate_keys
+from verl_credit.recipe.rules.moved import validate_places
 from verl_credit.recipe.rules.own_loss import validate_loss
 from verl_credit.recipe.rules.pipeline import validate_pipeline
-from verl_credit.recipe.rules.rollout import validate_rollout
-from verl_credit.recipe.rules.scorer import validate_scorer
 from verl_credit.recipe.rules.trainer_mode import validate_trainer_mode
 from verl_credit.recipe.rules.turn_mode import validate_turn_mode
 from verl_credit.recipe.rules.turn_signals import validate_turn_signals
@@ -43,6 +42,7 @@ def validate(config: DictConfig) -> None:
     try:
         plain = written(config)
         validate_keys(config, plain)
+        validate_places(plain)
         _whole_numbers("data", plain.get("data"))  # max_model_len=auto is made of its lengths
         _whole_numbers("", plain)
         tree = _resolved(config, plain)
@@ -70,7 +70,7 @@ def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
 
 def _sections(config: Config) -> list[type[Section]]:
     """The world's first: other sections refer to it. A turn loss's keys have no meaning beside a loss of verl's."""
-    own = [world.keys for world in WORLDS if world.section in config]
+    own = [world.keys for world in WORLDS if world.keys.prefix in config]
     return [section for section in (*own, *OURS, *VERLS) if section is not PolicyLoss]
 
 
@@ -83,13 +83,6 @@ def _whole_numbers(prefix: str, node: Any) -> None:
         use = f"expected a whole number of at most {WORD} bits"
         shown = f"a number of {node.bit_length()} bits"
         raise ConfigError(key=prefix, value=node, accepted=use, shown=shown)
-
-
-def _target(config: Tree, settings: CreditSettings) -> None:
-    if (given := select(config, f"{LOSS}._target_")) != TARGET:
-        raise ConfigError(
-            key=f"{LOSS}._target_", value=given, accepted=f"it has to take our keys beside it; use {TARGET}"
-        )
 
 
 def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> None:
@@ -137,17 +130,6 @@ def _combinations(config: Tree, settings: CreditSettings) -> None:
         use = "without a tool there is one turn, and none that could have a gain; set info_gain_norm_mode=none, or, for "
         use += f"tools of your own, {DEFAULT}={TURN_AGENT}"
         raise ConfigError.of(config, "search.max_searches", MODE, accepted=use)
-    said, turns = turns_at_most(config)
-    budget, tokens = select(config, "data.max_response_length"), select(config, "search.max_new_tokens")
-    budgeted = select(config, DEFAULT) in AGENTS  # a loop of the user's has budgets of its own
-    if budgeted and turns is not None and turns * tokens > budget:
-        raise ConfigError(
-            f"data.max_response_length={budget} cannot hold {said}={turns} turns of "
-            f"search.max_new_tokens={tokens}, what tools return not counted",
-            key="data.max_response_length",
-            value=budget,
-            accepted=f"at least {turns * tokens}",
-        )
 
 
 def _time_limit(config: Tree, settings: CreditSettings) -> None:
@@ -211,7 +193,6 @@ def _curriculum(config: Tree, settings: CreditSettings) -> None:
 RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     validate_turn_mode,
     validate_turn_signals,
-    _target,
     validate_loss,
     _template,
     _curriculum,
@@ -220,13 +201,14 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     _vllm_on_cpu,
     _lora_on_hf,
     _combinations,
+    validate_turns_fit,
     _reached_from_everywhere,
-    validate_scorer,
+    validate_actor,
     validate_entropy_probe,
     validate_trainer_mode,
     validate_correction,
     validate_pipeline,
     validate_rollout,
-    validate_budgets,
+    validate_rows_fit,
 )
 """In the order in which they are tried; each raises ConfigError for the first thing that is wrong."""

@@ -9,7 +9,7 @@ from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ASYNC_MODES
-from verl_credit.recipe.trainer_mode import MODE
+from verl_credit.recipe.auto import MODE
 
 KEY = "algorithm.rollout_correction"
 BYPASS = "bypass_mode"

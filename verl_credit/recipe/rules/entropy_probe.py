@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_credit.config.resolved import Tree, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
-from verl_credit.recipe.precision import COMPUTES_IN, FULL
+from verl_credit.recipe.auto import COMPUTES_IN, FULL
 from verl_credit.recipe.rules.correction import KEY as CORRECTION
 
 EVERY = "probe.every"

@@ -119,7 +119,7 @@ def _read_by_own_code(config: DictConfig, prefix: str, node: dict[str, Any]) -> 
 
 @cache
 def known_keys(engine: str) -> Known:
-    """Of verl's configuration with ``model_engine=engine``, of every shipped recipe, and those that we declare."""
+    """Keys of verl's configuration with ``model_engine=engine``, of every shipped recipe, and those that we declare."""
     generated = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
     verl = _read(generated if generated.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
     names: dict[str, dict[str, None]] = {"": {"model_engine": None}}
@@ -149,7 +149,7 @@ def _read(file) -> dict[str, Any]:
 
 
 def _fields(target: str) -> list[str]:
-    """Of a class of verl's, with its bases: more than its configuration lists. Read, as importing verl takes seconds."""
+    """Fields of a class of verl's and of its bases, read from the source, because importing verl takes seconds."""
     module, _, name = target.rpartition(".")
     found = _classes(module).get(name) if module.startswith("verl.") else None
     if found is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from verl_credit.config.keys import LOSS
+from verl_credit.config.keys.loss import TARGET
 from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import CreditSettings
@@ -35,7 +36,9 @@ def own_modules(config: Config) -> list[str]:
 
 def validate_loss(config: Tree, settings: CreditSettings) -> None:
     """Raise ConfigError for a loss that nobody can have registered, or that cannot do what another key asks for."""
-    loss, name = select(config, LOSS), own_loss(config)
+    loss, name, key = select(config, LOSS), own_loss(config), f"{LOSS}._target_"
+    if (given := loss.get("_target_")) != TARGET:
+        raise ConfigError(key=key, value=given, accepted=f"it has to take our keys beside it; use {TARGET}")
     if loss.loss_mode != LOSS_MODE and select(config, f"{LOSS}.dynamic_clip") is True:
         use = f"only {LOSS_MODE} reads a turn's clip scale, {loss.loss_mode} would clip every turn alike; set it to false, "
         use += f"or loss_mode to {LOSS_MODE}"

@@ -136,7 +136,7 @@ def _named_transform(config: Tree, algorithm: Algorithm) -> Any:
 
 
 def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = None) -> Any:
-    """None for a built-in name; what a dotted path loads."""
+    """What a dotted path loads; None for a built-in name."""
     if value in names or (names is UNCERTAINTY_KINDS and canonical_kind(value) is not None):
         return None
     if "." in value or ":" in value:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.resolved import Config, Tree, select
-from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.agent_loops import may_call
 

@@ -78,7 +78,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
 
 
 def _anchor(config: Tree, algorithm: Algorithm) -> None:
-    """One of the user's is called once for each of two small trajectories."""
+    """An anchor of the user's is called once for each of two small trajectories."""
     name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
     if name == "prefix" and similarity is not None:
         use = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 
+from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys.reads import is_path
 from verl_credit.config.resolved import Config, Tree, select
 from verl_credit.config.settings import INFOPO, CreditSettings
-from verl_credit.config.turn_limit import DEFAULT
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.names import AGENT_NAME, AGENTS
-from verl_credit.recipe.agent_loops import own_loops
-from verl_credit.recipe.rules.other_tools import tools_given
+from verl_credit.recipe.agent_loops import own_loops, tools_given
 from verl_credit.recipe.rules.own import refuse_what_is_no_operator
 from verl_credit.redact import redact_value
 from verl_credit.turns.scorers import SCORERS

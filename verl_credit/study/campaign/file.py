@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_credit.config.keys.section import declared
 from verl_credit.errors import ConfigError, did_you_mean
-from verl_credit.recipe.declared import declared, read_tree
 from verl_credit.recipe.folders import recipes_folder
+from verl_credit.recipe.yaml_files import read_tree
 from verl_credit.redact import redact_value
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]

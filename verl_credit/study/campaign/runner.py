@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import unchecked_config
-from verl_credit.recipe.world import same_world, world_of
+from verl_credit.recipe.world import world_of
 from verl_credit.records.run.lock import run_lock
 from verl_credit.study.campaign.child import Children, run_child, run_command
 from verl_credit.study.campaign.design import PlannedRun, composed, overrides_of, planned
@@ -145,11 +145,11 @@ def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun])
         unchecked_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
         for run in one_seed
     )
-    for config in {same_world(config): config for config in configs}.values():
+    for config in {world_of(config).identity(): config for config in configs}.values():
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "config.yaml"
             OmegaConf.save(config, file, resolve=True)
-            code = run_child([sys.executable, "-m", "verl_credit.recipe.build_world", str(file)])
+            code = run_child([sys.executable, "-m", "verl_credit.recipe.world", str(file)])
         if code != ExitCode.DONE:
             return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.PREFLIGHT
     return ExitCode.DONE

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from verl_credit.config.fit import SHORT_ANSWER, turns_at_most
 from verl_credit.config.resolved import Config, select
-from verl_credit.config.row_room import SHORT_ANSWER
 from verl_credit.config.settings import ATTENTION, CreditSettings
-from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.policy.attention import NAMES
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
+from verl_credit.config.fit import turns_at_most
 from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.turns.batch import TurnBatch
 from verl_credit.turns.requests import Request
 from verl_credit.turns.scorers.scorer import Forward, GainPlan, Scorer, ScoreRow

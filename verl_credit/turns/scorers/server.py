@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from verl_credit.config.request_room import does_not_fit
+from verl_credit.config.fit import does_not_fit, turns_at_most
 from verl_credit.config.resolved import Config
 from verl_credit.config.settings import CreditSettings
-from verl_credit.config.turn_limit import turns_at_most
 from verl_credit.names import ROLLOUT_NAME
 from verl_credit.turns.book import RowRecord
 from verl_credit.turns.requests import Request

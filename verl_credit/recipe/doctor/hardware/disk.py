@@ -68,7 +68,7 @@ def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> li
 
 
 def checkpoints_kept(config: DictConfig) -> int | None:
-    """As many as are kept in the end; None where every one is and the number of steps is not known."""
+    """How many are kept in the end; None where every one is kept and the number of steps is not known."""
     trainer = config.trainer
     most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
     return count_kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)

@@ -33,7 +33,7 @@ Trial = Callable[..., tuple[int | None, str]]
 
 
 def run_trial(name: str, heads: tuple[int, int, int], device: str = "cuda") -> tuple[int | None, str]:
-    """The start's trial in a process of its own: rows with answers behind them, against the definition, in bf16."""
+    """The start's trial in a process of its own: rows with answers after them, against the definition, in bf16."""
     return in_a_process(["-c", TRIAL, name, device, *map(str, heads)], TRIAL_S)
 
 
@@ -81,7 +81,7 @@ def check_flex(context: Context, trial: Trial = run_trial) -> Result:
 
 
 def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
-    """Of the recipe's model, by its folder, its name or its config.json in the hub's cache; `HEADS` where none says."""
+    """The heads of the recipe's model, by its folder, its name or its config.json in the hub's cache; else `HEADS`."""
     path = None if config is None else OmegaConf.select(config, MODEL)
     for model in (path, cached_config(path) if isinstance(path, str) else None):
         try:

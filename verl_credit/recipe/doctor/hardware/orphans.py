@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.ray_address import cluster_address
+from verl_credit.recipe.doctor.network import cluster_address
 from verl_credit.recipe.doctor.result import Result, passed, warned
 from verl_credit.recipe.machine.facts import Process, size
 

@@ -107,7 +107,7 @@ def check_environment(context: Context) -> Result:
 
 
 def loads_ours(policy: str) -> bool:
-    """As verl reads the variable: "auto" loads every plugin, "none" none, anything else the names in it."""
+    """verl reads the variable so: "auto" loads every plugin, "none" none, anything else the names in it."""
     policy = policy.strip().lower()
     return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 

@@ -1,7 +1,7 @@
-"""Rows, and the answers scored with them, have to fit a micro-batch: checked before the start, not by a dead step.
+"""The data's longest answers fit beside the longest row: checked before the start, not by a step that ends the run.
 
 With dynamic batching verl refuses a row that is longer than the forward's budget. On ``old_log_probs`` the answers
-ride behind their row (`gain_branches`); with the scorers ``rows`` and ``server`` each has a row, or a request, of its own:
+are appended to their row; with the scorers ``rows`` and ``server`` each has a row, or a request, of its own:
 
     tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
 
@@ -11,56 +11,30 @@ with contexts = search.max_searches + 1. The longest row is the one that the len
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from omegaconf import DictConfig
 
+from verl_credit.config.fit import Place, longest_row
 from verl_credit.config.keys import AUTO
-from verl_credit.config.request_room import DRAWN, MODEL_LEN
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs.data import Row
-from verl_credit.recipe.rules.budget import LOG_PROB, _contexts, _row, masked_tokens, sequence_parallel
 from verl_credit.turns.answer import PseudoAnswer, assistant_header, auto_template
 from verl_credit.turns.requests import aliases_that_count, writer_of
 from verl_credit.turns.reward.qa import stated_form
 from verl_credit.turns.scorers import SCORERS
 
 
-class Room(NamedTuple):
-    key: str
-    budget: int
-    tokens: int
-    """Left behind the longest row."""
-    contexts: int
-    """How often an answer stands there."""
-
-
-def answer_room(config: DictConfig) -> Room | None:
-    """Where answers are scored, if that place has so many tokens and no more."""
-    settings = CreditSettings.from_config(config)
-    actor, rollout, row = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, _row(config)
-    if settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
-        # null: all positions of the model. One token is written.
-        length = rollout.max_model_len
-        return None if length is None else Room(MODEL_LEN, length, length - DRAWN - row, 1)
-    contexts = _contexts(config, settings)
-    if not contexts or not actor.use_dynamic_bsz:
-        return None
-    budget = rollout.log_prob_max_token_len_per_gpu
-    room = budget * sequence_parallel(actor) - row - masked_tokens(config, settings)
-    return Room(LOG_PROB, budget, room, contexts)
-
-
-def answers_fit(config: DictConfig, place: Room, tokenizer, rows: Iterable[Row]) -> str:
+def answers_fit(
+    config: DictConfig, settings: CreditSettings, place: Place, tokenizer, rows: Iterable[Row]
+) -> str:
     """What the answers of these rows need at most, as a sentence.
 
     Raises PreflightError with the row that needs most and what the budget would have to be, and for a tokenizer that cannot
     write the answers.
     """
-    (key, budget, room, contexts), row, model = place, _row(config), config.actor_rollout_ref.model
+    (key, budget, room, contexts), row, model = place, longest_row(config), config.actor_rollout_ref.model
     try:
-        settings = CreditSettings.from_config(config)
         where, tokens, n_golds = worst_row(tokenizer, settings, rows, room // contexts)
     except (OSError, ValueError) as error:
         raise PreflightError(
@@ -82,7 +56,7 @@ def answers_fit(config: DictConfig, place: Room, tokenizer, rows: Iterable[Row])
 def worst_row(
     tokenizer, settings: CreditSettings, rows: Iterable[Row], enough: int = 0
 ) -> tuple[str, int, int]:
-    """(where, tokens behind one context, gold answers) of the row that needs most.
+    """(where, tokens after one context, gold answers) of the row that needs most.
 
     Rows are tried longest text first, until no remaining row can exceed the maximum found (a token has a byte at least) or
     ``enough``: where all rows surely fit, the row with the longest text is the one named.
@@ -94,8 +68,8 @@ def worst_row(
         template = settings.algorithm.info_gain_template
         if template == AUTO:
             template = auto_template(stated_form(truth), lambda prompt=prompt: str(prompt))
-        rides = SCORERS[settings.algorithm.info_gain_scorer].rides
-        for together in [golds] if rides else [[gold] for gold in golds]:
+        appended = SCORERS[settings.algorithm.info_gain_scorer].rides
+        for together in [golds] if appended else [[gold] for gold in golds]:
             texts.append((counter.at_most(together, template), where, together, template))
     found = ("", -1, 0)
     for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):
@@ -108,7 +82,7 @@ def worst_row(
 
 
 class _Counter:
-    """Tokens that the answers of a row put behind one of its contexts."""
+    """Tokens that the answers of a row add to one of its contexts."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.writer = writer_of(tokenizer, settings)
@@ -122,14 +96,14 @@ class _Counter:
         return sum(around + len(gold.encode()) for gold in golds)
 
     def tokens(self, golds: Sequence[str], template: str) -> int:
-        return max(sum(self._one(gold, template, behind) for gold in golds) for behind in self.places)
+        return max(sum(self._one(gold, template, after_turn) for gold in golds) for after_turn in self.places)
 
     def _one(self, gold: str, template: str, after_turn: bool) -> int:
         written = self.writer.prefix_at(self.end, after_turn) + template
         _, answer = self.writer.write(self.writer.tail(self.end), gold, written, after_turn)
-        return ridden(answer)
+        return branch_tokens(answer)
 
 
-def ridden(answer: PseudoAnswer) -> int:
-    """Tokens of an answer's branch: nothing behind the gold tokens, and one before the first of them."""
+def branch_tokens(answer: PseudoAnswer) -> int:
+    """Tokens of an answer's branch: nothing after the gold tokens, and one before the first of them."""
     return answer.gold_end + (answer.gold_start == 0)

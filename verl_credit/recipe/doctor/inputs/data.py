@@ -17,7 +17,7 @@ TRAIN, VAL = DATA
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 TOOL = SCHEMA["function"]["name"]
 COLUMNS = ["reward_model", "data_source"]
-"""Beside the prompt, whose name is data.prompt_key."""
+"""Columns that a run reads beside the prompt, whose name is data.prompt_key."""
 
 
 def rows_needed(config: DictConfig, key: str) -> int:

@@ -43,7 +43,7 @@ def read_model(folder: Path) -> str:
 
 
 def count_parameters(folder: Path) -> int:
-    """From the headers of the safetensors files. Raises Unreadable."""
+    """Reads the headers of the safetensors files. Raises Unreadable."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(read_json(index).get("weight_map", {}).values()))
@@ -77,7 +77,7 @@ def read_json(path: Path) -> dict:
 
 
 def parameters_of(path: str | None) -> int | None:
-    """Of the model: counted in its files, else by its name or its config.json in the hub's cache; None: unknown."""
+    """The model's parameters, counted in its files, else by its name or its config.json in the hub's cache, if known."""
     if not path or not isinstance(path, str):
         return None
     found = cached_config(path)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from verl_credit.config.fit import place_of_answers
+from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.context import Context
-from verl_credit.recipe.doctor.inputs.answer_budget import answer_room, answers_fit
+from verl_credit.recipe.doctor.inputs.answer_budget import answers_fit
 from verl_credit.recipe.doctor.inputs.data import TRAIN
 from verl_credit.recipe.doctor.inputs.hub import cached_config
 from verl_credit.recipe.doctor.inputs.model import Unreadable, read_model, require_model, require_positions
 from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere, count_prompts
-from verl_credit.recipe.doctor.inputs.retriever import ask_servers
 from verl_credit.recipe.doctor.result import Result, passed, skipped, warned
 from verl_credit.recipe.required import MODEL
 from verl_credit.recipe.world import serves_search
+from verl_credit.redact import redact
+from verl_credit.turns.scorers import SCORERS
+from verl_credit.turns.search.client import SearchFault, client_for, token_of, urls_of
+from verl_credit.turns.search.index import ServedIndex, agreed, served_index
 
 
 def check_retriever(context: Context) -> Result:
@@ -25,6 +31,34 @@ def check_retriever(context: Context) -> Result:
         return skipped("the run starts its own")
     context.index_fingerprint, servers = ask_servers(search)
     return passed(f"index: {servers}")
+
+
+def ask_servers(settings) -> tuple[str | None, str]:
+    """Every server of ``search.url`` answers a real query of the client that the tool uses, from one index.
+
+    Returns (fingerprint of the index or None, what the servers say of it).
+    """
+    if not settings.url:
+        raise PreflightError("search.url has no value: give the URL of a running retriever")
+    try:
+        indexes = asyncio.run(_ask(settings))
+        return agreed(indexes, settings.index_fingerprint), "; ".join(map(str, indexes))
+    except SearchFault as error:
+        raise PreflightError(
+            f"search.url={redact(settings.url)}: the retriever is not ready ({redact(error)}). Start it with "
+            "'verl-credit-retriever serve --index DIR --encoder DIR' or fix the URL"
+        ) from error
+    except ValueError as error:
+        raise PreflightError(redact(error)) from error
+
+
+async def _ask(settings) -> list[ServedIndex]:
+    client, token = client_for(settings), token_of(settings)
+    try:
+        await client.check()
+    finally:
+        await client.aclose()
+    return [await served_index(url, token=token, timeout_s=settings.timeout_s) for url in urls_of(settings)]
 
 
 def check_model(context: Context) -> Result:
@@ -80,7 +114,8 @@ def check_prompts(context: Context, key: str) -> Result | list[Result]:
 
 
 def check_answers(context: Context) -> Result:
-    place = answer_room(context.config)
+    config, settings = context.config, context.settings
+    place = place_of_answers(config, settings, SCORERS[settings.algorithm.info_gain_scorer])
     if place is None:
         return skipped("no answer has to fit beside a row")
-    return passed(answers_fit(context.config, place, context.tokenizer, context.rows(TRAIN)))
+    return passed(answers_fit(config, settings, place, context.tokenizer, context.rows(TRAIN)))

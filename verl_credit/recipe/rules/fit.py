@@ -1,0 +1,91 @@
+"""Turns, rows and their answers fit the places that hold them (`config/fit.py`), as far as is known without the data."""
+
+from __future__ import annotations
+
+from verl_credit.config.fit import (
+    DEFAULT,
+    LOG_PROB,
+    MODEL_LEN,
+    SHORT_ANSWER,
+    answers_of_row,
+    engine_tokens,
+    least_log_prob_tokens,
+    longest_row,
+    masked_tokens,
+    sequence_parallel,
+    turns_at_most,
+)
+from verl_credit.config.resolved import Tree, select
+from verl_credit.config.settings import CreditSettings
+from verl_credit.errors import ConfigError
+from verl_credit.names import AGENTS
+from verl_credit.turns.scorers import SCORERS
+
+RESPONSE = "data.max_response_length"
+UPDATE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+
+
+def validate_turns_fit(config: Tree, settings: CreditSettings) -> None:
+    """All turns at full length fit a response; a loop of the user's has budgets of its own. Raises ConfigError."""
+    said, turns = turns_at_most(config)
+    budget, tokens = config.data.max_response_length, config.search.max_new_tokens
+    if select(config, DEFAULT) in AGENTS and turns is not None and turns * tokens > budget:
+        raise ConfigError(
+            f"{RESPONSE}={budget} cannot hold {said}={turns} turns of search.max_new_tokens={tokens}, what tools return "
+            "not counted",
+            key=RESPONSE,
+            value=budget,
+            accepted=f"at least {turns * tokens}",
+        )
+
+
+def validate_rows_fit(config: Tree, settings: CreditSettings) -> None:
+    """The longest row, with one short answer per context, fits the engine and every micro-batch. Raises ConfigError."""
+    actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
+    row, scorer = longest_row(config), SCORERS[settings.algorithm.info_gain_scorer]
+    _engine(rollout.max_model_len, row, settings.scores_gain and scorer.in_rollout)
+    if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
+        ours, other = (
+            "actor_rollout_ref.actor.use_dynamic_bsz",
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+        )
+        raise ConfigError.of(config, ours, other, accepted="verl wants them equal")
+    referred = actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    if referred and ref.log_prob_use_dynamic_bsz:
+        _must_hold(REFERENCE, ref.log_prob_max_token_len_per_gpu, sequence_parallel(ref), row)
+    if not actor.use_dynamic_bsz:
+        return
+    ranks = sequence_parallel(actor)
+    _must_hold(UPDATE, actor.ppo_max_token_len_per_gpu, ranks, row)
+    answers = answers_of_row(config, settings, scorer)
+    also = f" and {answers} short answer{'s' * (answers > 1)} of {SHORT_ANSWER} tokens" if answers else ""
+    if masked := masked_tokens(config, settings, scorer):
+        also += f" and, for the turn signal infopo, {masked} tokens of masked observations and the responses after them"
+    needed = least_log_prob_tokens(row, answers) + masked
+    _must_hold(LOG_PROB, rollout.log_prob_max_token_len_per_gpu, ranks, needed, also)
+
+
+def _engine(length: int | None, row: int, served: bool) -> None:
+    """The engine would cut what the policy writes, or refuse a prompt in the middle of a trajectory."""
+    needed = engine_tokens(row, served, SHORT_ANSWER)
+    if length is not None and length < needed:
+        also = ", and an answer after it (algorithm.info_gain_scorer=server)" if served else ""
+        raise ConfigError(
+            f"{MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + {RESPONSE} = {row} tokens{also}: set it "
+            f"to {needed} or more, or to auto",
+            key=MODEL_LEN,
+            value=length,
+            accepted=f"{needed} or more, or auto",
+        )
+
+
+def _must_hold(key: str, budget: int | None, ranks: int, needed: int, also: str = "") -> None:
+    if budget is None or budget * ranks < needed:
+        accepted = f"{needed} tokens{f' over {ranks} ranks' if ranks > 1 else ''}"
+        raise ConfigError(
+            f"{key}={budget} cannot hold a row of data.max_prompt_length + {RESPONSE}{also}: {accepted}",
+            key=key,
+            value=budget,
+            accepted=accepted,
+        )

@@ -1,0 +1,81 @@
+"""A module's old place (`names.MOVED`) in a value, or in a file that a value names, is refused with the new place.
+
+Without this, verl would raise ModuleNotFoundError in the middle of a start or in a worker. What is imported by our own
+loader of plug-ins says so itself (`credit/plugins/load.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl_credit.errors import ConfigError
+from verl_credit.names import place_now
+from verl_credit.recipe.agent_loops import LISTED, TOOLS
+from verl_credit.recipe.rules.own_loss import MODULES
+
+PLACE = re.compile(r"(pkg://)?[\w.:]+")
+IMPORT = re.compile(r"^\s*(from|import)\s", re.MULTILINE)
+CLASSES = ("_target_", "class_name")
+"""Keys that name a class in the files of agent loops and tools."""
+
+
+def validate_places(plain: dict[str, Any]) -> None:
+    """``plain``: the configuration as plain data. Raises ConfigError."""
+    for key, value in _texts("", plain):
+        _refuse(key, value, value)
+        if value.endswith(".py"):
+            _imports(key, value, Path(value))
+        if key in (LISTED, TOOLS):
+            for name, place in _texts("", _content(value)):
+                if name.rpartition(".")[2] in CLASSES:
+                    _refuse(key, value, place)
+                    _module(key, value, place.rpartition(".")[0])
+        if key.startswith(MODULES):
+            _module(key, value, value)
+
+
+def _texts(prefix: str, node: Any) -> Iterator[tuple[str, str]]:
+    """Full name and value of every text."""
+    if isinstance(node, dict | list):
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _texts(f"{prefix}.{name}" if prefix else str(name), value)
+    elif isinstance(node, str):
+        yield prefix, node
+
+
+def _refuse(key: str, value: str, place: str) -> None:
+    now = place_now(place)
+    if now != place and PLACE.fullmatch(place):
+        if value == place:
+            raise ConfigError(key=key, value=value, accepted=[now])
+        raise ConfigError(f"{key}={value}: {place} in it is {now} now", key=key, value=value, accepted=[now])
+
+
+def _module(key: str, value: str, module: str) -> None:
+    file = None
+    with suppress(ImportError, ValueError, AttributeError):  # verl says why it cannot be imported
+        file = getattr(find_spec(module), "origin", None)
+    if file is not None and file.endswith(".py"):
+        _imports(key, value, Path(file))
+
+
+def _imports(key: str, value: str, file: Path) -> None:
+    with suppress(OSError, UnicodeDecodeError):
+        for number, line in enumerate(file.expanduser().read_text(encoding="utf-8").splitlines(), 1):
+            if IMPORT.match(line) and (now := place_now(line)) != line:
+                said = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"
+                raise ConfigError(said, key=key, value=value, accepted=[now.strip()])
+
+
+def _content(path: str) -> Any:
+    try:
+        return yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # refused where the file is read
+        return None
