@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from yaml import YAMLError
 
 from verl_credit.errors import ConfigError, did_you_mean, one_line
@@ -15,6 +15,12 @@ from verl_credit.recipe.unreadable import not_yaml
 from verl_credit.redact import redact_value
 
 Declared = TypeVar("Declared")
+
+
+class Part(BaseModel):
+    """A mapping of such a file. The docstring of a key says which values it accepts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 def read_tree(path: Path) -> Any:

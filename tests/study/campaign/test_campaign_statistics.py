@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from verl_credit.study.campaign.curve import NoArea, area
-from verl_credit.study.campaign.family import fewest_pairs
+from verl_credit.study.campaign.file import fewest_pairs
+from verl_credit.study.campaign.state import NoArea, area
 from verl_credit.study.campaign.statistics import Comparison, compare, holm, mean, pairs_needed, verdict
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from verl_credit.errors import ConfigError, ExitCode, PreflightError, one_line
 from verl_credit.recipe.doctor.hardware.disk import sweep_warnings
-from verl_credit.study.campaign.family import cannot_resolve
 from verl_credit.study.campaign.file import read_campaign
 from verl_credit.study.campaign.record import RECORD, read_record
 from verl_credit.study.campaign.runner import DEFAULT, run_campaign
@@ -48,7 +47,7 @@ def status(name: str, folder: Path | None) -> ExitCode:
         f"engine {campaign.engine}: {done} of {len(found)} runs done, {hours:.2f} hours"
         + (f"; budget: {', '.join(most)}" if most else "")
     )
-    if note := cannot_resolve(len(campaign.blocks()), len(campaign.pairs())):
+    if note := campaign.cannot_resolve():
         print(f"note: {note}")
     return ExitCode.DONE
 

@@ -14,7 +14,6 @@ from verl_credit.records.report.numbers import duration
 from verl_credit.records.report.text import clean
 from verl_credit.records.report.write import REPORT
 from verl_credit.records.run.files import write_text
-from verl_credit.study.campaign.family import cannot_resolve
 from verl_credit.study.campaign.pictures import difference_format, differences_picture, panels, value_format
 from verl_credit.study.campaign.results import Results, results
 from verl_credit.study.campaign.state import RunState, State
@@ -48,7 +47,6 @@ def page(found: Results) -> str:
         finalize=clean,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"value": value_format(found), "difference": difference_format(found)}
     picture = base64.b64encode(differences_picture(found, "svg")).decode("ascii")
     return environment.get_template("campaign.html").render(
         found=found,
@@ -80,7 +78,7 @@ def standing(found: Results) -> str:
 
 def notes(found: Results) -> list[str]:
     """What a reader has to know before any number."""
-    few = cannot_resolve(len(found.campaign.blocks()), len(found.campaign.pairs()))
+    few = found.campaign.cannot_resolve()
     lines = [f"{few}. More can be added (docs/campaigns.md)."] if few else []
     for row in found.added:
         when = time.strftime("%Y-%m-%d", time.gmtime(float(row.get("time", 0))))

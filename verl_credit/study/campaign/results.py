@@ -52,10 +52,6 @@ class Results:
     def hours(self) -> float:
         return sum(one.hours for one in self.states)
 
-    @property
-    def without_value(self) -> list[RunState]:
-        return [one for one in self.states if one.value is None]
-
 
 def results(folder: Path) -> Results:
     """Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record."""

@@ -13,12 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import unchecked_config
 from verl_credit.recipe.world import same_world, world_of
+from verl_credit.records.run.events import steps_done
+from verl_credit.records.run.files import METRICS, VALIDATION
 from verl_credit.records.run.lock import run_lock
 from verl_credit.study.campaign.child import Children, run_child, run_command
 from verl_credit.study.campaign.design import PlannedRun, composed, overrides_of, planned
-from verl_credit.study.campaign.family import cannot_resolve
 from verl_credit.study.campaign.file import Campaign, read_campaign
-from verl_credit.study.campaign.partial import drop_partial
 from verl_credit.study.campaign.record import RECORD, keep_record
 from verl_credit.study.campaign.state import RunState, State, state_of, states
 
@@ -95,7 +95,7 @@ def opening(campaign: Campaign, found: Sequence[RunState]) -> list[str]:
     lines = [
         f"campaign {campaign.name}: {done} of {len(found)} runs done, {len(campaign.conditions)} conditions"
     ]
-    note = cannot_resolve(len(campaign.blocks()), len(campaign.pairs()))
+    note = campaign.cannot_resolve()
     return [*lines, f"note: {note}"] if note else lines
 
 
@@ -136,6 +136,18 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
             failures += now.state is not State.DONE and code != ExitCode.DONE and not children.stopped
             _say(f"{name}: exit code {code}, {now.why or now.state}")
     return _end(states(campaign, folder), children.stopped, told)
+
+
+def drop_partial(run_dir: Path) -> str:
+    """Removes the measurements of an interrupted run of the twin, which has no checkpoint and so starts again at step 1.
+
+    Its events stay, and so its hours. Returns the message about it; empty where there is nothing to remove.
+    """
+    steps = steps_done(run_dir)
+    there = [path for name in (METRICS, VALIDATION) if (path := run_dir / name).exists()]
+    for path in there:
+        path.unlink()
+    return f"a run of the twin does not go on: dropped after step {steps}, it starts again" if there else ""
 
 
 def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:

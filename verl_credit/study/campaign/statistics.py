@@ -16,7 +16,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from verl_credit.study.campaign.family import LEVEL, fewest_pairs
+from verl_credit.study.campaign.file import LEVEL, fewest_pairs
 
 POWER = 0.8
 RESAMPLES = 2**16 - 1  # sign flips: all of them up to 16 pairs, as many at random beyond
