@@ -42,7 +42,6 @@ def test_the_founding_plans_switch_names_an_estimand(tree, estimand):
 
 def test_a_biased_estimate_says_so():
     settings = read(generation={"rb_requires_grad": False})
-    assert not settings.unbiased
     assert settings.banner().endswith("WITHOUT the pathwise term: X is biased")
 
 

@@ -41,9 +41,9 @@ class Checkpoint:
     parameters: dict[str, torch.Tensor]
     """Whole tensors on the CPU, in the order of ``named_parameters``; tied weights stand here once."""
     buffers: dict[str, torch.Tensor]
-    """Those that the model saves; few models have any."""
+    """The buffers that the model saves; few models have any."""
     optimizer: OptimizerState | None
-    """None where it was not asked for."""
+    """None without ``optimizer=True``."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -85,9 +85,7 @@ def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint
             step=int(number[1]),
             parameters={name: tensors[name] for name in names},
             buffers={name: tensor for name, tensor in tensors.items() if name not in names},
-            optimizer=_optimizer(_load(actor, "optim", ranks), model, _shard_holders(weights))
-            if optimizer
-            else None,
+            optimizer=_optimizer(_load(actor, "optim", ranks), model, weights[0]) if optimizer else None,
         )
     except _Unfit as problem:
         raise _refused(actor, str(problem)) from None
@@ -226,14 +224,10 @@ def _holders(tensor: DTensor) -> list[int]:
     return tensor.device_mesh.mesh[along].flatten().tolist()
 
 
-def _shard_holders(ranks: list[dict]) -> list[int]:
-    """The ranks whose optimiser files make one replica."""
-    sharded = [tensor for tensor in ranks[0].values() if isinstance(tensor, DTensor)]
-    return _holders(sharded[0]) if sharded else [0]
-
-
-def _optimizer(saved: list[dict], model: PreTrainedModel, holders: list[int]) -> OptimizerState:
-    """AdamW's state by name. ``holders``: the ranks that hold one replica."""
+def _optimizer(saved: list[dict], model: PreTrainedModel, weights: dict) -> OptimizerState:
+    """AdamW's state by name. ``weights``: a rank's, whose shards tell which ranks' files make one replica."""
+    sharded = [tensor for tensor in weights.values() if isinstance(tensor, DTensor)]
+    holders = _holders(sharded[0]) if sharded else [0]
     groups = saved[0]["param_groups"]
     if len(groups) != 1:
         raise _Unfit(f"the optimiser has {len(groups)} parameter groups, expected verl's one")
@@ -251,7 +245,7 @@ def _optimizer(saved: list[dict], model: PreTrainedModel, holders: list[int]) ->
 
 
 def _units(model: PreTrainedModel, count: int) -> list[list[str]]:
-    """The parameters behind each of the optimiser's ``count`` indices: see the top of this file."""
+    """The parameters of each of the optimiser's ``count`` indices: see the top of this file."""
     names = [name for name, _ in model.named_parameters()]
     blocks = [
         n for n, module in model.named_modules() if type(module).__name__ in (model._no_split_modules or ())

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
-from verl_credit.study.probe.precision import KeepDouble
 from verl_credit.study.probe.rollouts import Rollouts
 
 Parameters = dict[str, torch.Tensor]
@@ -180,3 +180,27 @@ def _joined(found: Iterator, tick: Callable | None) -> Tokens:
         if tick:
             tick(len(log_prob_b_T))
     return Tokens(torch.cat(log_prob), torch.cat(entropy))
+
+
+_CASTS = (torch.Tensor.to, torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax)
+
+
+class KeepDouble(TorchFunctionMode):
+    """While it is entered, a model that asks for float32 gets float64, as transformers' norms and softmaxes do.
+
+    Rounding of 1e-7 inside the forward hides a change of entropy of that size, and makes derivatives differ from finite
+    differences.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.float:
+            return args[0].double()
+        if func in _CASTS:
+            args = tuple(_double(value) for value in args)
+            kwargs = {name: _double(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _double(value):
+    return torch.float64 if value is torch.float32 else value
