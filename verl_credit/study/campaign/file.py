@@ -146,7 +146,7 @@ def parse(tree: Any, source: str) -> Campaign:
 
 
 def _consistent(campaign: Campaign, source: str) -> None:
-    """What pydantic does not see. Errors: ConfigError for the first key that does not fit the others."""
+    """Checks what pydantic does not. Errors: ConfigError for the first key that does not fit the others."""
 
     def refuse(key: str, value: object, right: str) -> None:
         raise ConfigError(f"{source}: {key}={value}: {right}", key=key, value=value)

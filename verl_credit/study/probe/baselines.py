@@ -1,9 +1,9 @@
 """Baselines b_j of the score term. Any function of the state s_j leaves X unbiased; a good one lowers its variance.
 
-Each baseline predicts the *residual* R_j = G_j - H_j, what the return holds beyond the present entropy, which s_j
-determines. A prediction must not know the token that it is subtracted from: here no prediction for a rollout uses any
-rollout of the same prompt. The founding plan updated its mean with a micro-batch and then subtracted it from that
-micro-batch, which shrinks a residual that stands alone at its place to a tenth (defects E1, E2).
+Each baseline predicts the *residual* R_j = G_j - H_j, the return without the present entropy, which s_j determines.
+A prediction must not know the token that it is subtracted from: here no prediction for a rollout uses any rollout of the
+same prompt. The founding plan updated its mean with a micro-batch and then subtracted it from that micro-batch, which
+shrinks a residual that stands alone at its place to a tenth (defects E1, E2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_credit.study.probe.settings import BaselineSettings
 
 @dataclass(frozen=True)
 class Targets:
-    """What a baseline is fitted to. ``prompt_B`` counts from 0; only the regression reads features."""
+    """The residuals that a baseline is fitted to. ``prompt_B`` counts from 0; only the regression reads features."""
 
     residual_B_T: torch.Tensor
     written_B_T: torch.Tensor

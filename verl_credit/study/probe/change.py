@@ -34,7 +34,8 @@ class Prediction:
 
 
 def predict(gradient: EntropyGradient, derivative: Tokens) -> Prediction:
-    """With means over prompts N' of the numerator's, D' of the length's derivative, F of the entropy and T of the length:
+    """The prediction from means over prompts: N' of the numerator's, D' of the length's derivative, F of the entropy, T
+    of the length.
 
         δH₁ / η = (N' - (F / T) D') / T        (per token)        or N' (T = 1, D' = 0)
 

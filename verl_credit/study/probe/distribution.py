@@ -85,7 +85,7 @@ def _refuse_excluded(scaled_N_V, kept_N_V, token_N, sampling: Sampling) -> None:
 
 
 def state_features(logits_N_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """What the regression baseline reads of a state beside its place, [N, 6] detached float64.
+    """The features of a state that the regression baseline reads beside the place, [N, 6] detached float64.
 
     The columns: entropy of q; largest probability; its distance from the second; mass of the five largest; entropy of
     (top1, 1 - top1); variance of the scaled logits under q.

@@ -49,7 +49,7 @@ Say = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Objective:
-    """What the run's own configuration says of its update. ``tokens``: the longest response that it allows."""
+    """The run's own configuration of its update. ``tokens``: the longest response that it allows."""
 
     loss_agg_mode: str
     loss_scale_factor: float | None
@@ -146,7 +146,7 @@ class Probe:
 
     @property
     def _quantile(self) -> float:
-        """Of Student's t: the jackknife has as many degrees of freedom as prompts, but one. nan for a single prompt."""
+        """The quantile of Student's t with P - 1 degrees of freedom, as the jackknife over P prompts has; nan for P = 1."""
         return float(student_t.ppf(0.975, len(self.e.prompts) - 1))
 
     # --- Y -----------------------------------------------------------------------------------------------------------
@@ -209,15 +209,15 @@ class Probe:
             choices.insert(0, EstimatorSettings(x_estimator_mode="naive", estimand=unit))
         for choice in choices:
             x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, choice, features)
-            found = predict(x, derivative)
+            prediction = predict(x, derivative)
             mode = choice.baseline.mode if choice.x_estimator_mode == "rb_residual" else None
             yield {
                 "x_estimator_mode": choice.x_estimator_mode,
                 "baseline": mode,
                 "fit": choice.baseline.fit if mode in ("constant", "residual_mu") else None,
-                "delta_h1": self.lr * found.slope,
-                "se": self.lr * found.jackknife_se,
-                "conditional_se": self.lr * found.conditional_se,
+                "delta_h1": self.lr * prediction.slope,
+                "se": self.lr * prediction.jackknife_se,
+                "conditional_se": self.lr * prediction.conditional_se,
                 "score_weight_variance": x.residual_variance,
             }
 

@@ -97,7 +97,7 @@ def mean_by_prompt(value_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tenso
 
 @dataclass(frozen=True)
 class RolloutFacts:
-    """What a step stored beside its `Rollouts`: how they were sampled, and what the loss of the update read, row for row."""
+    """Facts that a step stored beside its `Rollouts`: how they were sampled, and what the update's loss read, by row."""
 
     step: int
     policy_step: int
@@ -116,15 +116,12 @@ class RolloutFacts:
     """``loss_mode``, ``loss_agg_mode``, clip ranges, KL and entropy coefficients, ``grad_clip``, ... by their keys"""
     uid: list[str]
     """The group within which the run compared outcomes; two may have one prompt, where the data has it twice"""
-    row: list[int]
-    """Places in the batch of the update"""
     turn_ids_B_T: torch.Tensor
     """int64; -1: not the policy's token"""
     clip_scale_B_T: torch.Tensor
     """float64, read where ``objective["dynamic_clip"]``"""
     entropy_B_T: torch.Tensor | None
     """float64, by the training engine over the whole vocabulary, at ``temperature``"""
-    ref_log_prob_B_T: torch.Tensor | None
     rollout_is_weight_B_T: torch.Tensor | None
 
 
@@ -167,11 +164,9 @@ def _facts(step: int, c: dict[str, list], about: dict) -> RolloutFacts:
         **{name: about["sampling"][name] for name in ("temperature", "top_p", "top_k")},
         **{name: about[name] for name in ("updates", "rows", "loss_tokens", "objective")},
         uid=c["uid"],
-        row=c["row"],
         turn_ids_B_T=_padded(c, "turn", torch.int64, fill=-1),
         clip_scale_B_T=_padded(c, "clip_scale"),
         entropy_B_T=_padded(c, "entropy"),
-        ref_log_prob_B_T=_padded(c, "ref_log_prob"),
         rollout_is_weight_B_T=_padded(c, "rollout_is_weight"),
     )
 

@@ -1,4 +1,4 @@
-"""What a probe's file may hold: every key once, with its default and what it does (docs/probe.md prints them)."""
+"""The keys of a probe's file: every key once, with its default and what it does (docs/probe.md prints them)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ class ParameterState:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-    amsgrad: bool = False
     max_exp_avg_sq: torch.Tensor | None = None
     """the largest s so far; only with ``amsgrad``"""
 
@@ -69,7 +68,6 @@ def parameter_state(saved: dict, group: dict, like: torch.Tensor) -> ParameterSt
         betas=(float(group["betas"][0]), float(group["betas"][1])),
         eps=float(group["eps"]),
         weight_decay=float(group["weight_decay"]),
-        amsgrad=bool(group.get("amsgrad")),
     )
 
 
@@ -127,7 +125,7 @@ def adamw_step(
         m, theta = own.exp_avg.to(g), parameters[name].to(g)
         (beta1, beta2), t = own.betas, own.step + 1
         second = beta2 * own.exp_avg_sq.to(g) + (1 - beta2) * g.square()
-        if own.amsgrad:
+        if own.max_exp_avg_sq is not None:
             second = torch.maximum(own.max_exp_avg_sq.to(g), second)
         divisor = (1 - beta1**t) * (second.sqrt() / math.sqrt(1 - beta2**t) + own.eps)
         step[name] = -beta1 * m / divisor - own.weight_decay * theta + (beta1 - 1) * g / divisor
