@@ -141,7 +141,7 @@ def gradient(
 
 def dot(a: Parameters, b: Parameters) -> float:
     """Σ a·b in float64, over the names that both have."""
-    return float(sum((a[name].double() * b[name].double()).sum() for name in a.keys() & b.keys()))
+    return float(sum((a[name].double() * b[name].double()).sum() for name in a if name in b))
 
 
 def norm(a: Parameters) -> float:
