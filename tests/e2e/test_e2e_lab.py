@@ -30,10 +30,9 @@ from verl_credit.records.run.rollouts import read_samples, read_tokens, token_st
 from verl_credit.records.run.tables import TURNS, read_table, table_path, tables_of
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.distribution import Sampling
-from verl_credit.study.probe.objective import credit_weights
 from verl_credit.study.probe.policy import ModelPolicy, gradient, norm
-from verl_credit.study.probe.stored import read_rollouts
-from verl_credit.study.probe.update import adamw_step
+from verl_credit.study.probe.rollouts import read_rollouts
+from verl_credit.study.probe.update import adamw_step, credit_weights
 from verl_credit.study.twin.step import Credit, update
 from verl_credit.turns.assign import group_numbers
 

@@ -11,10 +11,9 @@ from verl_credit.config.keys import Probe
 from verl_credit.host.step import entropy_probe
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE
 from verl_credit.records.run.files import EVENTS, read_json_lines
+from verl_credit.study.probe.change import entropy_change, predict
 from verl_credit.study.probe.entropy_gradient import EstimatorSettings, entropy_gradient
 from verl_credit.study.probe.policy import Tokens
-from verl_credit.study.probe.prediction import predict
-from verl_credit.study.probe.truth import entropy_change
 
 PROMPTS = [
     "f",

@@ -17,7 +17,7 @@ from verl_credit.names import CLIP_SCALE
 from verl_credit.records.run.old_tables import TOKENS
 from verl_credit.records.run.rollouts import token_steps
 from verl_credit.records.run.tables import ROLLOUTS, SAMPLES, DamagedTable, read_table, table_path, tables_of
-from verl_credit.study.probe.stored import read_rollouts
+from verl_credit.study.probe.rollouts import read_rollouts
 
 
 class Handle:

@@ -60,7 +60,7 @@ def adamw_of(model, state) -> torch.optim.AdamW:
     named = dict(model.named_parameters())
     one = next(iter(state.parameters.values()))
     optimizer = torch.optim.AdamW(
-        named.values(), lr=one.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay
+        named.values(), lr=state.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay
     )
     for name, parameter in named.items():
         saved = state.parameters[name]

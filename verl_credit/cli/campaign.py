@@ -38,7 +38,6 @@ def run(
 @ends("campaign status", OSError)
 def status(file: Campaign, folder: Folder = None) -> None:
     """Prints a line for every run, then the sums."""
-    from verl_credit.study.campaign.family import cannot_resolve
     from verl_credit.study.campaign.record import read_record
     from verl_credit.study.campaign.state import State, states
 
@@ -61,7 +60,7 @@ def status(file: Campaign, folder: Folder = None) -> None:
         f"engine {campaign.engine}: {done} of {len(found)} runs done, {hours:.2f} hours"
         + (f"; budget: {', '.join(most)}" if most else "")
     )
-    if note := cannot_resolve(len(campaign.blocks()), len(campaign.pairs())):
+    if note := campaign.cannot_resolve():
         print(f"note: {note}")
 
 

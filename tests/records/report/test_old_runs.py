@@ -12,7 +12,7 @@ from verl_credit.records.report.choose import choose
 from verl_credit.records.report.lens import lens
 from verl_credit.records.report.run_data import read_run
 from verl_credit.records.run.tables import ROLLOUTS, table_path
-from verl_credit.study.probe.stored import read_rollouts
+from verl_credit.study.probe.rollouts import read_rollouts
 
 OLD = Path(__file__).parent / "old_run"
 

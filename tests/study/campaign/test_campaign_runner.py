@@ -217,7 +217,7 @@ KILLED = """
 import sys
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
-from campaign.conftest import Stand
+from study.campaign.conftest import Stand
 from verl_credit.study.campaign import runner
 stand = Stand(Path({root!r}))
 stand.does(**{{"grpo/seed-2": "waits for {root}/never"}})

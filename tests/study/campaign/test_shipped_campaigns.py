@@ -5,8 +5,7 @@ import pytest
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.recipe.folders import recipes_folder
 from verl_credit.study.campaign.design import composed, planned
-from verl_credit.study.campaign.family import fewest_pairs
-from verl_credit.study.campaign.file import read_campaign
+from verl_credit.study.campaign.file import fewest_pairs, read_campaign
 
 SHIPPED = sorted(file.stem for file in (recipes_folder() / "campaigns").glob("*.yaml"))
 

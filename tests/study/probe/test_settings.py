@@ -42,36 +42,49 @@ def test_the_founding_plans_switch_names_an_estimand(tree, estimand):
 
 def test_a_biased_estimate_says_so():
     settings = read(generation={"rb_requires_grad": False})
-    assert not settings.unbiased
     assert settings.banner().endswith("WITHOUT the pathwise term: X is biased")
 
 
+NAIVE, BASELINE = {"x_estimator_mode": "naive"}, "estimator.baseline"
+PLACES = [
+    ({"estimatr": {}}, "estimatr"),
+    ({"estimator": {"baseline": {"mod": "none"}}}, "estimator.baseline.mod"),
+    ({"estimator": {"baseline": {"mode": "ema"}}}, "estimator.baseline.mode"),
+    ({"estimator": {"baseline": {"ema_decay": 1.0}}}, "estimator.baseline.ema_decay"),
+    ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch"),
+    ({"truth": {"etas": [1.0]}}, "truth.etas"),
+    ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1"),
+    ({"update": {"lr": 0.0}}, "update.lr"),
+]
+
+
+@pytest.mark.parametrize(("tree", "key"), PLACES)
+def test_what_cannot_be_used_is_refused_by_its_key(tree, key):
+    with pytest.raises(ConfigError, match=r"^probe\.yaml: ") as error:
+        read(**tree)
+    assert error.value.key == key
+    value = tree
+    for part in key.split("."):
+        value = value[int(part) if part.isdigit() else part]
+    if part not in ("estimatr", "mod"):
+        assert error.value.value == value
+
+
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "key", "named"),
     [
-        ({"estimatr": {}}, "unknown key estimatr (did you mean estimator?)"),
-        ({"estimator": {"baseline": {"mod": "none"}}}, "unknown key estimator.baseline.mod (did you mean mode?)"),
-        ({"estimator": {"baseline": {"mode": "ema"}}}, "estimator.baseline.mode='ema': expected none"),
-        ({"estimator": {"baseline": {"ema_decay": 1.0}}}, "estimator.baseline.ema_decay=1.0: expected weight"),
-        ({"runtime": {"micro_batch": 0}}, "runtime.micro_batch=0: expected a whole number of at least 1"),
-        ({"truth": {"etas": [1.0]}}, "truth.etas=[1.0]: expected at least two numbers"),
-        ({"truth": {"etas": [1.0, float("inf")]}}, "truth.etas.1=inf"),
-        ({"update": {"lr": 0.0}}, "update.lr=0.0: expected learning rate, a number above 0"),
         (
             {"estimator": {"estimand": "per_token", "rb_normalize_by_length": True}},
-            "estimand=per_token with rb_normalize_by_length=true, which means per_sequence_mean: give one of the two",
+            "estimator",
+            "estimand=per_token with rb_normalize_by_length=true, which means per_sequence_mean",
         ),
-        ({"estimator": {"baseline": {"ema_decay": 0.5}}}, "ema_decay=0.5 is not read by mode=residual_mu with fit=leave"),
-        ({"estimator": {"baseline": {"mode": "none", "fit": "previous"}}}, "fit=previous is not read by mode=none"),
-        ({"estimator": {"x_estimator_mode": "naive", "baseline": {"mode": "none"}}}, "not read by x_estimator_mode=naive"),
-        (
-            {"estimator": {"x_estimator_mode": "naive"}, "generation": {"rb_requires_grad": False}},
-            "naive has no pathwise term",
-        ),
+        ({"estimator": {"baseline": {"ema_decay": 0.5}}}, BASELINE, "ema_decay=0.5 .* mode=residual_mu with fit=leave"),
+        ({"estimator": {"baseline": {"mode": "none", "fit": "previous"}}}, BASELINE, "fit=previous .* mode=none"),
+        ({"estimator": NAIVE | {"baseline": {"mode": "none"}}}, "estimator", "baseline .* x_estimator_mode=naive"),
+        ({"estimator": NAIVE, "generation": {"rb_requires_grad": False}}, "", "rb_requires_grad=false .*=naive"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_by_its_key(tree, said):
-    with pytest.raises(ConfigError) as error:
+def test_keys_that_do_not_fit_together_are_refused_by_name(tree, key, named):
+    with pytest.raises(ConfigError, match=rf"^probe\.yaml: .*{named}") as error:
         read(**tree)
-    assert str(error.value).startswith("probe.yaml: ")
-    assert said in str(error.value)
+    assert error.value.key == key

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from kit.exact_policies import estimator
-from verl_credit.study.probe.baselines import Targets, baseline
+from verl_credit.study.probe.baselines import Targets, baseline, places
+from verl_credit.study.probe.change import entropy_change, log_log_slope, predict, u_statistic
 from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
 from verl_credit.study.probe.entropy_gradient import (
     EntropyGradient,
     Surrogate,
     entropy_gradient,
     leave_one_out_mean,
+    returns_to_go,
 )
 from verl_credit.study.probe.policy import Tokens
-from verl_credit.study.probe.prediction import predict, u_statistic
-from verl_credit.study.probe.returns import mean_by_prompt, places, prompt_numbers, returns_to_go
+from verl_credit.study.probe.rollouts import mean_by_prompt, prompt_numbers
 from verl_credit.study.probe.settings import BaselineSettings
-from verl_credit.study.probe.truth import entropy_change, log_log_slope
 
 P = (0.5, 0.3, 0.15, 0.05)
 LOGITS = torch.tensor(P, dtype=torch.float64).log()
@@ -156,19 +156,14 @@ def test_no_baseline_predicts_nothing():
 def test_leave_one_out_mean():
     value, prompt = torch.tensor([1.0, 2.0, 6.0, 10.0], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
     # three siblings; the lone rollout of prompt 1 sees those of prompt 0
-    assert leave_one_out_mean(value, prompt, 2).tolist() == [4.0, 3.5, 1.5, 3.0]
-    assert leave_one_out_mean(value[:1], prompt[:1], 1).tolist() == [0.0]
+    assert leave_one_out_mean(value, prompt).tolist() == [4.0, 3.5, 1.5, 3.0]
+    assert leave_one_out_mean(value[:1], prompt[:1]).tolist() == [0.0]
 
 
 def test_means_over_prompts_weigh_prompts_and_not_rollouts():
-    prompt, n = prompt_numbers(torch.tensor([7, 3, 7, 7]))
-    assert (prompt.tolist(), n) == ([0, 1, 0, 0], 2)
-    assert mean_by_prompt(torch.tensor([1.0, 5.0, 2.0, 3.0]), prompt, n).tolist() == [2.0, 5.0]
-
-
-def test_an_empty_group_is_refused():
-    with pytest.raises(ValueError, match="prompt 1 has no rollout: every group needs one"):
-        mean_by_prompt(torch.ones(2), torch.tensor([0, 2]), 3)
+    prompt = prompt_numbers(torch.tensor([7, 3, 7, 7]))
+    assert prompt.tolist() == [0, 1, 0, 0]
+    assert mean_by_prompt(torch.tensor([1.0, 5.0, 2.0, 3.0]), prompt).tolist() == [2.0, 5.0]
 
 
 def seen(log_prob, entropy):
@@ -207,7 +202,7 @@ def test_the_slope_and_its_standard_errors_per_token():
     one, zero = torch.ones(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
     n_3, d_3, f_3, t_3 = (torch.tensor(c, dtype=torch.float64) for c in (n, d, f, t))
     gradient = EntropyGradient(
-        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3), 3, 0.0
+        f_3, t_3, Surrogate(n_3[:, None], zero), Surrogate(d_3[:, None], zero), torch.arange(3), 0.0
     )
     found = predict(gradient, Tokens(one, zero))
 

@@ -15,9 +15,8 @@ from verl_credit.records.run.tables import ROLLOUTS, table_path
 from verl_credit.study.probe.checkpoint import build_model, read_checkpoint
 from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.measure import Objective, Probe
-from verl_credit.study.probe.rollouts import Rollouts
+from verl_credit.study.probe.rollouts import RolloutFacts, Rollouts, read_rollouts
 from verl_credit.study.probe.settings import ProbeSettings
-from verl_credit.study.probe.stored import RolloutFacts, read_rollouts
 
 
 def with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:

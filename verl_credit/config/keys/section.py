@@ -149,6 +149,12 @@ def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(f"{key} has no value: {said}", key=key)
 
 
+class Part(BaseModel):
+    """A mapping of a user's file. The docstring of a key says which values it accepts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
 def declared(model: type[Declared], tree: Any, source: str) -> Declared:
     """``tree`` as ``model``, a pydantic model or dataclass with described fields; ``source``: what messages call it."""
     if not isinstance(tree, dict):

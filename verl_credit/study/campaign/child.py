@@ -1,4 +1,4 @@
-"""Runs as child processes: how `verl-credit train` or `twin` is started, waited for and told to stop."""
+"""Runs as child processes: `verl-credit train` or `twin` is started, waited for and stopped."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def in_folder(overrides: Iterable[str], run_dir: Path) -> list[str]:
 
 
 class Children:
-    """Processes side by side. Ctrl-C reaches them by itself, SIGTERM is handed on; ``stopped`` says that we were told.
+    """Processes side by side. Ctrl-C reaches them by itself, SIGTERM is handed on; then ``stopped`` is true.
 
-    Either way they are waited for: a run has Ray and the retriever to stop and its report to write.
+    The processes are waited for in both cases: a run has Ray and the retriever to stop and its report to write.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Children:
         self._ended: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
 
     def __enter__(self) -> Children:
-        self._before = {n: signal.signal(n, self._told) for n in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {n: signal.signal(n, self._stop) for n in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_) -> None:
@@ -65,7 +65,7 @@ class Children:
                 process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         self._running[name] = process
         threading.Thread(target=lambda: self._ended.put((name, process.wait())), daemon=True).start()
-        if self.stopped:  # told while it was being started
+        if self.stopped:  # by a signal while it was being started
             process.terminate()
 
     def wait(self) -> tuple[str, int]:
@@ -74,7 +74,7 @@ class Children:
         del self._running[name]
         return name, code
 
-    def _told(self, number: int, _frame: object) -> None:
+    def _stop(self, number: int, _frame: object) -> None:
         self.stopped = True
         if number == signal.SIGTERM:
             for process in list(self._running.values()):
@@ -82,7 +82,7 @@ class Children:
 
 
 def run_child(command: Sequence[str]) -> int:
-    """The exit code of one process, INTERRUPTED if we were told to stop meanwhile."""
+    """The exit code of one process; INTERRUPTED if a signal came meanwhile."""
     with Children() as children:
         children.start("", command)
         _, code = children.wait()

@@ -33,7 +33,7 @@ class PlannedRun:
 
     @property
     def block(self) -> tuple[int, int]:
-        """What runs are paired by."""
+        """Runs of the same block are paired."""
         return self.seed, -1 if self.world is None else self.world
 
 
@@ -51,14 +51,14 @@ def overrides_of(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]
 
 
 def of_trial(campaign: Campaign, run: PlannedRun, folder: Path) -> list[str]:
-    """What the run's row in the table of trials says; the campaign's own overrides win."""
-    said = {
+    """The overrides for the run's row in the table of trials; the campaign's own overrides win."""
+    texts = {
         "dir": str(folder / LINEAGE),
         "exp_id": f"{campaign.name}-{run.folder.replace('/', '-')}",
         "hypothesis": " ".join(campaign.hypothesis.split()),
         "expected_delta": campaign.expected_delta,
     }
-    return [f"{LINEAGE}.{key}={quoted(text)}" for key, text in said.items() if text]
+    return [f"{LINEAGE}.{key}={quoted(text)}" for key, text in texts.items() if text]
 
 
 def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[str, DictConfig]:
@@ -93,16 +93,16 @@ def composed(campaign: Campaign, folder: Path, complete: bool = True) -> dict[st
 def _window(campaign: Campaign, config: DictConfig) -> None:
     """A run whose curve cannot cover the window would be spent for nothing."""
     (first, last), total = campaign.metric.window, config.trainer.total_training_steps
-    shown = f"[{first}, {last}]"
+    window = f"[{first}, {last}]"
     if total is not None and last > total:
         use = f"the run ends at trainer.total_training_steps={total}; end the window there"
-        raise ConfigError(key="metric.window", value=shown, accepted=use)
+        raise ConfigError(key="metric.window", value=window, accepted=use)
     every = config.trainer.test_freq
     if campaign.metric.held_out:
         start = 0 if config.trainer.get("val_before_train", True) else every if every > 0 else total
         if start is not None and first < start:
             use = f"the first evaluation is at step {start}; begin the window there, or set trainer.val_before_train=true"
-            raise ConfigError(key="metric.window", value=shown, accepted=use)
+            raise ConfigError(key="metric.window", value=window, accepted=use)
 
 
 def _own_checkpoints(config: DictConfig, run_dir: Path, name: str) -> None:
@@ -132,14 +132,14 @@ def flat(config: DictConfig) -> dict[str, object]:
         plain.run_dir, plain.seed = "RUN_DIR", 0
         if "lab" in plain:
             plain.lab.world_seed = 0
-    found: dict[str, object] = {}
+    keys: dict[str, object] = {}
 
     def walk(prefix: str, node: object) -> None:
         if isinstance(node, dict) and node:
             for name, value in node.items():
                 walk(f"{prefix}.{name}" if prefix else str(name), value)
         else:
-            found[prefix] = redact_value(prefix, node)
+            keys[prefix] = redact_value(prefix, node)
 
     walk("", OmegaConf.to_container(plain, resolve=True))
-    return {key: value for key, value in found.items() if not key.startswith(f"{LINEAGE}.")}
+    return {key: value for key, value in keys.items() if not key.startswith(f"{LINEAGE}.")}

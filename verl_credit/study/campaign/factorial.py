@@ -33,7 +33,7 @@ class Factorial:
     effects: tuple[Effect, ...]
     df_residual: int
     level_means: dict[str, dict[str, float]]
-    """Of each factor: level to the mean of its runs' values."""
+    """Factor to level to the mean of its runs' values."""
     why: str = ""
     """Why there is no table."""
 
@@ -68,9 +68,9 @@ def factorial(levels: Mapping[str, Mapping[str, str]], values: Mapping[str, Runs
         fit = ols("y ~ " + " * ".join(f"C(f{i})" for i in range(len(names))) + " + C(block)", table).fit()
         if fit.ssr <= 1e-20 or fit.df_resid < 1:
             return Factorial((), int(fit.df_resid), means, "the runs do not differ beyond factors and blocks")
-        found = anova_lm(fit, typ=2)
+        table_of_f = anova_lm(fit, typ=2)
     terms = [t for k in range(1, len(names) + 1) for t in itertools.combinations(range(len(names)), k)]
-    rows = [found.loc[":".join(f"C(f{i})" for i in term)] for term in terms]
+    rows = [table_of_f.loc[":".join(f"C(f{i})" for i in term)] for term in terms]
     if not all(math.isfinite(row["PR(>F)"]) for row in rows):
         return Factorial((), int(fit.df_resid), means, "a combination of levels has no condition")
     adjusted = multipletests([row["PR(>F)"] for row in rows], method="holm")[1]
@@ -89,10 +89,10 @@ def factorial(levels: Mapping[str, Mapping[str, str]], values: Mapping[str, Runs
 def _level_means(
     levels: Mapping[str, Mapping[str, str]], values: Mapping[str, Runs], blocks: Sequence
 ) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float]] = {}
     for name, of in levels.items():
         for level in dict.fromkeys(of.values()):
             numbers = [values[c][b] for c in of if of[c] == level for b in blocks]
             if numbers:
-                found.setdefault(name, {})[level] = sum(numbers) / len(numbers)
-    return found
+                means.setdefault(name, {})[level] = sum(numbers) / len(numbers)
+    return means

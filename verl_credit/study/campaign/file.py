@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from verl_credit.config.keys.section import declared
+from verl_credit.config.keys.section import Part, declared
 from verl_credit.errors import ConfigError, did_you_mean
 from verl_credit.recipe.folders import recipes_folder
 from verl_credit.recipe.yaml_files import read_tree
@@ -17,13 +18,10 @@ from verl_credit.redact import redact_value
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,79}$")]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 OURS = ("seed", "run_dir", "lab.world_seed")  # every run has its own
+LEVEL = 0.05
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class Metric(_Part):
+class Metric(Part):
     name: str = Field(min_length=1)
     """a name in validation.jsonl (val-...: held out), or in metrics.jsonl (measured in training)"""
     window: list[Number] = Field(min_length=2, max_length=2)
@@ -36,19 +34,19 @@ class Metric(_Part):
         return self.name.startswith("val-")
 
 
-class Budget(_Part):
+class Budget(Part):
     runs: Annotated[int, Field(ge=1)] | None = None
     """runs at most, a whole number of at least 1, or null"""
     hours: Annotated[float, Field(gt=0)] | None = None
     """no run starts after the runs together took so many hours; a number above 0, or null"""
 
 
-class Stop(_Part):
+class Stop(Part):
     max_failures: Annotated[int, Field(ge=1)] | None = None
     """no run starts after so many failed since `campaign run`; a whole number of at least 1, or null"""
 
 
-class Campaign(_Part):
+class Campaign(Part):
     name: Name
     """a name of letters, digits and ._+-"""
     hypothesis: str = Field(min_length=1)
@@ -101,6 +99,23 @@ class Campaign(_Part):
         """(seed, world): what runs are paired by. All seeds of a world before the next world."""
         return [(seed, world) for world in self.worlds or [None] for seed in self.seeds]
 
+    def cannot_resolve(self) -> str:
+        """A sentence where the declared pairs cannot resolve any comparison; else empty."""
+        pairs, family = len(self.blocks()), len(self.pairs())
+        least = fewest_pairs(family)
+        if pairs >= least:
+            return ""
+        few, many = (f"{n} {what}{'s' * (n != 1)}" for n, what in ((pairs, "pair"), (family, "comparison")))
+        return f"{few} (seed, world) cannot resolve {many} at {100 * LEVEL:g} %: at least {least} are needed"
+
+
+def fewest_pairs(family: int) -> int:
+    """The smallest n with family 2 / 2^n <= LEVEL: after Holm, fewer pairs cannot reach the level.
+
+    The sign-flip test of n pairs has 2^n equally likely outcomes; its two most extreme give p = 2 / 2^n.
+    """
+    return math.ceil(math.log2(2 * family / LEVEL))
+
 
 def read_campaign(name: str) -> tuple[Campaign, Path]:
     """A file, or a shipped campaign by name, and where it stands. Errors: ConfigError names file, key and value."""
@@ -132,7 +147,7 @@ def parse(tree: Any, source: str) -> Campaign:
 
 
 def _consistent(campaign: Campaign, source: str) -> None:
-    """What pydantic does not see. Errors: ConfigError for the first key that does not fit the others."""
+    """Checks what pydantic does not. Errors: ConfigError for the first key that does not fit the others."""
 
     def refuse(key: str, value: object, right: str) -> None:
         raise ConfigError(f"{source}: {key}={value}: {right}", key=key, value=value)
@@ -153,7 +168,8 @@ def _consistent(campaign: Campaign, source: str) -> None:
     least = 0 if campaign.metric.held_out else 1
     if not least <= first < last:
         refuse("metric.window", [first, last], f"expected a first step of at least {least}, below the last")
-    for where, overrides in (("overrides", campaign.overrides), *_by_condition(campaign)):
+    conditions = [(f"conditions.{name}", overrides) for name, overrides in campaign.conditions.items()]
+    for where, overrides in (("overrides", campaign.overrides), *conditions):
         for text in overrides:
             if (key := text.partition("=")[0].lstrip("+~")) in OURS:
                 use = {"seed": "seeds", "lab.world_seed": "worlds", "run_dir": "--dir"}[key]
@@ -161,10 +177,6 @@ def _consistent(campaign: Campaign, source: str) -> None:
     if isinstance(campaign.comparisons, list):
         _comparisons(campaign.comparisons, known, refuse)
     _factors(campaign, known, refuse)
-
-
-def _by_condition(campaign: Campaign) -> list[tuple[str, list[str]]]:
-    return [(f"conditions.{name}", overrides) for name, overrides in campaign.conditions.items()]
 
 
 def _comparisons(pairs: list[list[str]], known, refuse) -> None:

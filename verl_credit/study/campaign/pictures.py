@@ -48,13 +48,13 @@ def panels(results: Results) -> list[Panel]:
             style = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
             lines[name] = _mean_line(name, runs, *style)
     bare = tuple(Line(line.label, line.series, line.color, line.dash) for line in lines.values())
-    found = [_panel(results, "All conditions", "Means over runs that are done.", bare)]
+    every = [_panel(results, "All conditions", "Means over runs that are done.", bare)]
     for name, line in lines.items():
         beside = [lines[campaign.baseline]] if campaign.baseline in lines else []
         if name != campaign.baseline:
-            told = "Line: mean over runs. Band: from the lowest to the highest run."
-            found.append(_panel(results, f"{name} beside {campaign.baseline}", told, (*beside, line)))
-    return found
+            caption = "Line: mean over runs. Band: from the lowest to the highest run."
+            every.append(_panel(results, f"{name} beside {campaign.baseline}", caption, (*beside, line)))
+    return every
 
 
 def _panel(results: Results, title: str, caption: str, lines: tuple[Line, ...]) -> Panel:

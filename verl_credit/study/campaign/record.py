@@ -1,4 +1,4 @@
-"""What a campaign's folder records: the declared file, the configuration of every condition, and what was added later.
+"""The record in a campaign's folder: the declared file, the configuration of every condition, and what was added later.
 
 A campaign may grow; what its runs were started for does not change under them.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections import Counter
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,7 +15,6 @@ from verl_credit.records.report.numbers import duration
 from verl_credit.records.report.text import clean
 from verl_credit.records.report.write import REPORT
 from verl_credit.records.run.files import write_text
-from verl_credit.study.campaign.family import cannot_resolve
 from verl_credit.study.campaign.pictures import difference_format, differences_picture, panels, value_format
 from verl_credit.study.campaign.results import Results, results
 from verl_credit.study.campaign.state import RunState, State
@@ -28,19 +28,19 @@ def write_campaign_report(folder: Path) -> Path:
 
     Each is replaced atomically. Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record.
     """
-    found = results(Path(folder))
+    outcome = results(Path(folder))
     for name, content in (
-        (CURVES, curves_png(panels(found))),
-        (DIFFERENCES, differences_picture(found, "png")),
+        (CURVES, curves_png(panels(outcome))),
+        (DIFFERENCES, differences_picture(outcome, "png")),
     ):
-        partial = found.folder / f"{name}.partial"
+        partial = outcome.folder / f"{name}.partial"
         partial.write_bytes(content)
-        partial.replace(found.folder / name)
-    write_text(found.folder / PAGE, page(found))
-    return found.folder / PAGE
+        partial.replace(outcome.folder / name)
+    write_text(outcome.folder / PAGE, page(outcome))
+    return outcome.folder / PAGE
 
 
-def page(found: Results) -> str:
+def page(outcome: Results) -> str:
     here = Path(__file__).parent
     environment = Environment(
         loader=ChoiceLoader([FileSystemLoader(here), PackageLoader("verl_credit.records.report", "")]),
@@ -48,54 +48,53 @@ def page(found: Results) -> str:
         finalize=clean,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"value": value_format(found), "difference": difference_format(found)}
-    picture = base64.b64encode(differences_picture(found, "svg")).decode("ascii")
+    picture = base64.b64encode(differences_picture(outcome, "svg")).decode("ascii")
     return environment.get_template("campaign.html").render(
-        found=found,
-        campaign=found.campaign,
-        panels=panels(found),
+        found=outcome,
+        campaign=outcome.campaign,
+        panels=panels(outcome),
         picture=panel_data_uri,
         differences=f"data:image/svg+xml;base64,{picture}",
         interval=interval,
-        show=value_format(found),
-        show_difference=difference_format(found),
-        link=lambda one: link(one, found.folder),
-        state=standing(found),
-        notes=notes(found),
+        show=value_format(outcome),
+        show_difference=difference_format(outcome),
+        link=lambda one: link(one, outcome.folder),
+        state=standing(outcome),
+        notes=notes(outcome),
         hours=lambda hours: duration(3600 * hours),
-        family=len(found.campaign.pairs()),
+        family=len(outcome.campaign.pairs()),
     )
 
 
-def standing(found: Results) -> str:
+def standing(outcome: Results) -> str:
     """``3 of 18 runs are done``, and what the others are."""
-    counts = {
-        state: sum(one.state is state for one in found.states) for state in State if state is not State.DONE
-    }
-    others = [f"{number} {state}" for state, number in counts.items() if number]
-    said = f"{found.done} of {len(found.states)} runs are done" + (f"; {', '.join(others)}" if others else "")
-    budget = found.campaign.budget.hours
-    return f"{said}. {duration(3600 * found.hours)} of runs" + (f" of {budget:g} h." if budget else ".")
+    counts = Counter(one.state for one in outcome.states)
+    others = ", ".join(
+        f"{counts[state]} {state}" for state in State if counts[state] and state is not State.DONE
+    )
+    done = f"{outcome.done} of {len(outcome.states)} runs are done" + (others and f"; {others}")
+    budget = outcome.campaign.budget.hours
+    return f"{done}. {duration(3600 * outcome.hours)} of runs" + (f" of {budget:g} h." if budget else ".")
 
 
-def notes(found: Results) -> list[str]:
-    """What a reader has to know before any number."""
-    few = cannot_resolve(len(found.campaign.blocks()), len(found.campaign.pairs()))
+def notes(outcome: Results) -> list[str]:
+    """Sentences that a reader has to know before any number."""
+    few = outcome.campaign.cannot_resolve()
     lines = [f"{few}. More can be added (docs/campaigns.md)."] if few else []
-    for row in found.added:
+    for row in outcome.added:
         when = time.strftime("%Y-%m-%d", time.gmtime(float(row.get("time", 0))))
         lines.append(
             f"Added on {when}, when {row.get('ended', '?')} runs had ended: {row.get('what', '?')}. If results were seen "
             "before, p-values are too small: doubling the seeds after a look makes 5 % false findings about 8 %."
         )
-    lost = [one for one in found.states if one.state in (State.FAILED, State.DAMAGED)]
-    if lost:
-        names = ", ".join(one.run.folder for one in lost)
+    bad = [one for one in outcome.states if one.state in (State.FAILED, State.DAMAGED)]
+    if bad:
+        names = ", ".join(one.run.folder for one in bad)
         lines.append(
             f"Failed or damaged: {names}. Their pairs are left out, which favours a condition whose bad runs fail."
         )
-    if not found.campaign.metric.held_out:
-        lines.append(f"{found.campaign.metric.name} is measured in training, not on held-out questions.")
+    if not outcome.campaign.metric.held_out:
+        lines.append(f"{outcome.campaign.metric.name} is measured in training, not on held-out questions.")
     return lines
 
 
@@ -104,6 +103,6 @@ def interval(mean: Mean, show) -> str:
 
 
 def link(one: RunState, folder: Path) -> str | None:
-    """To the run's own report, from the campaign's page on; None where there is none."""
+    """The address of the run's own report, from the campaign's page on; None where there is none."""
     path = one.folder / REPORT
     return quote(path.relative_to(folder).as_posix()) if path.exists() else None

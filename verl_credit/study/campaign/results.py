@@ -1,4 +1,4 @@
-"""From a campaign's folder to its numbers: areas per condition, declared comparisons with verdicts, the factorial table."""
+"""The numbers of a campaign's folder: areas per condition, declared comparisons with verdicts, the factorial table."""
 
 from __future__ import annotations
 
@@ -52,17 +52,13 @@ class Results:
     def hours(self) -> float:
         return sum(one.hours for one in self.states)
 
-    @property
-    def without_value(self) -> list[RunState]:
-        return [one for one in self.states if one.value is None]
-
 
 def results(folder: Path) -> Results:
     """Errors: FileNotFoundError where no campaign was started, ConfigError for a damaged record."""
     record = read_record(folder)
-    campaign, found = record.campaign, states(record.campaign, folder)
+    campaign, runs = record.campaign, states(record.campaign, folder)
     values = {name: {} for name in campaign.conditions}
-    for one in found:
+    for one in runs:
         if one.value is not None:
             values[one.run.condition][one.run.block] = one.value
     family = campaign.pairs()
@@ -71,26 +67,26 @@ def results(folder: Path) -> Results:
         Judged(
             c,
             pairs_needed(c, len(family)),
-            verdict(c, len(family), campaign.metric.higher_is_better, *_absent(found, c.a, c.b)),
+            verdict(c, len(family), campaign.metric.higher_is_better, *_absent(runs, c.a, c.b)),
         )
         for c in compared
     ]
     table = factorial(campaign.levels(), values) if campaign.factors else None
     means = {name: mean(list(of.values())) for name, of in values.items()}
     return Results(
-        folder, campaign, record.added, found, means, judged, _matrix(campaign, values, compared), table
+        folder, campaign, record.added, runs, means, judged, _matrix(campaign, values, compared), table
     )
 
 
-def _absent(found: list[RunState], a: str, b: str) -> tuple[int, int]:
-    """(pairs that are still to come, pairs that are lost: a run of them failed, or has no number)"""
+def _absent(runs: list[RunState], a: str, b: str) -> tuple[int, int]:
+    """(pairs that are still to come, pairs that never come: a run of them failed, or has no number)"""
     pending: set[tuple] = set()
-    lost: set[tuple] = set()
-    for one in found:
+    never: set[tuple] = set()
+    for one in runs:
         if one.run.condition in (a, b) and one.value is None:
             over = one.state in (State.FAILED, State.DAMAGED, State.DONE)
-            (lost if over else pending).add(one.run.block)
-    return len(pending - lost), len(lost)
+            (never if over else pending).add(one.run.block)
+    return len(pending - never), len(never)
 
 
 def _matrix(

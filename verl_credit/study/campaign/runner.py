@@ -1,10 +1,13 @@
-"""Runs a campaign to its end, or as far as its budget goes. What is done is told by the runs' own files, so that the same
-command goes on after any kill."""
+"""Runs a campaign to its end, or as far as its budget goes.
+
+The runs' own files show what is done, so that the same command goes on after any kill.
+"""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,16 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.recipe.compose import unchecked_config
 from verl_credit.recipe.world import world_of
+from verl_credit.records.run.events import steps_done
+from verl_credit.records.run.files import METRICS, VALIDATION
 from verl_credit.records.run.lock import run_lock
 from verl_credit.study.campaign.child import Children, run_child, run_command
 from verl_credit.study.campaign.design import PlannedRun, composed, overrides_of, planned
-from verl_credit.study.campaign.family import cannot_resolve
 from verl_credit.study.campaign.file import Campaign, read_campaign
-from verl_credit.study.campaign.partial import drop_partial
 from verl_credit.study.campaign.record import RECORD, keep_record
 from verl_credit.study.campaign.state import RunState, State, state_of, states
 
-LOG = "output.log"  # of a run beside others; alone it prints to ours
+LOG = "output.log"  # for a run beside others; a single one prints to our output
 DEFAULT = Path("runs") / "campaigns"
 HELD = (State.DAMAGED, State.RUNNING)  # not ours to touch
 
@@ -53,24 +56,26 @@ def run_campaign(
         ):
             use = f"it holds {', '.join(sorted(others)[:3])}, and no campaign; give a new folder"
             raise ConfigError(key="--dir", value=folder, accepted=use)
-        found = states(campaign, folder)
-        ended = sum(one.state is State.DONE for one in found)
+        runs = states(campaign, folder)
+        ended = sum(one.state is State.DONE for one in runs)
         news = keep_record(folder, campaign, configs, ended)
-        for line in [
-            *(f"added: {new}" for new in news),
-            *opening(campaign, found),
-            *(weigh(_of_all(configs, found)) if campaign.engine == "train" else ()),
-        ]:
+        lines = [f"added: {new}" for new in news]
+        lines += [f"campaign {campaign.name}: {ended} of {len(runs)} runs done, {len(configs)} conditions"]
+        if note := campaign.cannot_resolve():
+            lines.append(f"note: {note}")
+        if campaign.engine == "train":
+            lines += weigh(_of_all(configs, runs))
+        for line in lines:
             _say(line)
         return _run_all(
             campaign, folder, parallel, world_of(next(iter(configs.values()))) is not None
         ), folder
 
 
-def _of_all(configs: dict[str, DictConfig], found: Sequence[RunState]) -> list[DictConfig]:
+def _of_all(configs: dict[str, DictConfig], runs: Sequence[RunState]) -> list[DictConfig]:
     """The configuration of every run, as far as its folder goes."""
     every = []
-    for one in found:
+    for one in runs:
         config = configs[one.run.condition].copy()
         config.run_dir = str(one.folder)
         every.append(config)
@@ -89,20 +94,10 @@ def _refuse_parallel(parallel: int, configs: dict[str, DictConfig]) -> None:
         raise ConfigError(key="--parallel", value=parallel, accepted=use)
 
 
-def opening(campaign: Campaign, found: Sequence[RunState]) -> list[str]:
-    """What there is to do, and what it can show at best."""
-    done = sum(one.state is State.DONE for one in found)
-    lines = [
-        f"campaign {campaign.name}: {done} of {len(found)} runs done, {len(campaign.conditions)} conditions"
-    ]
-    note = cannot_resolve(len(campaign.blocks()), len(campaign.pairs()))
-    return [*lines, f"note: {note}"] if note else lines
-
-
 def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> ExitCode:
     runs = {run.folder: run for run in planned(campaign)}
     queue = [one.run for one in states(campaign, folder) if one.state is not State.DONE]
-    begun, failures, told = set(), 0, ""
+    begun, failures, reason = set(), 0, ""
     if (
         parallel > 1
         and builds
@@ -119,7 +114,7 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
                     _say(f"{run.folder}: left alone: {now.state} {now.why}".rstrip())
                     continue
                 if why := _spent(campaign, folder, now.state, begun, failures):
-                    told = why
+                    reason = why
                     continue
                 _say(f"{run.folder}: run {list(runs).index(run.folder) + 1} of {len(runs)}")
                 if campaign.engine == "twin" and (dropped := drop_partial(folder / run.folder)):
@@ -135,11 +130,23 @@ def _run_all(campaign: Campaign, folder: Path, parallel: int, builds: bool) -> E
             now = state_of(runs[name], folder / name, campaign.metric)
             failures += now.state is not State.DONE and code != ExitCode.DONE and not children.stopped
             _say(f"{name}: exit code {code}, {now.why or now.state}")
-    return _end(states(campaign, folder), children.stopped, told)
+    return _end(states(campaign, folder), children.stopped, reason)
+
+
+def drop_partial(run_dir: Path) -> str:
+    """Removes the measurements of an interrupted run of the twin, which has no checkpoint and so starts again at step 1.
+
+    Its events stay, and so its hours. Returns the message about it; empty where there is nothing to remove.
+    """
+    steps = steps_done(run_dir)
+    there = [path for name in (METRICS, VALIDATION) if (path := run_dir / name).exists()]
+    for path in there:
+        path.unlink()
+    return f"a run of the twin does not go on: dropped after step {steps}, it starts again" if there else ""
 
 
 def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun]) -> ExitCode:
-    """One after the other, before runs that would build the same one side by side. Seeds share a world."""
+    """Builds the worlds one after the other, before runs that would build the same one side by side. Seeds share a world."""
     one_seed = {(run.condition, run.world): run for run in queue}.values()
     configs = (
         unchecked_config(campaign.recipe, overrides_of(campaign, run, folder), campaign.config_dir)
@@ -157,27 +164,27 @@ def _build_worlds(campaign: Campaign, folder: Path, queue: Sequence[PlannedRun])
 
 def _spent(campaign: Campaign, folder: Path, state: State, begun: set[str], failures: int) -> str:
     """Why a run in this state may not start; empty where it may. ``begun``: since this command was given."""
-    found, budget, most = states(campaign, folder), campaign.budget, campaign.stop.max_failures
+    runs, budget, most = states(campaign, folder), campaign.budget, campaign.stop.max_failures
     if most is not None and failures >= most:
         return f"stop.max_failures={most}: {failures} failed"
-    if budget.hours is not None and (hours := sum(one.hours for one in found)) >= budget.hours:
+    if budget.hours is not None and (hours := sum(one.hours for one in runs)) >= budget.hours:
         return f"budget.hours={budget.hours:g} is spent: {hours:.2f} hours"
-    ever = begun | {one.run.folder for one in found if one.state is not State.WAITING}
+    ever = begun | {one.run.folder for one in runs if one.state is not State.WAITING}
     if budget.runs is not None and state is State.WAITING and len(ever) >= budget.runs:
         return f"budget.runs={budget.runs} is spent"
     return ""
 
 
-def _end(found: Sequence[RunState], stopped: bool, told: str) -> ExitCode:
-    if told:
-        _say(f"no further run starts: {told}")
-    count = {state: sum(one.state is state for one in found) for state in State}
-    _say(", ".join(f"{number} of {len(found)} {state}" for state, number in count.items() if number))
+def _end(runs: Sequence[RunState], stopped: bool, reason: str) -> ExitCode:
+    if reason:
+        _say(f"no further run starts: {reason}")
+    count = Counter(one.state for one in runs)
+    _say(", ".join(f"{count[state]} of {len(runs)} {state}" for state in State if count[state]))
     if stopped:
         _say("interrupted; the same command goes on")
         return ExitCode.INTERRUPTED
     faulty = count[State.FAILED] or count[State.DAMAGED]
-    return ExitCode.DONE if not faulty and (told or count[State.DONE] == len(found)) else ExitCode.FAILED
+    return ExitCode.DONE if not faulty and (reason or count[State.DONE] == len(runs)) else ExitCode.FAILED
 
 
 def _say(line: str) -> None:

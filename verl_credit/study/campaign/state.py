@@ -1,13 +1,15 @@
-"""What a run's folder says: how far it is, how long it took, and its number for the campaign."""
+"""The state of a run by its folder: how far it is, how long it took, and its number for the campaign."""
 
 from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from verl_credit.errors import did_you_mean
@@ -22,7 +24,6 @@ from verl_credit.records.run.files import (
 )
 from verl_credit.records.run.lock import LOCK
 from verl_credit.records.run.tables import TABLES
-from verl_credit.study.campaign.curve import NoArea, area
 from verl_credit.study.campaign.design import PlannedRun, planned
 from verl_credit.study.campaign.file import Campaign, Metric
 
@@ -52,7 +53,7 @@ class RunState:
     folder: Path
     state: State
     why: str
-    """How the last start ended, in the run's own words."""
+    """The run's own message about the end of its last start."""
     hours: float
     curve: Series
     value: float | None
@@ -61,7 +62,7 @@ class RunState:
 
 
 def states(campaign: Campaign, folder: Path) -> list[RunState]:
-    """Of all declared runs, in the order in which they start."""
+    """The states of all declared runs, in the order in which they start."""
     return [state_of(run, folder / run.folder, campaign.metric) for run in planned(campaign)]
 
 
@@ -84,7 +85,7 @@ def state_of(run: PlannedRun, folder: Path, metric: Metric) -> RunState:
 def _state(events: list[dict], folder: Path) -> tuple[State, str]:
     ends = [row for row in events if row.get("kind") == END]
     done = [row for row in ends if _ended(row) is State.DONE]
-    if done:  # for good: what a later start found changes nothing
+    if done:  # for good: a later start changes nothing
         return State.DONE, str(done[0].get("text", ""))
     marks = [row for row in events if row.get("kind") in (START, END)]
     if not marks:
@@ -96,7 +97,7 @@ def _state(events: list[dict], folder: Path) -> tuple[State, str]:
 
 
 def _ended(row: dict) -> State:
-    """What an ``end`` event says."""
+    """The state after an ``end`` event."""
     reason = row.get("reason")
     return _STATES.get(reason, State.UNFINISHED) if isinstance(reason, str) else State.UNFINISHED
 
@@ -113,7 +114,7 @@ def running(folder: Path) -> bool:
 
 
 def _hours(events: list[dict], folder: Path) -> float:
-    """Of all starts together. When a killed start ended is not known: what it wrote last counts."""
+    """The hours of all starts together. A killed start ended when it wrote its last file, as far as is known."""
     seconds, begin, last = 0.0, None, 0.0
     for row in events:
         time = number(row.get("time"))
@@ -136,8 +137,34 @@ def _curve(folder: Path, metric: Metric) -> tuple[Series, str]:
     """The metric over steps; a step that was written twice counts once, as last written. And why it is empty."""
     file = VALIDATION if metric.held_out else METRICS
     rows = {row["step"]: row for row in read_json_lines(folder / file) if type(row.get("step")) is int}
-    found = series([rows[step] for step in sorted(rows)], metric.name)
+    curve = series([rows[step] for step in sorted(rows)], metric.name)
     names = sorted({name for row in rows.values() for name in row} - {"step"})
-    if found or not names:
-        return found, "" if found else f"{file} is missing or empty"
-    return found, f"{file} has no {metric.name}{did_you_mean(metric.name, names)}"
+    if curve or not names:
+        return curve, "" if curve else f"{file} is missing or empty"
+    return curve, f"{file} has no {metric.name}{did_you_mean(metric.name, names)}"
+
+
+class NoArea(ValueError):
+    """The curve has no area over the window; the message says why."""
+
+
+def area(steps: Sequence[int], values: Sequence[float], first: int, last: int) -> float:
+    """The mean height of the curve between the steps ``first`` and ``last``.
+
+        area = 1 / (last - first) * integral from first to last of the line through (step, value)
+
+    Trapezoids; where the window ends between two steps, the curve is interpolated. A constant curve gives its constant.
+    ``steps`` increase, and ``first`` is below ``last``. Errors: NoArea for a curve that does not cover the window, because
+    nothing is extrapolated.
+    """
+    if not len(steps):
+        raise NoArea("no values")
+    if steps[0] > first or steps[-1] < last:
+        raise NoArea(f"values from step {steps[0]} to {steps[-1]} do not cover the window {first} to {last}")
+    if steps[-1] > 1 << 53:
+        raise NoArea("a step above 2**53, which no run has made")
+    ends = np.interp([first, last], steps, values)
+    inside = [(s, v) for s, v in zip(steps, values, strict=True) if first < s < last]
+    x = [first, *(s for s, _ in inside), last]
+    y = [ends[0], *(v for _, v in inside), ends[1]]
+    return float(np.trapezoid(y, x) / (last - first))

@@ -1,4 +1,4 @@
-"""What the runs of two conditions say about their difference: scipy's and statsmodels' methods, and what they cannot say.
+"""The difference of two conditions by their runs: scipy's and statsmodels' methods, and the limits of what they show.
 
 Runs are paired by what they share: a key, (seed, world). All functions are pure; whatever is drawn at random is drawn with
 a fixed seed, and the order in which runs are given changes nothing.
@@ -16,7 +16,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from verl_credit.study.campaign.family import LEVEL, fewest_pairs
+from verl_credit.study.campaign.file import LEVEL, fewest_pairs
 
 POWER = 0.8
 RESAMPLES = 2**16 - 1  # sign flips: all of them up to 16 pairs, as many at random beyond
@@ -56,10 +56,10 @@ def mean(values: Sequence[float]) -> Mean:
         return Mean(len(x), middle, why="all values are equal")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a degenerate distribution, which we name below
-        found = stats.bootstrap((x,), np.mean, method="BCa", rng=0).confidence_interval
-    if not (math.isfinite(found.low) and math.isfinite(found.high)):
+        interval = stats.bootstrap((x,), np.mean, method="BCa", rng=0).confidence_interval
+    if not (math.isfinite(interval.low) and math.isfinite(interval.high)):
         return Mean(len(x), middle, why="the bootstrap interval is not defined for these values")
-    return Mean(len(x), middle, float(found.low), float(found.high))
+    return Mean(len(x), middle, float(interval.low), float(interval.high))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Comparison:
     exact: bool
     """All sign flips were counted, not a sample of them."""
     smallest_p: float | None
-    """What p can be at best with so many pairs: 2 / 2^n."""
+    """The smallest p that so many pairs can give: 2 / 2^n."""
     d_z: float | None
     why_no_d_z: str
     p_holm: float | None = None
@@ -112,7 +112,7 @@ def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
     exact = 2 ** len(d) <= RESAMPLES + 1
     if len(d) == 1:  # scipy asks for two values; both signs are as far from 0
         return 1.0, True
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         (d,),
         lambda x, axis: np.mean(x, axis=axis),
         permutation_type="samples",
@@ -121,7 +121,7 @@ def _sign_flips(d: np.ndarray) -> tuple[float, bool]:
         batch=4096,
         rng=0,
     )
-    return float(found.pvalue), exact
+    return float(test.pvalue), exact
 
 
 def _d_z(d: np.ndarray) -> tuple[float | None, str]:
@@ -137,8 +137,10 @@ def _equal(x: np.ndarray) -> bool:
 
 
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """With Holm's (1979) adjusted p over all of them, the declared family. One without pairs counts as p = 1, so that the
-    family has its declared size from the first run on."""
+    """The comparisons with Holm's (1979) adjusted p over all of them, the declared family.
+
+    One without pairs counts as p = 1, so that the family has its declared size from the first run on.
+    """
     if not comparisons:
         return []
     adjusted = multipletests([1.0 if c.p is None else c.p for c in comparisons], method="holm")[1]
@@ -171,14 +173,14 @@ def pairs_needed(comparison: Comparison, family: int) -> Needed:
         return Needed(None, f"more than {MOST_PAIRS} pairs: the observed effect is next to nothing")
     if power(floor) >= POWER:
         return Needed(floor)
-    found = TTestPower().solve_power(effect_size=effect, alpha=alpha, power=POWER, alternative="two-sided")
-    return Needed(max(floor, math.ceil(float(np.squeeze(found)) - 1e-9)))
+    solved = TTestPower().solve_power(effect_size=effect, alpha=alpha, power=POWER, alternative="two-sided")
+    return Needed(max(floor, math.ceil(float(np.squeeze(solved)) - 1e-9)))
 
 
 def verdict(
     c: Comparison, family: int, higher_is_better: bool = True, missing: int = 0, lost: int = 0
 ) -> str:
-    """What the comparison says, in words.
+    """The comparison in words.
 
     ``missing``: declared pairs that are not there yet. Nothing is decided before they are: a test that is read again and
     again finds something in the end. ``lost``: pairs that a failed run took away.
@@ -189,17 +191,17 @@ def verdict(
     failed = f", {lost} lost to failed runs" if lost else ""
     if c.p_holm is None:
         return f"{pair}: not resolved: there is no pair{failed}."
-    told = f"p = {c.p_holm:.3f} after Holm over {family}, {c.n} pair{'s' * (c.n != 1)}{failed}"
+    numbers = f"p = {c.p_holm:.3f} after Holm over {family}, {c.n} pair{'s' * (c.n != 1)}{failed}"
     if c.p_holm <= LEVEL:
         better = c.a if (c.difference.mean > 0) == higher_is_better else c.b
-        return f"{pair}: {better} is better ({told})."
+        return f"{pair}: {better} is better ({numbers})."
     least = fewest_pairs(family)
     if c.n < least:
         return (
-            f"{pair}: not resolved ({told}). With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is "
+            f"{pair}: not resolved ({numbers}). With {c.n} pair{'s' * (c.n != 1)} it cannot be: p is "
             f"{c.smallest_p:.3g} at best, before Holm; at least {least} pairs are needed. {_would_take(c, family)}"
         )
-    return f"{pair}: not resolved ({told}). {_would_take(c, family)}"
+    return f"{pair}: not resolved ({numbers}). {_would_take(c, family)}"
 
 
 def _would_take(c: Comparison, family: int) -> str:

@@ -2,6 +2,6 @@
 
     δH₁ = ∇H · δθ
 
-``entropy_gradient`` has ∇H (X), ``update`` has δθ (Y), ``prediction`` joins them, ``truth`` measures the change itself.
+``entropy_gradient`` has ∇H (X), ``update`` has δθ (Y), ``change`` joins them and measures the change itself.
 docs/probe.md derives the formulas. Everything here is torch in one process.
 """

@@ -1,55 +1,57 @@
 """Baselines b_j of the score term. Any function of the state s_j leaves X unbiased; a good one lowers its variance.
 
-Each baseline predicts the *residual* R_j = G_j - H_j, what the return holds beyond the present entropy, which s_j
-determines. A prediction must not know the token that it is subtracted from: here no prediction for a rollout uses any
-rollout of the same prompt. The founding plan updated its mean with a micro-batch and then subtracted it from that
-micro-batch, which shrinks a residual that stands alone at its place to a tenth (defects E1, E2).
+Each baseline predicts the *residual* R_j = G_j - H_j, the return without the present entropy, which s_j determines.
+A prediction must not know the token that it is subtracted from: here no prediction for a rollout uses any rollout of the
+same prompt. The founding plan updated its mean with a micro-batch and then subtracted it from that micro-batch, which
+shrinks a residual that stands alone at its place to a tenth (defects E1, E2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from verl_credit.study.probe.returns import places
 from verl_credit.study.probe.settings import BaselineSettings
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What a baseline is fitted to. ``prompt_B`` counts from 0; features only where the regression asks for them."""
+    """The residuals that a baseline is fitted to. ``prompt_B`` counts from 0; only the regression reads features."""
 
     residual_B_T: torch.Tensor
     written_B_T: torch.Tensor
     prompt_B: torch.Tensor
     features_B_T_F: torch.Tensor | None = None
-    n_prompts: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n_prompts", int(self.prompt_B.max()) + 1)
+    @property
+    def n_prompts(self) -> int:
+        return int(self.prompt_B.max()) + 1
 
 
 def baseline(targets: Targets, settings: BaselineSettings) -> torch.Tensor:
-    """Predicted residuals [B, T] float64, 0 outside the policy's tokens. ``none``: 0, so that b_j = H_j."""
-    predicted_B_T = BASELINES[settings.mode](targets, settings)
-    return torch.where(targets.written_B_T, predicted_B_T, 0.0)
+    """Predicted residuals [B, T] float64, 0 outside the policy's tokens.
+
+    ``none`` predicts 0, so that b_j = H_j; ``constant`` one number for all places; ``residual_mu`` one number per place.
+    """
+    written_B_T = targets.written_B_T
+    if settings.mode == "none":
+        return torch.zeros_like(targets.residual_B_T)
+    if settings.mode == "regression":
+        predicted_B_T = _regression(targets, settings)
+    else:
+        one = torch.zeros_like(written_B_T, dtype=torch.long)
+        place_B_T = one if settings.mode == "constant" else places(written_B_T)
+        if settings.fit == "leave_one_out":
+            predicted_B_T = _leave_one_out(targets, place_B_T)
+        else:
+            predicted_B_T = _previous(targets, place_B_T, settings.ema_decay)
+    return torch.where(written_B_T, predicted_B_T, 0.0)
 
 
-def _none(targets: Targets, settings: BaselineSettings) -> torch.Tensor:
-    return torch.zeros_like(targets.residual_B_T)
-
-
-def _constant(targets: Targets, settings: BaselineSettings) -> torch.Tensor:
-    """One number for all places."""
-    place_B_T = torch.zeros_like(targets.written_B_T, dtype=torch.long)
-    return _MEANS[settings.fit](targets, place_B_T, settings)
-
-
-def _residual_mu(targets: Targets, settings: BaselineSettings) -> torch.Tensor:
-    """One number per place in the rollout."""
-    return _MEANS[settings.fit](targets, places(targets.written_B_T), settings)
+def places(written_B_T: torch.Tensor) -> torch.Tensor:
+    """The number of each token among the policy's own tokens of its row: 0, 1, ...; observations do not count. [B, T]"""
+    return (written_B_T.long().cumsum(1) - 1).clamp_min(0)
 
 
 def _sums(targets: Targets, place_B_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +66,7 @@ def _sums(targets: Targets, place_B_T: torch.Tensor) -> tuple[torch.Tensor, torc
     return summed.view(-1, width), counted.view(-1, width)
 
 
-def _leave_one_out(targets: Targets, place_B_T: torch.Tensor, settings: BaselineSettings) -> torch.Tensor:
+def _leave_one_out(targets: Targets, place_B_T: torch.Tensor) -> torch.Tensor:
     """The mean over all other prompts at this place; where no other prompt gets so far, 0."""
     summed_P_J, counted_P_J = _sums(targets, place_B_T)
     others_P_J, tokens_P_J = summed_P_J.sum(0) - summed_P_J, counted_P_J.sum(0) - counted_P_J
@@ -72,7 +74,7 @@ def _leave_one_out(targets: Targets, place_B_T: torch.Tensor, settings: Baseline
     return mean_P_J[targets.prompt_B[:, None], place_B_T]
 
 
-def _previous(targets: Targets, place_B_T: torch.Tensor, settings: BaselineSettings) -> torch.Tensor:
+def _previous(targets: Targets, place_B_T: torch.Tensor, decay: float) -> torch.Tensor:
     """The EMA over the prompts before this one. A place's first mean is taken whole; places not reached keep theirs (E3)."""
     summed_P_J, counted_P_J = _sums(targets, place_B_T)
     mu_J, known_J = torch.zeros(summed_P_J.shape[1], dtype=torch.float64), torch.zeros(summed_P_J.shape[1])
@@ -80,8 +82,8 @@ def _previous(targets: Targets, place_B_T: torch.Tensor, settings: BaselineSetti
     for summed_J, counted_J in zip(summed_P_J, counted_P_J, strict=True):
         before.append(mu_J)
         reached_J, mean_J = counted_J > 0, summed_J / counted_J.clamp_min(1)
-        grown_J = settings.ema_decay * mu_J + (1 - settings.ema_decay) * mean_J
-        mu_J = torch.where(reached_J, torch.where(known_J > 0, grown_J, mean_J), mu_J)
+        moved_J = decay * mu_J + (1 - decay) * mean_J
+        mu_J = torch.where(reached_J, torch.where(known_J > 0, moved_J, mean_J), mu_J)
         known_J = torch.maximum(known_J, reached_J.to(known_J))
     return torch.stack(before)[targets.prompt_B[:, None], place_B_T]
 
@@ -108,19 +110,10 @@ def _regression(targets: Targets, settings: BaselineSettings) -> torch.Tensor:
         centre_F, scale_F = x_N_F.mean(0), x_N_F.std(0, correction=0)
         scale_F = torch.where(
             scale_F > 1e-12, scale_F, torch.inf
-        )  # a feature that does not vary says nothing
+        )  # no weight for a feature that does not vary
         phi_N_F, mean = (x_N_F - centre_F) / scale_F, y_N.mean()
         ridge = settings.ridge_lambda * len(y_N) * torch.eye(phi_N_F.shape[1], dtype=torch.float64)
         beta_F = torch.linalg.solve(phi_N_F.T @ phi_N_F + ridge, phi_N_F.T @ (y_N - mean))
         wanted_N_F = (targets.features_B_T_F[wanted_B_T].double() - centre_F) / scale_F
         predicted_B_T[wanted_B_T] = mean + wanted_N_F @ beta_F
     return predicted_B_T
-
-
-_MEANS: dict[str, Callable] = {"leave_one_out": _leave_one_out, "previous": _previous}
-BASELINES: dict[str, Callable] = {
-    "none": _none,
-    "constant": _constant,
-    "residual_mu": _residual_mu,
-    "regression": _regression,
-}

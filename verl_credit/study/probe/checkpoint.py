@@ -41,13 +41,13 @@ class Checkpoint:
     parameters: dict[str, torch.Tensor]
     """Whole tensors on the CPU, in the order of ``named_parameters``; tied weights stand here once."""
     buffers: dict[str, torch.Tensor]
-    """Those that the model saves; few models have any."""
+    """The buffers that the model saves; few models have any."""
     optimizer: OptimizerState | None
-    """None where it was not asked for."""
+    """The optimiser is not read where `read_checkpoint` has ``optimizer=False``."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """The coarsest dtype of the weights. With bfloat16 a step of the learning rate can be lost in rounding."""
+        """The coarsest dtype of the weights. With bfloat16 a step of the learning rate can vanish in rounding."""
         return min({tensor.dtype for tensor in self.parameters.values()}, key=lambda t: torch.finfo(t).bits)
 
 
@@ -56,8 +56,8 @@ def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint
     that is read.
 
     Raises:
-        ConfigError: the folder or a rank's file is missing, the optimiser is asked for and was not saved or is not AdamW, or
-            the tensors are not those of the model in huggingface/config.json.
+        ConfigError: the folder or a rank's file is missing, the optimiser is to be read but was not saved or is not AdamW,
+            or the tensors are not those of the model in huggingface/config.json.
     """
     folder = Path(folder)
     actor = folder / "actor"
@@ -85,9 +85,7 @@ def read_checkpoint(folder: str | Path, *, optimizer: bool = True) -> Checkpoint
             step=int(number[1]),
             parameters={name: tensors[name] for name in names},
             buffers={name: tensor for name, tensor in tensors.items() if name not in names},
-            optimizer=_optimizer(_load(actor, "optim", ranks), model, _shard_holders(weights))
-            if optimizer
-            else None,
+            optimizer=_optimizer(_load(actor, "optim", ranks), model, weights[0]) if optimizer else None,
         )
     except _Unfit as problem:
         raise _refused(actor, str(problem)) from None
@@ -120,15 +118,15 @@ def _refused(path: Path, why: str) -> ConfigError:
 
 
 def _steps_beside(folder: Path) -> str:
-    """Which steps could be read instead."""
+    """A sentence with the steps that could be read instead."""
     for place in (folder, folder / "checkpoints", folder.parent, folder.parent / "checkpoints"):
-        found = {
+        steps = {
             int(name[1])
             for path in place.glob("global_step_*")
             if (name := re.fullmatch(r"global_step_(\d+)", path.name)) and (path / "actor").is_dir()
         }
-        if found:
-            return f"steps with one in {place}: {', '.join(str(step) for step in sorted(found))}"
+        if steps:
+            return f"steps with one in {place}: {', '.join(str(step) for step in sorted(steps))}"
     return f"there is none in {folder.parent} either"
 
 
@@ -185,7 +183,7 @@ def _weights(ranks: list[dict], model: PreTrainedModel) -> dict[str, torch.Tenso
         raise _Unfit(f"{unknown[0]}: the run trained a LoRA adapter, expected one that trained all weights")
     if unknown:
         raise _Unfit(f"{unknown[0]} is no weight of the model in huggingface/config.json")
-    found = {}
+    weights = {}
     for name, like in expected.items():
         if name not in ranks[0]:
             if name in tied:
@@ -197,10 +195,10 @@ def _weights(ranks: list[dict], model: PreTrainedModel) -> dict[str, torch.Tenso
                 f"{name} has shape {tuple(whole.shape)}, huggingface/config.json says {tuple(like.shape)}"
             )
         if name not in tied:
-            found[name] = whole
-        elif not torch.equal(whole, found[tied[name]]):
+            weights[name] = whole
+        elif not torch.equal(whole, weights[tied[name]]):
             raise _Unfit(f"{name} differs from {tied[name]}, to which huggingface/config.json ties it")
-    return {name: found[name] for name in [*dict(model.named_parameters()), *found]}
+    return {name: weights[name] for name in [*dict(model.named_parameters()), *weights]}
 
 
 def _joined(pieces: list[torch.Tensor], name: str) -> torch.Tensor:
@@ -226,32 +224,28 @@ def _holders(tensor: DTensor) -> list[int]:
     return tensor.device_mesh.mesh[along].flatten().tolist()
 
 
-def _shard_holders(ranks: list[dict]) -> list[int]:
-    """The ranks whose optimiser files make one replica."""
-    sharded = [tensor for tensor in ranks[0].values() if isinstance(tensor, DTensor)]
-    return _holders(sharded[0]) if sharded else [0]
-
-
-def _optimizer(saved: list[dict], model: PreTrainedModel, holders: list[int]) -> OptimizerState:
-    """AdamW's state by name. ``holders``: the ranks that hold one replica."""
+def _optimizer(saved: list[dict], model: PreTrainedModel, weights: dict) -> OptimizerState:
+    """AdamW's state by name. ``weights``: a rank's, whose shards tell which ranks' files make one replica."""
+    sharded = [tensor for tensor in weights.values() if isinstance(tensor, DTensor)]
+    holders = _holders(sharded[0]) if sharded else [0]
     groups = saved[0]["param_groups"]
     if len(groups) != 1:
         raise _Unfit(f"the optimiser has {len(groups)} parameter groups, expected verl's one")
     group, parameters = groups[0], dict(model.named_parameters())
-    found = {}
+    states = {}
     for index, names in zip(group["params"], _units(model, len(group["params"])), strict=True):
         ranks = [rank["state"].get(index, {}) for rank in saved]
         entries = _entries(ranks, holders, {name: parameters[name] for name in names})
         for name, entry in entries.items():
             try:
-                found[name] = parameter_state(entry, group, torch.empty_like(parameters[name], device="cpu"))
+                states[name] = parameter_state(entry, group, torch.empty_like(parameters[name], device="cpu"))
             except ValueError as problem:
                 raise _Unfit(f"{name}: {problem}") from None
-    return OptimizerState(lr=float(group["lr"]), parameters={name: found[name] for name in parameters})
+    return OptimizerState(lr=float(group["lr"]), parameters={name: states[name] for name in parameters})
 
 
 def _units(model: PreTrainedModel, count: int) -> list[list[str]]:
-    """The parameters behind each of the optimiser's ``count`` indices: see the top of this file."""
+    """The parameters of each of the optimiser's ``count`` indices: see the top of this file."""
     names = [name for name, _ in model.named_parameters()]
     blocks = [
         n for n, module in model.named_modules() if type(module).__name__ in (model._no_split_modules or ())
@@ -276,7 +270,7 @@ _INSTEAD = (
 
 
 def _entries(ranks: list[dict], holders: list[int], parameters: dict[str, torch.Tensor]) -> dict[str, dict]:
-    """One index of the optimiser, divided between its parameters. ``ranks``: the entry that every rank has, or {}."""
+    """The state of an index of the optimiser, divided between its parameters. ``ranks``: every rank's entry, or {}."""
     entries = {name: {} for name in parameters}
     present = [ranks[rank] for rank in holders if ranks[rank]]
     if not present:

@@ -7,16 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-FEATURES = (
-    "entropy",
-    "top1",
-    "margin",
-    "head_mass",
-    "two_point_entropy",
-    "logit_var",
-    "position",
-)
-"""What the regression baseline reads of a state; ``position`` is added by the caller."""
 HEAD = 5
 
 
@@ -95,10 +85,10 @@ def _refuse_excluded(scaled_N_V, kept_N_V, token_N, sampling: Sampling) -> None:
 
 
 def state_features(logits_N_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """[N, 6] detached float64: all of FEATURES but the position.
+    """The features of a state that the regression baseline reads beside the place, [N, 6] detached float64.
 
-    entropy of q; largest probability; its distance from the second; mass of the five largest; entropy of (top1, 1 - top1);
-    variance of the scaled logits under q.
+    The columns: entropy of q; largest probability; its distance from the second; mass of the five largest; entropy of
+    (top1, 1 - top1); variance of the scaled logits under q.
     """
     with torch.no_grad():
         scaled_N_V, kept_N_V = scaled_and_kept(logits_N_V, sampling)

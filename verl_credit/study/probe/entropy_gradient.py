@@ -16,7 +16,7 @@ import torch
 
 from verl_credit.study.probe.baselines import Targets, baseline
 from verl_credit.study.probe.policy import Tokens
-from verl_credit.study.probe.returns import prompt_numbers, returns_to_go
+from verl_credit.study.probe.rollouts import prompt_numbers
 from verl_credit.study.probe.settings import PER_SEQUENCE_MEAN, PER_TOKEN, BaselineSettings, EstimatorSettings
 
 
@@ -46,7 +46,6 @@ class EntropyGradient:
     numerator: Surrogate
     length: Surrogate | None
     prompt_B: torch.Tensor
-    n_prompts: int
     residual_variance: float
     """variance over tokens of what multiplies the score"""
 
@@ -59,8 +58,8 @@ class EntropyGradient:
     @property
     def row_weight_B(self) -> torch.Tensor:
         """1 / (prompts x rollouts of the row's prompt)."""
-        rows_P = torch.bincount(self.prompt_B, minlength=self.n_prompts)
-        return 1 / (self.n_prompts * rows_P[self.prompt_B].double())
+        rows_P = torch.bincount(self.prompt_B)
+        return 1 / (len(rows_P) * rows_P[self.prompt_B].double())
 
     def combined(self) -> Surrogate:
         """One surrogate whose gradient, summed over rows, is X̄."""
@@ -89,9 +88,8 @@ def entropy_gradient(
     """
     if not written_B_T.any():
         raise ValueError(f"the policy wrote no token in any of the {len(written_B_T)} rollouts")
-    prompt_B, n_prompts = prompt_numbers(group_B)
     tokens_B = written_B_T.sum(1).double()
-    where = _Where(written_B_T, prompt_B, n_prompts, tokens_B, features_B_T_F)
+    where = _Where(written_B_T, prompt_numbers(group_B), tokens_B, features_B_T_F)
     make = {"naive": _naive, "rb_residual": _rb_residual}[settings.x_estimator_mode]
     entropy_B, numerator, length = make(seen, where, settings)
     if settings.estimand != PER_TOKEN:
@@ -103,8 +101,7 @@ def entropy_gradient(
         length_B=tokens_B if length is not None else torch.ones_like(tokens_B),
         numerator=numerator,
         length=length,
-        prompt_B=prompt_B,
-        n_prompts=n_prompts,
+        prompt_B=where.prompt_B,
         residual_variance=float(numerator.score_B_T[written_B_T].var(correction=0)),
     )
 
@@ -113,7 +110,6 @@ def entropy_gradient(
 class _Where:
     written_B_T: torch.Tensor
     prompt_B: torch.Tensor
-    n_prompts: int
     tokens_B: torch.Tensor
     features_B_T_F: torch.Tensor | None
 
@@ -153,8 +149,8 @@ def _naive(seen: Tokens, where: _Where, settings: EstimatorSettings):
     """
     log_prob_B_T = torch.where(where.written_B_T, seen.log_prob_B_T, 0.0)
     value_B = -log_prob_B_T.sum(1)
-    score_B = value_B - leave_one_out_mean(value_B, where.prompt_B, where.n_prompts)
-    length_B = where.tokens_B - leave_one_out_mean(where.tokens_B, where.prompt_B, where.n_prompts)
+    score_B = value_B - leave_one_out_mean(value_B, where.prompt_B)
+    length_B = where.tokens_B - leave_one_out_mean(where.tokens_B, where.prompt_B)
     nothing_B_T = torch.zeros_like(log_prob_B_T)
     return (
         value_B,
@@ -163,10 +159,19 @@ def _naive(seen: Tokens, where: _Where, settings: EstimatorSettings):
     )
 
 
-def leave_one_out_mean(value_B: torch.Tensor, prompt_B: torch.Tensor, n_prompts: int) -> torch.Tensor:
+def returns_to_go(value_B_T: torch.Tensor, written_B_T: torch.Tensor) -> torch.Tensor:
+    """G_j = Σ_{k >= j} value_k over the policy's tokens, 0 elsewhere. [B, T] float64.
+
+    Example: entropies (1, .5, .25) give (1.75, .75, .25).
+    """
+    kept_B_T = torch.where(written_B_T, value_B_T.double(), 0.0)
+    return torch.where(written_B_T, kept_B_T.flip(1).cumsum(1).flip(1), 0.0)
+
+
+def leave_one_out_mean(value_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
     """The mean of the other rollouts of the row's prompt; for a prompt with one rollout, of all other prompts' rollouts."""
-    summed_P = torch.zeros(n_prompts, dtype=torch.float64).index_add(0, prompt_B, value_B)
-    rows_P = torch.bincount(prompt_B, minlength=n_prompts).double()
+    rows_P = torch.bincount(prompt_B).double()
+    summed_P = torch.zeros_like(rows_P).index_add(0, prompt_B, value_B)
     siblings_B = (summed_P[prompt_B] - value_B) / (rows_P[prompt_B] - 1).clamp_min(1)
     others_B = (summed_P.sum() - summed_P[prompt_B]) / (rows_P.sum() - rows_P[prompt_B]).clamp_min(1)
     return torch.where(rows_P[prompt_B] > 1, siblings_B, others_B)

@@ -10,9 +10,10 @@ import torch
 from scipy.stats import t as student_t
 from torch import nn
 
-from verl_credit.study.probe.distribution import FEATURES, Sampling
+from verl_credit.study.probe.baselines import places
+from verl_credit.study.probe.change import entropy_change, log_log_slope, predict, u_statistic
+from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.entropy_gradient import EntropyGradient, entropy_gradient
-from verl_credit.study.probe.objective import credit_weights, outcome_weights
 from verl_credit.study.probe.policy import (
     ModelPolicy,
     Parameters,
@@ -25,8 +26,6 @@ from verl_credit.study.probe.policy import (
     observe,
     observe_features,
 )
-from verl_credit.study.probe.prediction import predict, u_statistic
-from verl_credit.study.probe.returns import places
 from verl_credit.study.probe.rollouts import Rollouts
 from verl_credit.study.probe.settings import (
     ESTIMANDS,
@@ -35,8 +34,13 @@ from verl_credit.study.probe.settings import (
     EstimatorSettings,
     ProbeSettings,
 )
-from verl_credit.study.probe.truth import entropy_change, log_log_slope
-from verl_credit.study.probe.update import OptimizerState, adamw_step, diagonal_step
+from verl_credit.study.probe.update import (
+    OptimizerState,
+    adamw_step,
+    credit_weights,
+    diagonal_step,
+    outcome_weights,
+)
 
 DIFFERENCE = 1e-3  # of the learning rate, for the check of the derivatives
 Say = Callable[[float, str], None]
@@ -45,7 +49,7 @@ Say = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Objective:
-    """What the run's own configuration says of its update. ``tokens``: the longest response that it allows."""
+    """The run's own configuration of its update. ``tokens``: the longest response that it allows."""
 
     loss_agg_mode: str
     loss_scale_factor: float | None
@@ -102,7 +106,7 @@ class Probe:
         return {
             "settings": self.settings.model_dump(),
             "in_use": self.settings.banner(),
-            "unbiased": self.settings.unbiased,
+            "unbiased": self.settings.generation.rb_requires_grad,
             "unit": ESTIMANDS[self.settings.estimator.estimand],
             "sampling": asdict(self.sampling),
             "e": _size(self.e),
@@ -142,7 +146,7 @@ class Probe:
 
     @property
     def _quantile(self) -> float:
-        """Of Student's t: the jackknife has as many degrees of freedom as prompts, but one. nan for a single prompt."""
+        """The quantile of Student's t with P - 1 degrees of freedom, as the jackknife over P prompts has; nan for P = 1."""
         return float(student_t.ppf(0.975, len(self.e.prompts) - 1))
 
     # --- Y -----------------------------------------------------------------------------------------------------------
@@ -162,12 +166,11 @@ class Probe:
                 "have the same reward), so there is no update to probe; take more prompts (batch_config.B_U)"
             )
         tick = self._tick("Y: the gradient of the loss", len(self.u))
-        found = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
+        y = gradient(policy, weight_B_T, torch.zeros_like(weight_B_T), self.micro_batch, tick=tick)
         if self.settings.update.step == "diagonal":
-            return found, diagonal_step(found, self.optimizer)
-        return found, adamw_step(
-            policy.parameters, found, self.optimizer, max_grad_norm=self.objective.max_grad_norm
-        )
+            return y, diagonal_step(y, self.optimizer)
+        clip = self.objective.max_grad_norm
+        return y, adamw_step(policy.parameters, y, self.optimizer, max_grad_norm=clip)
 
     # --- X -----------------------------------------------------------------------------------------------------------
 
@@ -175,9 +178,7 @@ class Probe:
         """[B, T, 7]: the state's features and its place, as a share of what the run allows (never of its own length)."""
         state_B_T_F = observe_features(policy, len(self.e), self.micro_batch)
         place_B_T_1 = (places(self.e.written_B_T).double() / self.objective.tokens)[..., None]
-        found = torch.cat([state_B_T_F, place_B_T_1], -1)
-        assert found.shape[-1] == len(FEATURES)
-        return found
+        return torch.cat([state_B_T_F, place_B_T_1], -1)
 
     def _gradient_of(self, seen: Tokens, features, estimator: EstimatorSettings) -> EntropyGradient:
         pathwise = self.settings.generation.rb_requires_grad
@@ -199,36 +200,24 @@ class Probe:
     def _estimators(self, seen: Tokens, features, derivative: Tokens) -> Iterator[dict[str, Any]]:
         """Every estimator and baseline on the same rollouts and the same derivatives."""
         unit = self.settings.estimator.estimand
-        choices = [
-            *(
-                [EstimatorSettings(x_estimator_mode="naive", estimand=unit)]
-                if unit != PER_SEQUENCE_MEAN
-                else []
-            ),
-            *(
-                EstimatorSettings(estimand=unit, baseline=BaselineSettings(mode=mode, fit=fit))
-                for mode, fit in (
-                    ("none", "leave_one_out"),
-                    ("constant", "leave_one_out"),
-                    ("residual_mu", "leave_one_out"),
-                    ("residual_mu", "previous"),
-                    ("regression", "leave_one_out"),
-                )
-            ),
+        baselines = [
+            BaselineSettings(mode=mode) for mode in ("none", "constant", "residual_mu", "regression")
         ]
+        baselines.insert(3, BaselineSettings(mode="residual_mu", fit="previous"))
+        choices = [EstimatorSettings(estimand=unit, baseline=one) for one in baselines]
+        if unit != PER_SEQUENCE_MEAN:
+            choices.insert(0, EstimatorSettings(x_estimator_mode="naive", estimand=unit))
         for choice in choices:
             x = entropy_gradient(seen, self.e.written_B_T, self.e.group_B, choice, features)
-            found = predict(x, derivative)
-            rb = choice.x_estimator_mode == "rb_residual"
+            prediction = predict(x, derivative)
+            mode = choice.baseline.mode if choice.x_estimator_mode == "rb_residual" else None
             yield {
                 "x_estimator_mode": choice.x_estimator_mode,
-                "baseline": choice.baseline.mode if rb else None,
-                "fit": choice.baseline.fit
-                if choice.baseline.mode in ("constant", "residual_mu") and rb
-                else None,
-                "delta_h1": self.lr * found.slope,
-                "se": self.lr * found.jackknife_se,
-                "conditional_se": self.lr * found.conditional_se,
+                "baseline": mode,
+                "fit": choice.baseline.fit if mode in ("constant", "residual_mu") else None,
+                "delta_h1": self.lr * prediction.slope,
+                "se": self.lr * prediction.jackknife_se,
+                "conditional_se": self.lr * prediction.conditional_se,
                 "score_weight_variance": x.residual_variance,
             }
 
@@ -265,12 +254,9 @@ class Probe:
         estimator = self.settings.estimator
         if estimator.x_estimator_mode == "rb_residual" and estimator.baseline.mode == "regression":
             estimator = estimator.model_copy(update={"baseline": BaselineSettings()})
+        pathwise = self.settings.generation.rb_requires_grad
         x = entropy_gradient(
-            seen,
-            self.u.written_B_T,
-            self.u.group_B,
-            estimator,
-            pathwise=self.settings.generation.rb_requires_grad,
+            seen, self.u.written_B_T, self.u.group_B, estimator, pathwise=pathwise
         ).combined()
         weight_B_T, nothing_B_T = self._weights(self.u), torch.zeros_like(x.score_B_T)
         P = len(self.u.prompts)
@@ -289,10 +275,8 @@ class Probe:
             mean_x_dot_y.append(P * dot(mean_x, y))
             own.append(P * P * dot(of_group, y))
             tick(1)
-        found = u_statistic(
-            *(torch.tensor(v, dtype=torch.float64) for v in (x_dot_mean_y, mean_x_dot_y, own))
-        )
-        return {name: self.lr * value for name, value in asdict(found).items()}
+        products = (torch.tensor(v, dtype=torch.float64) for v in (x_dot_mean_y, mean_x_dot_y, own))
+        return {name: self.lr * value for name, value in asdict(u_statistic(*products)).items()}
 
 
 def _size(rollouts: Rollouts) -> dict[str, int]:

@@ -5,30 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from verl_credit.study.probe.distribution import Sampling, log_prob_and_entropy, state_features
-from verl_credit.study.probe.precision import KeepDouble
 from verl_credit.study.probe.rollouts import Rollouts
 
 Parameters = dict[str, torch.Tensor]
-
-
-class Policy(Protocol):
-    """What the estimators need: parameters by name, and log q and H of every token that the policy wrote."""
-
-    parameters: Parameters
-
-    def tokens(self, parameters: Parameters, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log_prob_b_T, entropy_b_T) of these rows, float64, 0 where the policy wrote nothing."""
-
-    def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:
-        """[b, T, 6] state features, 0 where the policy wrote nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +55,18 @@ class ModelPolicy:
         )
 
     def tokens(self, parameters: Parameters, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_prob_b_T, entropy_b_T) of these rows, float64, 0 where the policy wrote nothing."""
         logits_N_V, token_N, where = self._logits(parameters, rows)
         shape = len(rows), self._rollouts.written_B_T.shape[1]
         sampled_N_V = None
         if self._sampling.top_p < 1 and parameters is not self.parameters:
             with torch.no_grad():
                 sampled_N_V = self._logits(self.parameters, rows)[0]
-        found = log_prob_and_entropy(logits_N_V, token_N, self._sampling, sampled_N_V)
-        return tuple(value.new_zeros(shape).index_put(where, value) for value in found)
+        values = log_prob_and_entropy(logits_N_V, token_N, self._sampling, sampled_N_V)
+        return tuple(value.new_zeros(shape).index_put(where, value) for value in values)
 
     def features(self, parameters: Parameters, rows: list[int]) -> torch.Tensor:
+        """[b, T, 6] state features, 0 where the policy wrote nothing."""
         logits_N_V, _, where = self._logits(parameters, rows)
         value_N_F = state_features(logits_N_V, self._sampling)
         return value_N_F.new_zeros(
@@ -87,7 +76,7 @@ class ModelPolicy:
 
 @torch.no_grad()
 def observe(
-    policy: Policy,
+    policy: ModelPolicy,
     rows: int,
     micro_batch: int,
     parameters: Parameters | None = None,
@@ -99,12 +88,12 @@ def observe(
 
 
 @torch.no_grad()
-def observe_features(policy: Policy, rows: int, micro_batch: int) -> torch.Tensor:
+def observe_features(policy: ModelPolicy, rows: int, micro_batch: int) -> torch.Tensor:
     return torch.cat([policy.features(policy.parameters, part).cpu() for part in parts(rows, micro_batch)])
 
 
 def along(
-    policy: Policy, direction: Parameters, rows: int, micro_batch: int, tick: Callable | None = None
+    policy: ModelPolicy, direction: Parameters, rows: int, micro_batch: int, tick: Callable | None = None
 ) -> Tokens:
     """d/dη of every log-prob and entropy at θ + η·direction, by forward-mode differentiation: one pass for all rows.
 
@@ -123,7 +112,7 @@ def along(
 
 
 def gradient(
-    policy: Policy,
+    policy: ModelPolicy,
     score_B_T: torch.Tensor,
     path_B_T: torch.Tensor,
     micro_batch: int,
@@ -141,8 +130,8 @@ def gradient(
         log_prob_b_T, entropy_b_T = policy.tokens(leaves, part)
         score_b_T, path_b_T = score_B_T[part].to(log_prob_b_T), path_B_T[part].to(entropy_b_T)
         surrogate = (score_b_T * log_prob_b_T).sum() + (path_b_T * entropy_b_T).sum()
-        found = torch.autograd.grad(surrogate, list(leaves.values()), allow_unused=True)
-        for (_, summed), value in zip(total.items(), found, strict=True):
+        gradients = torch.autograd.grad(surrogate, list(leaves.values()), allow_unused=True)
+        for (_, summed), value in zip(total.items(), gradients, strict=True):
             if value is not None:
                 summed += value
         if tick:
@@ -152,7 +141,7 @@ def gradient(
 
 def dot(a: Parameters, b: Parameters) -> float:
     """Σ a·b in float64, over the names that both have."""
-    return float(sum((a[name].double() * b[name].double()).sum() for name in a.keys() & b.keys()))
+    return float(sum((a[name].double() * b[name].double()).sum() for name in a if name in b))
 
 
 def norm(a: Parameters) -> float:
@@ -172,11 +161,35 @@ def parts(rows: int, micro_batch: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + micro_batch, rows)))
 
 
-def _joined(found: Iterator, tick: Callable | None) -> Tokens:
+def _joined(parts_of_rows: Iterator, tick: Callable | None) -> Tokens:
     log_prob, entropy = [], []
-    for log_prob_b_T, entropy_b_T in found:
+    for log_prob_b_T, entropy_b_T in parts_of_rows:
         log_prob.append(log_prob_b_T.detach().cpu())
         entropy.append(entropy_b_T.detach().cpu())
         if tick:
             tick(len(log_prob_b_T))
     return Tokens(torch.cat(log_prob), torch.cat(entropy))
+
+
+_CASTS = (torch.Tensor.to, torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax)
+
+
+class KeepDouble(TorchFunctionMode):
+    """While it is entered, a model that asks for float32 gets float64, as transformers' norms and softmaxes do.
+
+    Rounding of 1e-7 inside the forward hides a change of entropy of that size, and makes derivatives differ from finite
+    differences.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.float:
+            return args[0].double()
+        if func in _CASTS:
+            args = tuple(_double(value) for value in args)
+            kwargs = {name: _double(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _double(value):
+    return torch.float64 if value is torch.float32 else value

@@ -1,10 +1,13 @@
-"""The rollouts that a probe reads, and their division into E (entropy) and U (update) without a shared prompt."""
+"""The rollouts that a probe reads, those that a step stored among them, and means over the rollouts of a prompt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
+
+from verl_credit.records.run.tables import ROLLOUTS, DamagedTable, read_table
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,105 @@ class Rollouts:
             elif value is not None:
                 cut[field.name] = value[chosen, :longest] if value.dim() == 2 else value[chosen]
         return replace(self, **cut)
+
+
+def prompt_numbers(group_B: torch.Tensor) -> torch.Tensor:
+    """Groups renumbered 0, 1, ... in the order of their first row."""
+    number = {group: i for i, group in enumerate(dict.fromkeys(group_B.tolist()))}
+    return torch.tensor([number[group] for group in group_B.tolist()])
+
+
+def mean_by_prompt(value_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
+    """Mean over each prompt's rollouts, [prompts] float64. ``prompt_B`` as `prompt_numbers` gives it."""
+    rows_P = torch.bincount(prompt_B)
+    return torch.zeros(len(rows_P), dtype=torch.float64).index_add(0, prompt_B, value_B.double()) / rows_P
+
+
+@dataclass(frozen=True)
+class RolloutFacts:
+    """Facts that a step stored beside its `Rollouts`: how they were sampled, and what the update's loss read, by row."""
+
+    step: int
+    policy_step: int
+    """The parameters of checkpoint ``global_step_{policy_step}`` wrote them."""
+    temperature: float
+    top_p: float
+    top_k: int
+    """-1: all tokens"""
+    updates: int
+    """The optimiser's updates in the step; only the first is made at the parameters that wrote the rollouts"""
+    rows: int
+    """Rows of the whole batch: those that are not among the rollouts (padding, faults) count in the loss's means."""
+    loss_tokens: int
+    """Tokens of the whole batch, rejected ones included: verl's divisor with ``loss_agg_mode=token-mean``."""
+    objective: dict
+    """``loss_mode``, ``loss_agg_mode``, clip ranges, KL and entropy coefficients, ``grad_clip``, ... by their keys"""
+    uid: list[str]
+    """The group within which the run compared outcomes; two may have one prompt, where the data has it twice"""
+    turn_ids_B_T: torch.Tensor
+    """int64; -1: not the policy's token"""
+    clip_scale_B_T: torch.Tensor
+    """float64, read where ``objective["dynamic_clip"]``"""
+    entropy_B_T: torch.Tensor | None
+    """float64, by the training engine over the whole vocabulary, at ``temperature``"""
+    rollout_is_weight_B_T: torch.Tensor | None
+
+
+def read_rollouts(path: Path) -> tuple[Rollouts, RolloutFacts]:
+    """Read `RUN/tables/rollouts_000012.parquet` (`keep_rollouts`). Rows with the same prompt are one group, also where the
+    data has it twice.
+
+    Raises DamagedTable, naming the file, for one that cannot be read, whose rows do not fit together, or that has not all
+    rollouts of its step.
+    """
+    path = Path(path)
+    if not path.name.startswith(f"{ROLLOUTS}_"):
+        raise DamagedTable(
+            f"{path} is no file of rollouts; expected tables/{ROLLOUTS}_000012.parquet of a run"
+        )
+    table = read_table(path)
+    if table.update is None:
+        raise DamagedTable(f"{path} has some groups of its step alone: train with keep_rollouts.groups=null")
+    try:
+        return _rollouts(table.columns), _facts(table.step, table.columns, table.update)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise DamagedTable(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _rollouts(c: dict[str, list]) -> Rollouts:
+    prompts: dict[tuple[int, ...], int] = {}
+    return Rollouts(
+        prompt_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["prompt_ids"]],
+        response_ids=[torch.tensor(ids, dtype=torch.int64) for ids in c["response_ids"]],
+        written_B_T=_padded(c, "written", torch.bool),
+        group_B=torch.tensor([prompts.setdefault(tuple(ids), len(prompts)) for ids in c["prompt_ids"]]),
+        outcome_B=torch.tensor(c["outcome"], dtype=torch.float64),
+        trained_B_T=_padded(c, "trained", torch.bool),
+        advantage_B_T=_padded(c, "advantage"),
+        log_prob_B_T=_padded(c, "old_log_prob"),
+    )
+
+
+def _facts(step: int, c: dict[str, list], about: dict) -> RolloutFacts:
+    return RolloutFacts(
+        step=step,
+        policy_step=about["policy_step"],
+        **{name: about["sampling"][name] for name in ("temperature", "top_p", "top_k")},
+        **{name: about[name] for name in ("updates", "rows", "loss_tokens", "objective")},
+        uid=c["uid"],
+        turn_ids_B_T=_padded(c, "turn", torch.int64, fill=-1),
+        clip_scale_B_T=_padded(c, "clip_scale"),
+        entropy_B_T=_padded(c, "entropy"),
+        rollout_is_weight_B_T=_padded(c, "rollout_is_weight"),
+    )
+
+
+def _padded(c: dict[str, list], name: str, dtype: torch.dtype = torch.float64, fill=0) -> torch.Tensor | None:
+    """[B, T] from a list per row; None for a column that the step did not make."""
+    if all(row is None for row in c[name]):
+        return None
+    for place, (row, ids) in enumerate(zip(c[name], c["response_ids"], strict=True)):
+        if len(row) != len(ids):
+            raise ValueError(f"row {place} has {len(ids)} response_ids and {len(row)} of {name}")
+    rows = [torch.tensor(row, dtype=dtype) for row in c[name]]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)

@@ -1,11 +1,13 @@
-"""What a probe's file may hold: every key once, with its default and what it does (docs/probe.md prints them)."""
+"""The keys of a probe's file: every key once, with its default and what it does (docs/probe.md prints them)."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from verl_credit.config.keys.section import Part
 
 PER_SEQUENCE, PER_SEQUENCE_MEAN, PER_TOKEN = "per_sequence", "per_sequence_mean", "per_token"
 ESTIMANDS = {
@@ -18,11 +20,7 @@ Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class BaselineSettings(_Part):
+class BaselineSettings(Part):
     """``estimator.baseline``"""
 
     mode: Literal["none", "constant", "residual_mu", "regression"] = "residual_mu"
@@ -38,9 +36,7 @@ class BaselineSettings(_Part):
 
     @model_validator(mode="after")
     def _read(self) -> BaselineSettings:
-        read = {"constant": ["fit"], "residual_mu": ["fit"], "regression": ["ridge_lambda", "folds"]}.get(
-            self.mode, []
-        )
+        read = {"none": [], "regression": ["ridge_lambda", "folds"]}.get(self.mode, ["fit"])
         if "fit" in read and self.fit == "previous":
             read.append("ema_decay")
         for name, declared in type(self).model_fields.items():
@@ -50,7 +46,7 @@ class BaselineSettings(_Part):
         return self
 
 
-class EstimatorSettings(_Part):
+class EstimatorSettings(Part):
     """``estimator``"""
 
     x_estimator_mode: Literal["naive", "rb_residual"] = "rb_residual"
@@ -83,7 +79,7 @@ class EstimatorSettings(_Part):
         return self
 
 
-class GenerationSettings(_Part):
+class GenerationSettings(Part):
     """``generation``"""
 
     rb_requires_grad: bool = True
@@ -92,7 +88,7 @@ class GenerationSettings(_Part):
     """run: the run's own engine samples new rollouts from the checkpoint; stored: those of keep_rollouts.groups=null"""
 
 
-class BatchSettings(_Part):
+class BatchSettings(Part):
     """``batch_config``"""
 
     B_E: Count = 32
@@ -103,7 +99,7 @@ class BatchSettings(_Part):
     """a whole number of at least 0, of the division of prompts into E and U"""
 
 
-class UpdateSettings(_Part):
+class UpdateSettings(Part):
     """``update``"""
 
     step: Literal["adamw", "diagonal"] = "adamw"
@@ -114,7 +110,7 @@ class UpdateSettings(_Part):
     """learning rate, a number above 0; null: that of the checkpoint's optimiser"""
 
 
-class TruthSettings(_Part):
+class TruthSettings(Part):
     """``truth``"""
 
     etas: Annotated[list[Above0], Field(min_length=2)] = Field(
@@ -123,7 +119,7 @@ class TruthSettings(_Part):
     """at least two numbers above 0: where the change is measured, in training learning rates; default: a decade around 1"""
 
 
-class RuntimeSettings(_Part):
+class RuntimeSettings(Part):
     """``runtime``"""
 
     dtype: Literal["float64", "float32"] = "float64"
@@ -134,7 +130,7 @@ class RuntimeSettings(_Part):
     """a whole number of at least 1: rollouts per forward; changes memory and time, never a result"""
 
 
-class ProbeSettings(_Part):
+class ProbeSettings(Part):
     """A probe's file."""
 
     estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
@@ -159,28 +155,26 @@ class ProbeSettings(_Part):
         return self
 
     def banner(self) -> str:
-        """What is in use, said before anything heavy starts."""
+        """One line that names what is in use; it is printed before anything heavy starts."""
         e, b = self.estimator, self.estimator.baseline
         means = b.fit + (f", decay {b.ema_decay:g}" if b.fit == "previous" else "")
-        detail = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}.get(
-            b.mode, means
+        details = {"none": "b = H", "regression": f"ridge {b.ridge_lambda:g}, {b.folds} folds"}
+        baseline = (
+            f"{b.mode} ({details.get(b.mode, means)})"
+            if e.x_estimator_mode == "rb_residual"
+            else "leave one out"
         )
-        baseline = f"{b.mode} ({detail})" if e.x_estimator_mode == "rb_residual" else "leave one out"
-        said = f"X={e.x_estimator_mode} baseline={baseline} estimand={e.estimand}"
-        said += f" Y={self.update.step}/{self.update.objective}"
-        return said if self.unbiased else f"{said} WITHOUT the pathwise term: X is biased"
-
-    @property
-    def unbiased(self) -> bool:
-        return self.generation.rb_requires_grad
+        line = f"X={e.x_estimator_mode} baseline={baseline} estimand={e.estimand}"
+        line += f" Y={self.update.step}/{self.update.objective}"
+        return line if self.generation.rb_requires_grad else f"{line} WITHOUT the pathwise term: X is biased"
 
 
-def defaults_page(part: BaseModel | None = None, indent: str = "") -> str:
+def defaults_page(part: Part | None = None, indent: str = "") -> str:
     """Every key with its default, as YAML: each below the line that says what it does."""
     part, lines = part or ProbeSettings(), []
     for name, declared in type(part).model_fields.items():
         value = getattr(part, name)
-        if isinstance(value, BaseModel):
+        if isinstance(value, Part):
             lines += [f"{indent}{name}:", defaults_page(value, indent + "  ")]
         else:
             lines += [f"{indent}# {declared.description}", f"{indent}{name}: {json.dumps(value)}"]

@@ -1,4 +1,4 @@
-"""Y: what one step of AdamW does to the parameters, per unit of learning rate.
+"""Y: the gradient of the loss as weights on ∇log π, and what one step of AdamW makes of it, per unit of learning rate.
 
     v = (θ' − θ) / η = −m̂ / (√v̂ + ε) − λ θ
     m̂ = (β₁ m + (1 − β₁) g) / (1 − β₁ᵗ⁺¹)
@@ -10,10 +10,12 @@ m and s are the moments after t steps, g is the clipped gradient of the loss. So
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+
+from verl_credit.credit.loss import aggregate
+from verl_credit.study.probe.rollouts import Rollouts, mean_by_prompt, prompt_numbers
 
 Tensors = dict[str, torch.Tensor]
 
@@ -28,21 +30,19 @@ class ParameterState:
     """s, the shape of the parameter"""
     step: int
     """t, the steps that this parameter has made"""
-    lr: float
-    """The rate of the next step: a scheduler writes it into the group after every step."""
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-    amsgrad: bool = False
     max_exp_avg_sq: torch.Tensor | None = None
     """the largest s so far; only with ``amsgrad``"""
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """AdamW's state by parameter. ``lr``: the rate of the first group."""
+    """AdamW's state by parameter."""
 
     lr: float
+    """The rate of the next step: a scheduler writes it into the group after every step."""
     parameters: dict[str, ParameterState]
 
 
@@ -60,41 +60,46 @@ def parameter_state(saved: dict, group: dict, like: torch.Tensor) -> ParameterSt
         raise ValueError("the optimiser is Adam with weight decay in the gradient, expected AdamW")
     if group.get("maximize"):
         raise ValueError("the optimiser has maximize=True, expected AdamW that descends")
-    copied = {
-        key: saved[key].detach().clone() if saved else torch.zeros_like(like) for key in _moments(group)
-    }
-    for key, moment in copied.items():
-        if moment.shape != like.shape:
-            raise ValueError(f"{key} has shape {tuple(moment.shape)}, the parameter {tuple(like.shape)}")
+    moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
+    copied = {key: saved[key].detach().clone() if saved else torch.zeros_like(like) for key in moments}
     return ParameterState(
         **copied,
         step=int(saved["step"]) if saved else 0,
-        lr=float(group["lr"]),
         betas=(float(group["betas"][0]), float(group["betas"][1])),
         eps=float(group["eps"]),
         weight_decay=float(group["weight_decay"]),
-        amsgrad=bool(group.get("amsgrad")),
     )
 
 
-def _moments(group: dict) -> list[str]:
-    return ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
+def credit_weights(
+    u: Rollouts, loss_agg_mode: str, loss_scale_factor: float | None, tokens: int
+) -> torch.Tensor:
+    """∇loss = Σ weight ∇log π over U's tokens, [B, T]: the run's own advantages, aggregated as its loss does.
+
+    At the parameters that wrote the rollouts every importance ratio is 1, so no clip acts, and for every ratio level
+    d loss_t / d log π_t = -A_t. ``tokens``: width of the response axis, which seq-mean-token-sum-norm divides by.
+    """
+    if u.advantage_B_T is None:
+        raise ValueError(
+            "update.objective=credit: these rollouts were stored without advantages; use objective=outcome"
+        )
+    log_prob_B_T = torch.zeros_like(u.advantage_B_T, dtype=torch.float64, requires_grad=True)
+    loss_B_T = -u.advantage_B_T.double() * log_prob_B_T
+    scale = tokens if loss_scale_factor is None else loss_scale_factor
+    loss = aggregate(loss_B_T, u.trained, loss_agg_mode, loss_scale_factor=scale)
+    return torch.autograd.grad(loss, log_prob_B_T)[0]
 
 
-def optimizer_state(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
-) -> OptimizerState:
-    """The state of a live optimiser, copied: later steps of the optimiser do not change it."""
-    names = {parameter: name for name, parameter in named_parameters}
-    found = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in names:
-                raise ValueError(
-                    f"the optimiser moves a parameter of shape {tuple(parameter.shape)} that is not among the named ones"
-                )
-            found[names[parameter]] = parameter_state(optimizer.state.get(parameter, {}), group, parameter)
-    return OptimizerState(lr=float(optimizer.param_groups[0]["lr"]), parameters=found)
+def outcome_weights(u: Rollouts, tokens: int) -> torch.Tensor:
+    """∇loss = -(1/P) Σ_prompts (1/G) Σ_g A_g / tokens ∇S_g with A = r - mean of the prompt, [B, T].
+
+    Source: the founding plan (dr_grpo weighting). ``tokens``: its L_max, the longest response that the run allows.
+    """
+    prompt_B = prompt_numbers(u.group_B)
+    advantage_B = u.outcome_B.double() - mean_by_prompt(u.outcome_B, prompt_B)[prompt_B]
+    rows_P = torch.bincount(prompt_B)
+    weight_B = -advantage_B / (rows_P[prompt_B] * len(rows_P) * tokens)
+    return torch.where(u.trained, weight_B[:, None], 0.0)
 
 
 def adamw_step(
@@ -102,8 +107,6 @@ def adamw_step(
 ) -> Tensors:
     """v = (θ' − θ) / η by parameter, for the step that AdamW makes next with this gradient of the loss.
 
-    η is the rate of the first group. A group with another rate η_g moves by η_g / η times its own v; a scheduler keeps such
-    ratios. A parameter without a gradient (absent or None) gets zeros: AdamW does not touch it, decay included.
     v has the dtype and device of the gradient, and the arithmetic is done in it: give float32 or float64.
 
     Args:
@@ -114,46 +117,19 @@ def adamw_step(
             leaves it as it is (verl itself, with ``clip_grad=0``, would make it zero).
 
     Raises:
-        ValueError: ‖g‖ is not finite (verl skips such a step); a name or a shape that does not fit.
+        ValueError: ‖g‖ is not finite (verl skips such a step).
     """
-    step = {name: torch.zeros_like(value) for name, value in parameters.items() if gradient.get(name) is None}
-    step |= {name: old.add_(new) for name, old, new in _parts(parameters, gradient, state, max_grad_norm)}
-    return {name: step[name] for name in parameters}
-
-
-def decompose(
-    parameters: Tensors, gradient: Tensors, state: OptimizerState, *, max_grad_norm: float | None
-) -> tuple[Tensors, Tensors]:
-    """`adamw_step` as the sum of what momentum and decay do and what the gradient does.
-
-        old = −β₁ m / ((1 − β₁ᵗ⁺¹) (√v̂ + ε)) − λ θ
-        new = −(1 − β₁) g / ((1 − β₁ᵗ⁺¹) (√v̂ + ε))
-
-    v̂ and the clip factor hold the whole gradient in both. With these two frozen, ``new`` is linear in g: the parts of single
-    rollouts add up to it. Returns (old, new), both only for parameters with a gradient.
-    """
-    old, new = {}, {}
-    for name, by_state, by_gradient in _parts(parameters, gradient, state, max_grad_norm):
-        old[name], new[name] = by_state, by_gradient
-    return old, new
-
-
-def _parts(
-    parameters: Tensors, gradient: Tensors, state: OptimizerState, max_grad_norm: float | None
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """(name, old, new) of `decompose`."""
-    present = _present(gradient, parameters, state)
-    scale = clip_factor(present, max_grad_norm)
-    for name, unclipped in present.items():
+    scale, step = clip_factor(gradient, max_grad_norm), {}
+    for name, unclipped in gradient.items():
         g, own = unclipped * scale, state.parameters[name]
-        m, theta = own.exp_avg.to(g), parameters[name].detach().to(g)
+        m, theta = own.exp_avg.to(g), parameters[name].to(g)
         (beta1, beta2), t = own.betas, own.step + 1
         second = beta2 * own.exp_avg_sq.to(g) + (1 - beta2) * g.square()
-        if own.amsgrad:
+        if own.max_exp_avg_sq is not None:
             second = torch.maximum(own.max_exp_avg_sq.to(g), second)
-        rate = _ratio(own.lr, state.lr, name)
-        divisor = (1 - beta1**t) * (second.sqrt() / math.sqrt(1 - beta2**t) + own.eps) / rate
-        yield name, -beta1 * m / divisor - rate * own.weight_decay * theta, (beta1 - 1) * g / divisor
+        divisor = (1 - beta1**t) * (second.sqrt() / math.sqrt(1 - beta2**t) + own.eps)
+        step[name] = -beta1 * m / divisor - own.weight_decay * theta + (beta1 - 1) * g / divisor
+    return step
 
 
 def clip_factor(gradient: Tensors, max_grad_norm: float | None) -> float:
@@ -171,12 +147,12 @@ def clip_factor(gradient: Tensors, max_grad_norm: float | None) -> float:
 def diagonal_step(gradient: Tensors, state: OptimizerState) -> Tensors:
     """−P g with P = 1 / (√v̂ + ε) and v̂ = s / (1 − β₂ᵗ): a step along the preconditioned gradient.
 
-    It is not what AdamW does next. It leaves out momentum and its (1 − β₁) / (1 − β₁ᵗ⁺¹), weight decay, clipping, the
-    gradient's own share of v̂ and different rates of groups. Only parameters with a gradient are in the result.
+    It is not what AdamW does next. It leaves out momentum and its (1 − β₁) / (1 − β₁ᵗ⁺¹), weight decay, clipping and the
+    gradient's own share of v̂.
     Raises ValueError where a parameter has made no step: P would be 1/ε.
     """
     step = {}
-    for name, g in _present(gradient, gradient, state).items():
+    for name, g in gradient.items():
         own = state.parameters[name]
         if own.step == 0:
             raise ValueError(
@@ -184,31 +160,3 @@ def diagonal_step(gradient: Tensors, state: OptimizerState) -> Tensors:
             )
         step[name] = -g / ((own.exp_avg_sq.to(g) / (1 - own.betas[1] ** own.step)).sqrt() + own.eps)
     return step
-
-
-def _present(gradient: Tensors, parameters: Tensors, state: OptimizerState) -> Tensors:
-    """The gradients that are there, checked against parameters and state."""
-    present = {name: g.detach() for name, g in gradient.items() if g is not None}
-    if not present:
-        raise ValueError("no parameter has a gradient")
-    for name, g in present.items():
-        for what, known in (("parameter", parameters), ("state of the optimiser", state.parameters)):
-            if name not in known:
-                raise ValueError(f"there is a gradient but no {what} of {name}")
-        for other in (parameters[name], state.parameters[name].exp_avg):
-            if g.shape != other.shape:
-                raise ValueError(
-                    f"{name}: the gradient has shape {tuple(g.shape)}, expected {tuple(other.shape)}"
-                )
-    return present
-
-
-def _ratio(rate: float, first: float, name: str) -> float:
-    """A group's rate over the first group's."""
-    if rate == first:
-        return 1.0
-    if first == 0:
-        raise ValueError(
-            f"{name}: its group's lr is {rate}, the first group's is 0: their ratio is undefined"
-        )
-    return rate / first

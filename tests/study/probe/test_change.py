@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from kit.exact_policies import Bench, estimator, flat, tabular, two_layers
+from verl_credit.study.probe.change import entropy_change, log_log_slope, predict
 from verl_credit.study.probe.distribution import Sampling
 from verl_credit.study.probe.entropy_gradient import entropy_gradient
 from verl_credit.study.probe.policy import Tokens, moved, observe
-from verl_credit.study.probe.prediction import predict
 from verl_credit.study.probe.settings import ESTIMANDS
-from verl_credit.study.probe.truth import entropy_change, log_log_slope
 
 POLICIES = {
     "tabular": tabular(seed=3),

@@ -5,7 +5,7 @@ import torch
 
 from kit.stored_rollouts import COLUMNS, UPDATE, stored
 from verl_credit.records.run.tables import TURNS, DamagedTable, table_path
-from verl_credit.study.probe.stored import read_rollouts
+from verl_credit.study.probe.rollouts import read_rollouts
 
 
 def test_rows_are_padded_and_the_rest_is_as_it_was_stored(tmp_path):
@@ -27,11 +27,11 @@ def test_rows_are_padded_and_the_rest_is_as_it_was_stored(tmp_path):
         0.9,
         -1,
     )
-    assert (facts.rows, facts.loss_tokens, facts.updates, facts.row) == (4, 9, 1, [0, 1, 3])
+    assert (facts.rows, facts.loss_tokens, facts.updates) == (4, 9, 1)
     assert facts.objective == UPDATE["objective"] and facts.uid == ["a", "a", "b"]
     assert facts.turn_ids_B_T.tolist() == [[0, -1, 1], [0, -1, -1], [0, 0, -1]]
     assert facts.clip_scale_B_T[2].tolist() == [1, 0.75, 0]
-    assert facts.entropy_B_T is None and facts.ref_log_prob_B_T is None
+    assert facts.entropy_B_T is None
     assert facts.rollout_is_weight_B_T.tolist() == [[1, 1, 2], [1, 0, 0], [0.5, 1, 0]]
 
 
