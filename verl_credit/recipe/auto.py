@@ -1,4 +1,4 @@
-"""What ``auto`` becomes, key by key, once the recipe is composed: nothing after this has to know the word."""
+"""Replaces every ``auto`` of a composed recipe with a value, key by key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compute_dtype(config: Config) -> str:
 
 
 def _clip(config: DictConfig) -> None:
-    """``dynamic_clip``: on where the turn mode scales clip ranges and the loss reads the scales."""
+    """``dynamic_clip`` is on where the turn mode scales clip ranges and the loss reads the scales."""
     loss, algorithm = OmegaConf.select(config, LOSS), config.algorithm
     if isinstance(loss, DictConfig) and loss.get("dynamic_clip") == "auto":
         scaled = (
@@ -59,7 +59,7 @@ def _scales_clip(mode: object) -> bool:
 
 
 def _precision(config: DictConfig) -> None:
-    """``param_dtype``: what the device multiplies fastest; an engine with ``dtype=auto`` then takes the same."""
+    """``param_dtype`` is the dtype that the device multiplies fastest; an engine with ``dtype=auto`` then takes the same."""
     if select(config, COMPUTES_IN) != "auto":
         return
     dtype = cpu_precision() if select(config, "trainer.device") == "cpu" else "bf16"
@@ -69,8 +69,8 @@ def _precision(config: DictConfig) -> None:
 
 
 def _trainer(config: DictConfig) -> None:
-    """``hybrid_engine``: on, except in a trainer whose rollouts have devices of their own. ``parameter_sync_step``: as many
-    updates between two syncs of weights as the batch has mini-batches, which verl demands."""
+    """``hybrid_engine`` is on, except in a trainer whose rollouts have devices of their own. ``parameter_sync_step`` is
+    the number of mini-batches in the batch, which verl demands."""
     if OmegaConf.select(config, HYBRID) == "auto":
         OmegaConf.update(config, HYBRID, OmegaConf.select(config, MODE) != SEPARATE_MODE)
     batch, mini = (OmegaConf.select(config, key) for key in (BATCH, MINI_BATCH))
@@ -80,7 +80,7 @@ def _trainer(config: DictConfig) -> None:
 
 
 def _model_len(config: DictConfig) -> None:
-    """``max_model_len``: the longest sequence that a run sends to the engine."""
+    """``max_model_len`` is the length of the longest sequence that a run sends to the engine."""
     algorithm = config.algorithm
     lengths = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
     if OmegaConf.select(config, MODEL_LEN) == "auto" and all(isinstance(length, int) for length in lengths):

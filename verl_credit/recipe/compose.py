@@ -1,4 +1,4 @@
-"""From a recipe's name and overrides to a resolved configuration; mistakes end here, before Ray starts."""
+"""Composes a recipe's name and overrides into a resolved configuration; mistakes are refused before Ray starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from verl_credit.recipe.rules import validate
 from verl_credit.recipe.yaml_files import circle, not_yaml
 from verl_credit.redact import redact_value
 
-GROUPS = ("hardware", "model")  # what these choose is no departure from a preset
+GROUPS = ("hardware", "model")  # values chosen by these groups do not depart from a preset
 
 
 def quoted(text: str) -> str:
@@ -63,7 +63,7 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
         raise not_yaml(error) from error
     except RecursionError as error:
         raise circle(name, folders(config_dir)) from error
-    except OSError as error:  # a choice that can be no file's name
+    except OSError as error:  # the choice is not a valid file name
         said = f"a file that is named there cannot be read ({error.strerror})"
         raise ConfigError(f"{' '.join([name, *overrides])}: {said}"[:500], key="defaults") from error
     except ValueError as error:  # Hydra's: a group that is given a number, no list of defaults
@@ -73,11 +73,11 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
 def preset_of(
     config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
 ) -> DictConfig | None:
-    """What the chosen preset says of the same recipe, hardware and model; also where the recipe says otherwise."""
+    """Composes the chosen preset with the same recipe, hardware and model; the preset's values win over the recipe's."""
     try:
         if not config.get("credit_preset"):
             return None
-    except OmegaConfBaseException as error:  # it refers to nothing
+    except OmegaConfBaseException as error:  # an interpolation refers to nothing
         raise no_value("credit_preset", error) from error
     files = [file for folder in folders(config_dir) for file in sorted((folder / "credit").glob("*.yaml"))]
     if config.credit_preset not in (names := [file.stem for file in files]):
@@ -89,7 +89,7 @@ def preset_of(
 
 
 def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
-    """A composed recipe becomes a configuration: ``auto`` is decided, and what departs from the preset is listed."""
+    """Decides every ``auto`` of a composed recipe and lists the keys that depart from the preset."""
     decide_auto(config)
     if preset is not None:
         config.credit_overrides = _changed(config, decide_auto(preset))
@@ -97,7 +97,7 @@ def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:
 
 
 def _changed(config: DictConfig, preset: DictConfig) -> list[str]:
-    """``key=value`` of the credit keys that are not what the preset says."""
+    """Returns ``key=value`` for every credit key that differs from the preset."""
     changed = []
     for root in ("algorithm", LOSS):
         ours, theirs = (_flat(root, OmegaConf.select(c, root)) for c in (config, preset))
@@ -113,9 +113,9 @@ def _flat(prefix: str, node) -> dict[str, str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Composing imports verl, which then warns of every GPU platform and engine that is not here.
+    """Silences verl's warnings about every absent GPU platform and engine, which composing triggers by importing verl.
 
-    Which device and engine run is said by the recipe, and checked where they start.
+    The recipe names its device and engine, and both are checked where they start.
     """
     logging.disable(logging.WARNING)
     try:
@@ -130,7 +130,7 @@ ConfigStore.instance().store("credit_keys", node=defaults_tree(), package="_glob
 
 
 def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """What files and overrides say; nothing is decided yet."""
+    """Composes files and overrides; ``auto`` is not decided yet."""
     with initialize_config_dir(str(folders(config_dir)[0]), version_base=None):
         try:
             config = compose(name, list(overrides))
@@ -149,7 +149,7 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
 
 
 def _of_defaults(error: Exception) -> bool:
-    """Raised where Hydra reads lists of defaults: it takes a group's name and choice for texts."""
+    """Was the error raised where Hydra reads lists of defaults? Hydra takes a group's name and choice for texts."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return frame.f_globals["__name__"] in (
         "hydra._internal.config_repository",
@@ -158,9 +158,9 @@ def _of_defaults(error: Exception) -> bool:
 
 
 class SearchPath(SearchPathPlugin):
-    """Where every recipe finds its parts, after its own folder: the shipped recipes, and verl's own configuration.
+    """Adds the shipped recipes and verl's configuration to the folders where a recipe's parts are searched.
 
-    verl's folder is given as a path: ``pkg://verl.trainer.config`` would import verl, several seconds.
+    verl's folder is a path, because ``pkg://verl.trainer.config`` would import verl, which takes several seconds.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
@@ -172,7 +172,7 @@ Plugins.instance().register(SearchPath)
 
 
 def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error: Exception) -> ConfigError:
-    """Hydra says what failed; we add which keys would have been accepted there."""
+    """Adds the accepted keys to Hydra's message."""
     if isinstance(error, MissingConfigException):
         return _missing(name, config_dir, error)
     if isinstance(error, OverrideParseException):
@@ -181,12 +181,14 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not override '([^']+)'", message)
     if match is None:
-        where = "" if name in message else name  # such as an interpolation in a list of defaults
+        where = (
+            "" if name in message else name
+        )  # for example an interpolation in a list of defaults fails without the name
         return ConfigError(": ".join(part for part in (where, message, cause) if part))
     key = match.group(1)
     try:
         base = compose_recipe(name, _groups(overrides), config_dir)
-    except HydraException:  # a file's defaults override it, not the command line
+    except HydraException:  # the override is in a file's defaults, not on the command line
         return ConfigError(message, key=key)
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
     if key in REPLACED:
@@ -205,7 +207,7 @@ def _groups(overrides: Sequence[str]) -> list[str]:
 
 
 def _missing(name: str, config_dir: str | None, error: MissingConfigException) -> ConfigError:
-    """A recipe, what its ``defaults`` list, or a choice of a group that is in none of the folders."""
+    """The error for a recipe, an entry of its ``defaults``, or a group's choice that is in none of the folders."""
     group, _, choice = str(error.missing_cfg_file or name).rpartition("/")
     if error.options:
         return ConfigError(key=group, value=choice, accepted=error.options)
@@ -220,7 +222,7 @@ def _missing(name: str, config_dir: str | None, error: MissingConfigException) -
 
 
 def _unparsed(error: OverrideParseException) -> ConfigError:
-    """Hydra's message leads to its own documentation, and does not always say which override it is about."""
+    """The error that names the override; Hydra's message does not always name it and refers to Hydra's documentation."""
     key, _, value = error.override.partition("=")
     said = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
     return ConfigError(

@@ -1,4 +1,4 @@
-"""What every key would be without a recipe: verl's own value, or that of recipes/credit_defaults.yaml."""
+"""The default of every key: verl's own value, or the value in recipes/credit_defaults.yaml."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Default(NamedTuple):
 
 @lru_cache(maxsize=1)
 def defaults() -> dict[str, Default]:
-    """Every default by its flattened key. Composes verl's ``ppo_trainer`` plain, about a second."""
+    """Returns every default by its flattened key. Composing verl's ``ppo_trainer`` takes about a second."""
     with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
         verl = flat_values(compose("ppo_trainer"))
     ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def defaults() -> dict[str, Default]:
 
 
 def flat_values(config: DictConfig) -> dict[str, object]:
-    """Flattened key to resolved value; lists are values. What has none yet, or refers to such, is "???"."""
+    """Maps flattened keys to resolved values (a list is one value); "???" where a key or what it refers to has none."""
     found: dict[str, object] = {}
 
     def walk(prefix: str, node: Mapping) -> None:
@@ -52,9 +52,9 @@ def flat_values(config: DictConfig) -> dict[str, object]:
 
 
 def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:
-    """(key, value, default) of every key whose value is not its default, in the recipe's order.
+    """Returns (key, value, default) for every key whose value is not its default, in the recipe's order.
 
-    Keys that are in no default (``lab.*``, what a recipe adds) have the value ABSENT and belong to "the recipe".
+    Keys without a default (``lab.*`` and keys that a recipe adds) have the value ABSENT and belong to "the recipe".
     """
     known = defaults()
     absent = Default(ABSENT, "the recipe")

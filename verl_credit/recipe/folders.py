@@ -1,4 +1,4 @@
-"""Where recipes and verl's own configuration lie."""
+"""The folders of recipes and of verl's own configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECIPES = "verl_credit_recipes"
 
 
 def folders(config_dir: str | None) -> list[Path]:
-    """Where recipes are looked for, one's own first."""
+    """The folders that are searched for recipes, the user's own first."""
     if config_dir is not None and not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir {config_dir} is not a directory")
     return [*([] if config_dir is None else [Path(config_dir).resolve()]), recipes_folder()]
@@ -36,6 +36,6 @@ def _folder_of(package: str) -> Path:
 
 
 def shipped_recipes() -> list[str]:
-    """Primary recipes of the package: those that start from verl's trainer."""
+    """The package's primary recipes, which start from verl's trainer."""
     files = recipes_folder().glob("*.yaml")
     return sorted(file.stem for file in files if "- ppo_trainer" in file.read_text(encoding="utf-8"))

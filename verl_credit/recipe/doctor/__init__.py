@@ -1,1 +1,1 @@
-"""`verl-credit doctor`: is this machine, and what a recipe asks of it, ready? Every check is a small function."""
+"""`verl-credit doctor` checks whether this machine and a recipe's inputs are ready. Every check is a small function."""

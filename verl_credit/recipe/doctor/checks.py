@@ -1,4 +1,4 @@
-"""The checks before the start, in one list: `doctor` makes all, `train` those that must hold, `explain` names these.
+"""The checks before the start, in one list: `doctor` makes all, `train` makes the required checks, `explain` names them.
 
 A check is a function of the `Context`. It returns what it found, or a result for each of several things, or raises
 PreflightError or ConfigError with a whole sentence. To add one, write the function and its entry in ``CHECKS``.
@@ -38,13 +38,13 @@ class Stage(StrEnum):
     CLUSTER = "cluster"
     """The Ray cluster that the run would join or start."""
     INPUTS = "inputs"
-    """What the recipe reads: made when the lab is built."""
+    """The files and servers that the recipe reads; checked when the lab is built."""
     TRIALS = "trials"
     """Small runs in processes of their own."""
 
 
 class Train(StrEnum):
-    """When `train` makes a check; what fails there ends it before Ray, with exit code 4."""
+    """The moment at which `train` makes a check. A failure ends `train` before Ray starts, with exit code 4."""
 
     ALWAYS = "always"
     ON_CUDA = "on CUDA"
@@ -58,11 +58,11 @@ class Check:
     train: Train
     function: Callable[[Context], Result | list[Result]]
     right: str
-    """What has to hold."""
+    """The condition that has to hold."""
     needs: tuple[str, ...] = ()
-    """Earlier checks without which this one has nothing to look at. ``recipe``: that one was given."""
+    """Earlier checks that must pass before this check can run. ``recipe``: a recipe was given."""
     event: str = "idle"
-    """Under which kind `train` keeps its warnings."""
+    """The event kind under which `train` records the check's warnings."""
     shown: bool = False
     """`train` prints what it found."""
 
@@ -77,7 +77,7 @@ def with_verl(name: str) -> Callable[[Context], Result]:
     return lambda context: context.with_verl(name, context)
 
 
-# Quick ones first; those that start processes last.
+# Quick checks come first, checks that start processes last.
 CHECKS: tuple[Check, ...] = (
     Check("python", MACHINE, NEVER, software.check_python, "a Python that verl and we support"),
     Check("torch", MACHINE, ON_CUDA, software.check_torch, "it imports, built for the recipe's device"),
@@ -136,7 +136,7 @@ def before_training(config: DictConfig) -> list[Check]:
 
 
 def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
-    """What the checks of these stages found. Raises PreflightError or ConfigError for the first that fails."""
+    """Returns the results of these stages' checks. Raises PreflightError or ConfigError for the first that fails."""
     found = []
     for check in before_training(context.config):
         for result in _made(check, context) if check.stage in stages else []:
@@ -148,7 +148,7 @@ def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
 
 
 def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[Result] = ()) -> list[Result]:
-    """All results, after the ``first`` ones. What needs a check that failed or was skipped is skipped."""
+    """Returns the ``first`` results and one for every check. A check is skipped when a check that it needs did not pass."""
     results = list(first)
     lacking = {r.name: r.name for r in results if r.status in LACKING}
     for check in checks:
@@ -166,7 +166,7 @@ def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[
 
 
 def _made(check: Check, context: Context) -> list[Result]:
-    """Raises PreflightError and ConfigError; a check that breaks otherwise is a failure of its own and ends no other."""
+    """Runs a check. Raises PreflightError and ConfigError; any other error becomes a failed result, so others still run."""
     try:
         found = check.function(context)
     except (ConfigError, PreflightError):

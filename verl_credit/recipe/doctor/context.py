@@ -1,4 +1,4 @@
-"""What the checks look at: facts about the machine, the recipe, and what is read from the recipe's inputs, once."""
+"""The inputs of the checks: the machine's facts, the recipe, and its input files, each read once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Context:
     facts: Facts
     config: DictConfig | None = None
     with_verl: Callable[[str, Context], Result] = field(default_factory=VerlProcess)
-    """Makes the check of that name with verl: in this process, or in one of its own."""
+    """Makes the check of that name with verl, in this process or in a separate process."""
     may_fetch: bool = False
     """The tokenizer may come from the hub."""
     index_fingerprint: str | None = None
@@ -35,14 +35,14 @@ class Context:
     _rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def value(self, key: str):
-        """The key's value; None where the user has yet to give it."""
+        """The key's value; None where the user has not set it."""
         try:
             return OmegaConf.select(self.config, key)
         except OmegaConfBaseException:
             return None
 
     def unbuilt(self, *paths: object) -> str:
-        """The run builds its world's own files, so that it is no fault when they are absent."""
+        """The reason to accept an absent file: the run builds its world's own files; else ""."""
         world = world_of(self.config)
         if world is None:
             return ""
@@ -74,7 +74,7 @@ class Context:
 
     @property
     def tokenizer(self):
-        """Raises PreflightError, and NotHere where it cannot be had."""
+        """Loads the tokenizer once. Raises PreflightError, and NotHere where it cannot be loaded."""
         if isinstance(self._tokenizer, NotHere):
             raise self._tokenizer
         return self._tokenizer
@@ -88,5 +88,5 @@ class Context:
 
     @cached_property
     def parameters(self) -> int | None:
-        """How many the recipe's model has; None where its files are not here."""
+        """The number of the model's parameters; None where its files are not on this machine."""
         return parameters_of(self.value(MODEL))

@@ -1,4 +1,4 @@
-"""The Ray cluster that a run would join, and where a run listens: on the cluster's network, else only on loopback.
+"""The Ray cluster that a run would join, and where a run listens: on the cluster's network, else on loopback only.
 
 TransferQueue unpickles the data that reaches its sockets, and torch's store, gloo and NCCL need no credentials.
 """
@@ -14,14 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 # Ray's own switch for "no cluster, so loopback". Every process of a run reads it once, when it imports Ray.
 RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-STORE = "DIST_INIT_METHOD"  # verl hands it to torch: how ranks find each other
+STORE = "DIST_INIT_METHOD"  # verl hands it to torch, whose ranks find each other by it
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 INIT = "ray_kwargs.ray_init"
 ADDRESS = f"{INIT}.address"
 
 
 def run_address(environment: Mapping[str, str], config: DictConfig | None) -> str:
-    """HOST:PORT of the cluster that a run would join; "" when it would start its own."""
+    """Returns HOST:PORT of the cluster that a run would join; "" when the run would start its own."""
     given = given_address(config)
     if given in ("", "auto"):
         return cluster_address(environment)
@@ -29,7 +29,7 @@ def run_address(environment: Mapping[str, str], config: DictConfig | None) -> st
 
 
 def given_address(config: DictConfig | None) -> str:
-    """The recipe's own value: HOST:PORT, auto, local; "" when it leaves the choice to Ray."""
+    """The address in the recipe: HOST:PORT, auto, local; "" when the recipe leaves the choice to Ray."""
     return str((config is not None and OmegaConf.select(config, ADDRESS)) or "")
 
 
@@ -44,7 +44,7 @@ def unreachable(address: str) -> str:
 
 
 def cluster_address(environment: Mapping[str, str], file: str = "/tmp/ray/ray_current_cluster") -> str:
-    """HOST:PORT from RAY_ADDRESS, else from the file that ``ray start`` writes; "" without a cluster."""
+    """Returns HOST:PORT from RAY_ADDRESS, else from the file that ``ray start`` writes; "" without a cluster."""
     named = environment.get("RAY_ADDRESS", "")
     if named and named != "auto":
         return "" if named == "local" else named
@@ -56,19 +56,19 @@ def cluster_address(environment: Mapping[str, str], file: str = "/tmp/ray/ray_cu
 
 
 def ray_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Set Ray's switch before anything imports Ray. It does not affect a run that joins a cluster."""
+    """Sets Ray's switch before anything imports Ray. It does not affect a run that joins a cluster."""
     environment.setdefault(RAY, "0")
 
 
 def loopback_settings(environment: Mapping[str, str], config: DictConfig) -> dict[str, str]:
-    """Variables for the workers of a run that starts Ray itself; those in the environment keep their values."""
+    """Returns variables for the workers of a run that starts Ray itself; variables already set keep their values."""
     if run_address(environment, config):
         return {}
     return {name: environment.get(name, value) for name, value in _loopback().items()}
 
 
 def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[str]:
-    """Lines about what other machines can reach; none if everything is on loopback."""
+    """Returns lines about the sockets that other machines can reach; no line where all are on loopback."""
     if address := run_address(environment, config):
         return [
             f"network: others can reach the nodes of the Ray cluster at {address}: Ray's ports (with the cluster's token) "
@@ -87,7 +87,7 @@ def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[st
 
 
 def why_not_loopback(environment: Mapping[str, str], config: DictConfig, address: str) -> str:
-    """Why Ray, which uses ``address`` for this machine, would leave loopback although no setting asks for it; else ""."""
+    """The reason why Ray, which uses ``address`` for this machine, would leave loopback without a setting; else ""."""
     if run_address(environment, config) or _opted_out(environment) or is_loopback(address):
         return ""
     return (
@@ -97,7 +97,7 @@ def why_not_loopback(environment: Mapping[str, str], config: DictConfig, address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name is loopback, without resolving the name."""
+    """Is an address or a name loopback? The name is not resolved."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -118,7 +118,7 @@ def _opted_out(environment: Mapping[str, str]) -> bool:
 
 
 def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list[str]:
-    """NAME=VALUE of the user's settings that leave loopback."""
+    """Returns NAME=VALUE for every setting of the user's that leaves loopback."""
     init = OmegaConf.select(config, INIT) or {}
     given = OmegaConf.select(config, f"{INIT}.runtime_env.env_vars") or {}
     variables = {**loopback_settings(environment, config), **given}

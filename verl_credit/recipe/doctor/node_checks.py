@@ -1,8 +1,8 @@
-"""Several machines: does every node see the folders that a run writes, and does it reach the search servers?
+"""Checks that every node of a cluster sees the folders that a run writes, and reaches the search servers.
 
 verl's task runner, and in it our trainer, runs on any node with a free CPU and writes metrics, trajectories, events and the
 checkpoints' tracker there; every node's workers write their shards; the process that was started reads them. So these
-folders have to be one. A file with text nobody else knows is written here, and a process on every node reads it.
+folders have to be shared. This process writes a file with a random text, and a process on every node reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from verl_credit.turns.search.client import urls_of
 
 @dataclass(frozen=True)
 class Mark:
-    """A file that holds ``text``, in the folder that ``key`` names or, while that is not made yet, above it."""
+    """A file with ``text`` in the folder that ``key`` names, or in its nearest existing parent."""
 
     key: str
     folder: Path
@@ -42,7 +42,7 @@ class Mark:
 
 
 def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
-    """Asked only where a run would join a cluster."""
+    """Checks the nodes, only where a run would join a cluster."""
     config = context.config
     address = run_address(context.facts.environment, config)
     if not address:
@@ -60,7 +60,7 @@ def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
 
 
 def folders(config: DictConfig) -> list[tuple[str, Path]]:
-    """(key, folder) of what a run writes; the checkpoints' only where they are not inside the run's own."""
+    """Returns (key, folder) for the folders that a run writes; the checkpoints' only where it is outside the run's."""
     run_dir, checkpoints = (
         Path(str(value)).expanduser().resolve()
         for value in (config.run_dir, config.trainer.default_local_dir)
@@ -71,7 +71,7 @@ def folders(config: DictConfig) -> list[tuple[str, Path]]:
 
 @contextmanager
 def marked(key: str, folder: Path) -> Iterator[Mark]:
-    """The file is gone afterwards."""
+    """Writes the file and removes it afterwards."""
     text = secrets.token_hex(8)
     with tempfile.NamedTemporaryFile("w", dir=existing(folder), prefix=".verl_credit_") as file:
         file.write(text)
@@ -81,7 +81,7 @@ def marked(key: str, folder: Path) -> Iterator[Mark]:
 
 
 def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig) -> Result:
-    """``nodes``: {"host", "cpus", "found": [text of each mark's file, or what it met]} or "error" instead of "found".
+    """Judges ``nodes``: {"host", "cpus", "found": [text of each mark's file, or the error]} or "error" instead of "found".
 
     A node without a CPU gets none of our processes.
     """
@@ -109,7 +109,7 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
 
 
 def loopback_server(config: DictConfig) -> str:
-    """A search server that other machines do not reach; "" where there is none."""
+    """The address of a search server that other machines cannot reach; "" where there is none."""
     if not config.search.max_searches:
         return ""
     if config.search.url is None:

@@ -1,4 +1,4 @@
-"""Questions that a process of its own answers: verl and Ray take seconds to import, and may end the process."""
+"""Runs checks in a separate process, because verl and Ray take seconds to import and may end the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBE_S = 180.0
 
 
 def answer_of(code: int | None, printed: str) -> dict | str:
-    """The JSON of the last line, or what went wrong in words."""
+    """Returns the JSON of the last line, or a text with the error."""
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     if code is None:
         return f"no answer in {PROBE_S:g} s"
@@ -29,7 +29,7 @@ def answer_of(code: int | None, printed: str) -> dict | str:
 
 
 class VerlProcess:
-    """Makes the checks that need verl: one process for all, started when the first is asked for."""
+    """Makes all checks that need verl in one process, which starts at the first of them."""
 
     def __init__(self, run: Callable = in_a_process) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Ray: the cluster that a run would join or start, and the plugin in its workers. Judged here, asked by the host."""
+"""Judges the Ray cluster that a run would join or start, and the plugin in its workers; `host` collects the facts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from verl_credit.recipe.machine.facts import Facts
 from verl_credit.recipe.machine.gather import in_a_process
 
 PROBES = "verl_credit.host.process.doctor_probes"
-CPUS_PER_RANK = 3  # of the placement group that verl makes for every rank
-# What ray.init refuses beside an address.
+CPUS_PER_RANK = 3  # verl's placement group of every rank has this many
+# ray.init refuses these beside an address.
 LOCAL_ONLY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 Ask = Callable[..., tuple[int | None, str]]
@@ -40,7 +40,7 @@ def check_plugin(context: Context, ask: Ask = ask_host) -> Result | list[Result]
 
 
 def check_cluster(context: Context, reach: Callable[[str], str] | None = None) -> Result:
-    """What can be told without starting a process: an address that answers and the keys beside it, or local resources."""
+    """Checks without starting a process: the address answers and the keys beside it are accepted, or resources suffice."""
     facts, config = context.facts, context.config
     if "ray" not in facts.packages:
         return failed("ray is not installed", "verl needs it", "pip install 'verl-credit[verl]'")
@@ -70,7 +70,7 @@ def _refused_keys(config: DictConfig) -> list[str]:
 
 
 def _local(facts: Facts, config: DictConfig | None) -> Result:
-    """Without a cluster a run starts one here, with these resources."""
+    """Checks the resources of the cluster that a run starts on this machine."""
     init = {} if config is None else OmegaConf.select(config, "ray_kwargs.ray_init") or {}
     cpus = init.get("num_cpus") or facts.cpus
     gpus = init.get("num_gpus") if init.get("num_gpus") is not None else len(facts.devices)
@@ -98,7 +98,7 @@ def _local(facts: Facts, config: DictConfig | None) -> Result:
 
 
 def cpus_wanted(config: DictConfig) -> int:
-    """Logical CPUs of a node: every rank's placement group, and the process that owns the training loop."""
+    """The logical CPUs that a node needs for every rank's placement group and the process of the training loop."""
     return CPUS_PER_RANK * config.trainer.n_gpus_per_node + 1
 
 

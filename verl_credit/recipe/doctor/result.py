@@ -1,4 +1,4 @@
-"""What a check returns."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from enum import StrEnum
 class Status(StrEnum):
     PASS = "pass"
     WARN = "warn"
-    """It can run, and something about it will surprise."""
+    """The run can start, and will behave unexpectedly."""
     FAIL = "fail"
-    """It cannot run."""
+    """The run cannot start."""
     SKIP = "skip"
-    """Nothing here to check, and why."""
+    """There is nothing to check; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """``found``: what is there; ``right``: what would be right; ``fix``: the command or setting that fixes it.
+    """``found`` describes the present state, ``right`` the required state, ``fix`` the command or setting that repairs it.
 
-    A check with one result leaves the name empty: it is the check's own.
+    A check with one result leaves the name empty; the result then has the check's name.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Result:
         return {key: str(value) for key, value in asdict(self).items()}
 
     def line(self) -> str:
-        """For a refusal: one line."""
+        """The line of a refusal."""
         return "; ".join(part for part in (self.found, self.right, self.fix) if part)
 
 

@@ -1,4 +1,4 @@
-"""Facts about a machine as plain data, so that checks can be tested for machines that nobody has."""
+"""Facts about a machine as plain data, so that checks can be tested for other machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device. Bytes; ``free`` is from cudaMemGetInfo, ``integrated`` devices share the CPU's memory."""
+    """A CUDA device. Sizes are bytes; ``free`` is from cudaMemGetInfo, ``integrated`` devices share the CPU's memory."""
 
     name: str
     capability: tuple[int, int]
@@ -20,7 +20,7 @@ class Device:
 
     @property
     def unified(self) -> bool:
-        """CPU and GPU share one memory. GB10 is also known by name and capability, because drivers differ."""
+        """Do CPU and GPU share one memory? GB10 is also recognised by name and capability, because drivers differ."""
         return self.integrated or "GB10" in self.name or self.capability == (12, 1)
 
 
@@ -36,7 +36,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. ``limit`` and ``limit_used`` are the control group's, None without one; used without cached files."""
+    """Sizes in bytes. ``limit`` and ``limit_used`` (without cached files) are the control group's; None without a limit."""
 
     total: int
     available: int
@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Ptxas:
-    """An assembler on this machine. ``bundled`` by triton; ``version`` of CUDA, as (major, minor)."""
+    """An assembler on this machine. ``bundled``: triton brings it; ``version``: the CUDA version as (major, minor)."""
 
     path: str
     version: tuple[int, int]
@@ -103,5 +103,5 @@ class Facts:
 
 
 def size(count: float) -> str:
-    """Bytes in GiB or MiB."""
+    """Writes bytes in GiB or MiB."""
     return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"

@@ -40,7 +40,7 @@ print(json.dumps(found))
 
 
 def gather(environment: Mapping[str, str] | None = None, *, torch: bool = True) -> Facts:
-    """All facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
+    """Gathers all facts; without ``torch`` the CUDA probe (a few seconds) is left out."""
     return Facts(
         python=sys.version_info[:3],
         packages=installed(),
@@ -56,12 +56,12 @@ def gather(environment: Mapping[str, str] | None = None, *, torch: bool = True) 
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def installed() -> dict[str, str]:
-    """Versions by distribution; of two with one name the first on the path counts, as for an import."""
+    """Returns versions by distribution; of two distributions with one name the first on the path wins, as for an import."""
     found: dict[str, str] = {}
     for distribution in distributions():
         name = distribution.metadata["Name"]
@@ -82,7 +82,7 @@ def probe_torch(timeout_s: float = 120.0) -> Torch:
 
 
 def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
-    """(exit code, or None when it was stopped after ``timeout_s``; output) of a fresh Python with our environment."""
+    """Runs a fresh Python with our environment. Returns (exit code, or None after ``timeout_s``; output)."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
@@ -133,9 +133,9 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
 
 
 def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
-    """(memory limit or None, bytes used without cached files) of this process's group, version 2 or 1.
+    """Returns (memory limit or None, bytes used without cached files) of this process's group, version 2 or 1.
 
-    The lowest limit of the group and its parents counts.
+    The limit is the lowest of the group and its parents.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -187,7 +187,7 @@ def processes() -> tuple[Process, ...]:
 
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it ended meanwhile, or may not be read
+        with suppress(psutil.Error, OSError):  # the process ended meanwhile, or may not be read
             if process.status() != psutil.STATUS_ZOMBIE:
                 found.append(read(process))
     return tuple(found)
@@ -216,7 +216,7 @@ def assemblers() -> tuple[Ptxas, ...]:
 
 
 def ptxas_version(path: Path) -> tuple[int, int] | None:
-    """(major, minor) of "release 12.9" in ``ptxas --version``; None when it does not run."""
+    """Returns (12, 9) for "release 12.9" in ``ptxas --version``; None when ptxas does not run."""
     try:
         output = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -21,7 +21,7 @@ FIRST_PTXAS = {
 
 
 def check_cuda(context: Context) -> Result:
-    """Driver, runtime, devices with their capability; as many as the recipe takes on a node."""
+    """Checks the driver, the runtime, and that there are as many devices as the recipe takes on a node."""
     facts, config = context.facts, context.config
     torch, wanted = facts.torch, wants_cuda(config)
     runtime = f"driver for CUDA {facts.driver or '?'}, torch built for CUDA {torch.cuda or '-'}"
@@ -60,12 +60,12 @@ def driver_too_old(driver: str, runtime: str | None) -> bool:
 
 
 def clustered(facts: Facts, config: DictConfig | None) -> bool:
-    """A Ray cluster is named in the environment: its nodes, not this machine, have the devices."""
+    """Is a Ray cluster named in the environment? Then its nodes, not this machine, have the devices."""
     return bool(facts.environment.get("RAY_ADDRESS")) or (config is not None and config.trainer.nnodes > 1)
 
 
 def check_ptxas(context: Context) -> Result:
-    """Blackwell only: triton brings an assembler of its own, which may be older than the device."""
+    """Checks Blackwell devices only: the assembler that triton brings may be older than the device."""
     facts = context.facts
     blackwell = [d for d in facts.devices if d.capability[0] >= 10]
     if not blackwell:
@@ -90,12 +90,12 @@ def check_ptxas(context: Context) -> Result:
 
 
 def first_ptxas(capability: tuple[int, int]) -> tuple[int, int]:
-    """A capability that is not listed is newer than this file: CUDA 13.0 is the least."""
+    """The first CUDA release for a capability; a capability that is not listed needs at least CUDA 13.0."""
     return FIRST_PTXAS.get(capability, (13, 0))
 
 
 def assembler_of(facts: Facts) -> tuple[str, Ptxas | None]:
-    """(variable that chooses it, the assembler triton would call for Blackwell).
+    """Returns (variable that chooses it, assembler that triton would call for Blackwell).
 
     Newer tritons bring a second one for capability 10.0 and up, with a variable of its own; older ones have one for all.
     """

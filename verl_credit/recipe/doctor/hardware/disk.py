@@ -1,4 +1,4 @@
-"""Is there room for the checkpoints of a run, or of all runs of a sweep?"""
+"""Is there disk space for the checkpoints of a run, or of all runs of a sweep?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_credit.records.run.finished import count_kept
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
-    """Space for the checkpoints that are kept and the one that is being written."""
+    """Checks the space for the checkpoints that are kept and the checkpoint that is being written."""
     config = context.config
     there = existing(_folder(config))
     free = usage(there).free
@@ -40,7 +40,7 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
 
 
 def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:
-    """One line for every disk that cannot hold what all runs keep; what stands there from before is counted as there."""
+    """Returns a line for every disk that cannot hold the checkpoints of all runs; existing checkpoints take no new space."""
     needed: dict[int, float] = {}
     largest: dict[int, float] = {}
     places: dict[int, Path] = {}
@@ -68,14 +68,14 @@ def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> li
 
 
 def checkpoints_kept(config: DictConfig) -> int | None:
-    """How many are kept in the end; None where every one is kept and the number of steps is not known."""
+    """The number of checkpoints kept in the end; None where all are kept and the number of steps is not known."""
     trainer = config.trainer
     most, steps = trainer.get("max_actor_ckpt_to_keep"), trainer.get("total_training_steps")
     return count_kept(steps, trainer.save_freq or 0, most, config.keep_checkpoints)
 
 
 def checkpoint_bytes(config: DictConfig, parameters: int) -> int:
-    """fp32 weights and, for full training, the two moments of Adam: 12 bytes a parameter; with LoRA 4."""
+    """A checkpoint has fp32 weights and, in full training, Adam's two moments: 12 bytes per parameter; 4 with LoRA."""
     lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
     return parameters * (4 if lora > 0 else 12)
 
@@ -89,7 +89,7 @@ def _folder(config: DictConfig) -> Path:
 
 
 def existing(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """The folder itself, or its nearest existing parent."""
     return next(p for p in (folder, *folder.parents) if p.exists())
 
 

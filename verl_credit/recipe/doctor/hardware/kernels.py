@@ -1,4 +1,4 @@
-"""The attention kernels that have to run on this machine's GPU: each is tried as at the start of a run."""
+"""Tries the attention kernels that this machine's GPU has to run, each as at the start of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_credit.recipe.required import MODEL
 
 VARLEN, SDPA, FLEX = named("varlen"), named("sdpa"), named("flex")
 TRIAL_S = 240.0  # a first compilation takes tens of seconds, more where the assembler starts from cold disks
-HEADS = (32, 8, 128)  # of queries, of keys, their size: Qwen3-4B and 8B
+HEADS = (32, 8, 128)  # (query heads, key heads, head size) of Qwen3-4B and 8B
 
 TRIAL = """
 import sys, torch
@@ -33,12 +33,12 @@ Trial = Callable[..., tuple[int | None, str]]
 
 
 def run_trial(name: str, heads: tuple[int, int, int], device: str = "cuda") -> tuple[int | None, str]:
-    """The start's trial in a process of its own: rows with answers after them, against the definition, in bf16."""
+    """Runs the start's trial in a separate process: rows with appended answers, compared with the definition, in bf16."""
     return in_a_process(["-c", TRIAL, name, device, *map(str, heads)], TRIAL_S)
 
 
 def check_flash(context: Context, trial: Trial = run_trial) -> Result:
-    """Importable is not enough: a wheel for another torch or device imports and then fails in the first call."""
+    """Runs flash-attn, because a wheel for another torch or device can be imported and then fails in the first call."""
     facts, config = context.facts, context.config
     version, attention = facts.packages.get("flash-attn"), _attention(config)
     required = wants_cuda(config) and attention in (VARLEN, "flash_attention_2")
@@ -57,7 +57,7 @@ def check_flash(context: Context, trial: Trial = run_trial) -> Result:
 
 
 def check_sdpa(context: Context, trial: Trial = run_trial) -> Result:
-    """What `auto` takes where flash-attn is not, or does not run."""
+    """Checks SDPA, which `auto` takes where flash-attn is absent or does not run."""
     facts, config, attention = context.facts, context.config, _attention(context.config)
     if not facts.devices:
         return skipped("no CUDA device; on a CPU attention is SDPA, row by row")
@@ -70,7 +70,7 @@ def check_sdpa(context: Context, trial: Trial = run_trial) -> Result:
 
 
 def check_flex(context: Context, trial: Trial = run_trial) -> Result:
-    """FlexAttention has to compile, which takes triton, a C compiler and an assembler that knows the device."""
+    """Checks that FlexAttention compiles, which takes triton, a C compiler and an assembler that knows the device."""
     config, attention = context.config, _attention(context.config)
     if not context.facts.devices:
         return skipped("no CUDA device")
@@ -81,7 +81,7 @@ def check_flex(context: Context, trial: Trial = run_trial) -> Result:
 
 
 def heads_of(config: DictConfig | None) -> tuple[int, int, int]:
-    """The heads of the recipe's model, by its folder, its name or its config.json in the hub's cache; else `HEADS`."""
+    """The heads of the recipe's model, from its folder, its name or its config.json in the hub's cache; else `HEADS`."""
     path = None if config is None else OmegaConf.select(config, MODEL)
     for model in (path, cached_config(path) if isinstance(path, str) else None):
         try:

@@ -15,13 +15,11 @@ from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, wa
 from verl_credit.recipe.machine.facts import GIB, Device, Facts, size
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
-RAY_SHARE = 0.3  # of the memory, for Ray's object store when nothing is set
-SOMEBODY_ELSES = (
-    ".prometheus.port"  # a server that runs already; verl asks it to read its configuration again
-)
+RAY_SHARE = 0.3  # Ray's default share of the memory for its object store
+SOMEBODY_ELSES = ".prometheus.port"  # this server runs already; verl makes it read its configuration again
 SWITCHES = ("enable", "enabled", "include_dashboard")
 SWITCHED_ON_LATER = "transfer_queue.enable"  # false in every configuration; verl's v1 trainer sets it
-BUSY = 0.1  # of a device's memory in use by somebody else is worth a word
+BUSY = 0.1  # share of a device's memory in use by other processes from which the check warns
 
 
 def check_memory(context: Context) -> list[Result]:
@@ -69,7 +67,7 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
 
 
 def device_free(device: Device, facts: Facts) -> int:
-    """Bytes a process can take. On unified memory that is what the CPU side has available, within its limits."""
+    """Bytes that a process can take. On unified memory these are the CPU's available bytes, within its limits."""
     return min(device.total, facts.memory.usable) if device.unified else device.free
 
 
@@ -80,7 +78,7 @@ def engine_share(config: DictConfig | None) -> float | None:
 
 
 def check_shm(context: Context) -> Result:
-    """Ray's object store lies there, and NCCL's buffers between the GPUs of a node."""
+    """Checks shared memory, which holds Ray's object store and NCCL's buffers between the GPUs of a node."""
     memory, config = context.facts.memory, context.config
     if not memory.shm_total:
         return skipped("this system has none")
@@ -97,7 +95,7 @@ def check_shm(context: Context) -> Result:
 
 
 def check_ports(context: Context, holder: Callable[[int], str | None] | None = None) -> Result:
-    """Every port that the recipe gives a number to has to be free."""
+    """Checks that every port with a number in the recipe is free."""
     wanted = dict(named_ports(context.config))
     taken = {key: who for key, port in wanted.items() if (who := (holder or port_holder)(port))}
     if taken:
@@ -110,7 +108,7 @@ def check_ports(context: Context, holder: Callable[[int], str | None] | None = N
 
 
 def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:
-    """(key, number) of every ``port`` or ``*_port`` above 0 that the run would listen on."""
+    """Yields (key, number) for every ``port`` or ``*_port`` above 0 that the run would listen on."""
     values = flat_values(config)
     for key, value in values.items():
         leaf = key.rpartition(".")[2]
@@ -127,7 +125,7 @@ def _switched_off(key: str, values: dict[str, object]) -> bool:
 
 
 def port_holder(port: int) -> str | None:
-    """Who listens on ``port`` of this machine ("process 12 (python)"), None when it is free."""
+    """The process that listens on ``port`` of this machine ("process 12 (python)"); None when the port is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
         try:

@@ -1,4 +1,4 @@
-"""Engine processes that nobody waits for any more: named with what they hold, and left alone."""
+"""Lists engine processes whose driver has ended, with the memory that they hold; it does not stop them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def describe(process: Process, now: float) -> str:
 
 
 def orphans(processes: Iterable[Process], cluster: str = "") -> list[Process]:
-    """Engine processes whose driver is gone, themselves first and then what they started, by age.
+    """Returns engine processes whose driver has ended, by age, each followed by the processes that it started.
 
     A driver is any living ancestor that is neither an engine process nor an init. Processes of the cluster that
-    ``ray start`` brought up (``cluster``: its address) have an init as parent by right. A retriever that was given a
-    parent (``--parent-pid``) is an orphan when that one is gone; one started by hand never is.
+    ``ray start`` brought up (``cluster``: its address) have an init as their rightful parent. A retriever with a
+    ``--parent-pid`` is an orphan when that process has ended; a retriever started by hand never is.
     """
     by_pid = {process.pid: process for process in processes}
     lost = [p for p in by_pid.values() if is_engine(p) and not _driven(p, by_pid, cluster)]
@@ -77,7 +77,7 @@ def _driven(process: Process, by_pid: Mapping[int, Process], cluster: str) -> bo
         if cluster and is_engine(current) and _serves(current, cluster):
             return True
         parent = by_pid.get(current.parent)
-        # A parent younger than its child has the number of one that is gone.
+        # A parent younger than its child is another process that reuses the number of the ended parent.
         if parent is None or parent.pid == current.pid or parent.started > current.started:
             return False
         if not is_engine(parent):
@@ -102,7 +102,7 @@ def _retriever_has_parent(process: Process, by_pid: Mapping[int, Process]) -> bo
 
 
 def _is_init(process: Process) -> bool:
-    """Who adopts orphans: an init by name, or process 1 of a container unless that is a Python program itself."""
+    """Does the process adopt orphans? It is an init by name, or a container's process 1 that is not a Python program."""
     if process.name in INITS:
         return True
     return process.pid == 1 and not process.name.startswith(("python", "ray", "verl-credit"))

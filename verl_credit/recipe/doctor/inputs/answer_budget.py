@@ -1,11 +1,11 @@
-"""The data's longest answers fit beside the longest row: checked before the start, not by a step that ends the run.
+"""Checks before the start that the data's longest answers fit beside the longest row; else a step would end the run.
 
 With dynamic batching verl refuses a row that is longer than the forward's budget. On ``old_log_probs`` the answers
-are appended to their row; with the scorers ``rows`` and ``server`` each has a row, or a request, of its own:
+are appended to their row; with the scorers ``rows`` and ``server`` each answer has its own row or request:
 
     tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
 
-with contexts = search.max_searches + 1. The longest row is the one that the length limits allow.
+with contexts = search.max_searches + 1. The length limits give the longest row.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from verl_credit.turns.scorers import SCORERS
 def answers_fit(
     config: DictConfig, settings: CreditSettings, place: Place, tokenizer, rows: Iterable[Row]
 ) -> str:
-    """What the answers of these rows need at most, as a sentence.
+    """Returns a sentence with the most tokens that the answers of these rows need.
 
-    Raises PreflightError with the row that needs most and what the budget would have to be, and for a tokenizer that cannot
-    write the answers.
+    Raises PreflightError with the row that needs most and the budget that it needs, and for a tokenizer that cannot write
+    the answers.
     """
     (key, budget, room, contexts), row, model = place, longest_row(config), config.actor_rollout_ref.model
     try:
@@ -56,10 +56,10 @@ def answers_fit(
 def worst_row(
     tokenizer, settings: CreditSettings, rows: Iterable[Row], enough: int = 0
 ) -> tuple[str, int, int]:
-    """(where, tokens after one context, gold answers) of the row that needs most.
+    """Returns (where, tokens after one context, number of gold answers) for the row that needs most.
 
     Rows are tried longest text first, until no remaining row can exceed the maximum found (a token has a byte at least) or
-    ``enough``: where all rows surely fit, the row with the longest text is the one named.
+    ``enough``: where all rows surely fit, the row with the longest text is returned.
     """
     counter = _Counter(tokenizer, settings)
     texts = []
@@ -82,12 +82,12 @@ def worst_row(
 
 
 class _Counter:
-    """Tokens that the answers of a row add to one of its contexts."""
+    """Counts the tokens that the answers of a row add to one of its contexts."""
 
     def __init__(self, tokenizer, settings: CreditSettings):
         self.writer = writer_of(tokenizer, settings)
         header = assistant_header(tokenizer, settings.chat_template_kwargs)
-        self.end = header  # of every context that does not end at a call
+        self.end = header  # written after every context that does not end at a call
         self.beside = 2 * len(header) + 1  # header written, tail written again, the token before
         self.places = (False, True) if self.writer.header else (False,)
 
@@ -105,5 +105,5 @@ class _Counter:
 
 
 def branch_tokens(answer: PseudoAnswer) -> int:
-    """Tokens of an answer's branch: nothing after the gold tokens, and one before the first of them."""
+    """The tokens of an answer's branch: the token before the first gold token, and all up to the last gold token."""
     return answer.gold_end + (answer.gold_start == 0)

@@ -1,4 +1,4 @@
-"""Training and held-out files: readable, with the columns that a run reads, no column that steers it, and rows enough."""
+"""Checks that data files are readable, have the columns that a run reads and enough rows, and no column that steers it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAIN, VAL = DATA
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 TOOL = SCHEMA["function"]["name"]
 COLUMNS = ["reward_model", "data_source"]
-"""Columns that a run reads beside the prompt, whose name is data.prompt_key."""
+"""The columns that a run reads beside the prompt's column (data.prompt_key)."""
 
 
 def rows_needed(config: DictConfig, key: str) -> int:
@@ -35,10 +35,10 @@ def read_rows(
     prompt_key: str = "prompt",
     default_loop: str = AGENT_NAME,
 ) -> list[Row]:
-    """All rows of the files, each one that can train, and enough of them. Raises PreflightError.
+    """Reads all rows of the files. Raises PreflightError for a row that cannot train, and for too few rows.
 
-    ``searches=False``: a run without the tool, whose prompts alone can say how an answer is written.
-    ``other_tools``: there are tools beside the search, whose names only verl knows. ``agents``: loops that a row may name.
+    ``searches=False``: the run has no tool, so the prompt has to name the form of an answer.
+    ``other_tools``: there are tools beside the search; only verl knows their names. ``agents``: loops that a row may name.
     ``prompt_key``: the column of the prompts. ``default_loop``: the agent loop of rows that name none.
     """
     paths = [files] if isinstance(files, str) else files
@@ -90,17 +90,17 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
             parquet.read_schema(one)
         dataset = arrow_dataset.dataset(files, format="parquet")
         wanted = _columns(dataset.schema, f"{key}: {path}", prompt_key)
-        # As the trainer reads them, all columns: a damaged one that no key names ends the trainer, too.
+        # The trainer reads all columns, so a damaged column that no key names would end it, too.
         kept = [_picked(batch, wanted) for batch in dataset.to_batches()]
         return [row for batch in kept for row in batch.to_pylist()]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
-        # A KeyError: two columns have one name.
+        # pyarrow raises KeyError where two columns have one name.
         said = printable((str(error).splitlines() or [type(error).__name__])[0])
         raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
 
 
 def _picked(batch, wanted: list[str]):
-    """Columns of a batch by name, and a field of extra_info by its own name."""
+    """Returns columns of a batch by name, and a field of extra_info by its own name."""
     from pyarrow import RecordBatch, compute
 
     columns = {name: batch.column(name) for name in wanted if name != SELECTION}
@@ -110,7 +110,7 @@ def _picked(batch, wanted: list[str]):
 
 
 def _columns(schema, where: str, prompt_key: str) -> list[str]:
-    """What is read of every row. Raises PreflightError for what no row of the file can have."""
+    """Returns the columns that are read from every row. Raises PreflightError for missing and for forbidden columns."""
     from pyarrow import types
 
     names = schema.names

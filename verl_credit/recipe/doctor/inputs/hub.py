@@ -1,4 +1,4 @@
-"""Is a model on the Hugging Face hub there, and may it be read? One small file is asked for."""
+"""Requests one small file of a model on the Hugging Face hub, to see whether the model exists and may be read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TIMEOUT_S = 10.0
 
 
 class HubError(ValueError):
-    """The model cannot be had; says why and what would be right."""
+    """The model cannot be read; the message has the reason and the remedy."""
 
 
 def cached_config(name: str) -> str | None:
-    """Path of the model's config.json in the hub's cache; None when it is not there."""
+    """The path of the model's config.json in the hub's cache; None when it is absent."""
     try:
         found = try_to_load_from_cache(name, CONFIG)
     except HFValidationError:
@@ -32,7 +32,7 @@ def cached_config(name: str) -> str | None:
 
 
 def refuse_absent(name: str, download=hf_hub_download) -> Path:
-    """The folder of the cache that holds the model's config.json; what else the model has may be fetched by the run.
+    """Returns the cache folder with the model's config.json; the run may fetch the model's other files.
 
     Raises HubError as `fetch_config`, and when the run could not fetch the weights.
     """
@@ -45,9 +45,9 @@ def refuse_absent(name: str, download=hf_hub_download) -> Path:
 
 
 def fetch_config(name: str, download=hf_hub_download) -> str:
-    """Path of the model's config.json, fetched when it is not in the cache. The token is that of the environment.
+    """Returns the path of the model's config.json, fetched when the cache lacks it, with the environment's token.
 
-    Raises HubError when no such model exists or may be read, and when it is not in the cache and the hub cannot be asked.
+    Raises HubError when the model does not exist or may not be read, and when the cache lacks it and the hub is unreachable.
     """
     try:
         validate_repo_id(name)

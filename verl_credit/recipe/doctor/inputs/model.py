@@ -1,4 +1,4 @@
-"""The policy: a folder or a hub name that holds a model, and what its files say."""
+"""Checks the policy's model, a folder or a hub name, by its files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "s
 
 
 class Unreadable(PreflightError):
-    """Names the file and what is wrong with it."""
+    """A file of the model cannot be read; the message names the file and the fault."""
 
 
 def read_model(folder: Path) -> str:
-    """One line about a model that can be read. Raises Unreadable."""
+    """Returns a line that describes the model. Raises Unreadable."""
     config = read_json(folder / "config.json")
     parameters = count_parameters(folder)
     tokenizer = next((folder / n for n in TOKENIZERS if (folder / n).is_file()), None)
@@ -56,7 +56,7 @@ def count_parameters(folder: Path) -> int:
 
 def _tensor_elements(path: Path) -> int:
     try:
-        with safe_open(path, "pt") as file:  # it compares the header with the file's size
+        with safe_open(path, "pt") as file:  # safe_open compares the header with the file's size
             return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror or error}") from error
@@ -77,7 +77,7 @@ def read_json(path: Path) -> dict:
 
 
 def parameters_of(path: str | None) -> int | None:
-    """The model's parameters, counted in its files, else by its name or its config.json in the hub's cache, if known."""
+    """The number of the model's parameters, from its files, its name or its config.json in the hub's cache, if known."""
     if not path or not isinstance(path, str):
         return None
     found = cached_config(path)
@@ -103,7 +103,7 @@ def model_values(path: str) -> dict | None:
 
 
 def require_model(path: str | None) -> None:
-    """A local path must hold a model; a name must be one that the hub has, or its cache."""
+    """Checks that a local path holds a model, or that the hub or its cache has the name."""
     if not path or not isinstance(path, str):
         raise PreflightError(f"actor_rollout_ref.model.path={path}: give a model folder or a hub name")
     folder = Path(path).expanduser()
@@ -121,7 +121,7 @@ def require_model(path: str | None) -> None:
 
 
 def require_positions(config: DictConfig) -> str:
-    """The model has a position for every token of the longest sequence, as far as its config is here and says."""
+    """Checks that the model has a position for every token of the longest sequence, where its config is known."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     length = rollout.max_model_len or row

@@ -1,4 +1,4 @@
-"""Prompts over the limit: verl's rollout would truncate them silently."""
+"""Refuses prompts over the limit, which verl's rollout would truncate silently."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from verl_credit.errors import PreflightError
 from verl_credit.recipe.doctor.inputs.data import Row, rows_needed
 from verl_credit.recipe.doctor.inputs.model import model_values
 
-MOST = 5000  # prompts of a key that are tokenised
+MOST = 5000  # at most this many prompts of a key are tokenised
 SLACK = 16  # tokens by which a template may differ between two texts
 
 
 class PromptMeter:
-    """Tokens of a prompt as the agent loop writes it: chat template, its arguments, the search tool's schema."""
+    """Counts a prompt's tokens as the agent loop writes it: chat template, its arguments, the search tool's schema."""
 
     def __init__(self, tokenizer, config: DictConfig):
         from verl_credit.turns.search.protocol import SCHEMA
@@ -39,7 +39,7 @@ class PromptMeter:
         )
 
     def at_most(self, prompt: list[dict]) -> float:
-        """A bound that costs no tokenising: a token is at least a byte of the text. Infinite for what is no text."""
+        """An upper bound without tokenising: a token is at least a byte of the text. Infinite for a prompt without text."""
         if not all(
             isinstance(message, dict) and isinstance(message.get("content"), str) for message in prompt
         ):
@@ -53,9 +53,9 @@ class PromptMeter:
 def count_prompts(
     config: DictConfig, key: str, rows: Sequence[Row], tokenizer, *, most: int = MOST
 ) -> list[str]:
-    """What to say of the prompts in ``key``; raises PreflightError for such as would be cut.
+    """Returns notes about the prompts in ``key``; raises PreflightError for prompts that would be cut.
 
-    Prompts that cannot be too long by their bytes are not tokenised; of the others, the ``most`` longest are.
+    Prompts that are short enough by their bytes are not tokenised; the ``most`` longest of the others are.
     With data.filter_overlong_prompts verl leaves long ones out, but counts without the search tool's schema.
     """
     limit, filters = config.data.max_prompt_length, bool(config.data.get("filter_overlong_prompts"))
@@ -102,14 +102,14 @@ def count_prompts(
 
 
 class NotHere(RuntimeError):
-    """A tokenizer that is in no folder here and could not be fetched; says which and why."""
+    """The tokenizer is on no local path and could not be fetched; the message names it and the reason."""
 
 
 def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
-    """The policy's, with the recipe's chat template; without ``may_fetch`` from a folder or the hub's cache.
+    """Loads the policy's tokenizer with the recipe's chat template; without ``may_fetch`` from a folder or the hub's cache.
 
-    Raises PreflightError for a folder from which none can be loaded and for one without chat template, NotHere for a name
-    that gives none here.
+    Raises PreflightError for a folder without a loadable tokenizer and for a tokenizer without a chat template, NotHere
+    for a name whose tokenizer is not on this machine.
     """
     from transformers import AutoTokenizer
 
@@ -121,7 +121,7 @@ def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
             trust_remote_code=bool(model.get("trust_remote_code")),
             local_files_only=not may_fetch,
         )
-    except Exception as error:  # libraries of the tokenizer's own raise what they like
+    except Exception as error:  # the tokenizer's libraries raise arbitrary exceptions
         if folder.exists():
             raise PreflightError(
                 f"actor_rollout_ref.model.path={path}: no tokenizer can be loaded from there ({_first_line(error)})"
@@ -138,7 +138,7 @@ def load_tokenizer(model: DictConfig, *, may_fetch: bool = True):
 
 
 def measured(row: Row, measure) -> float:
-    """Chat templates raise arbitrary exceptions, for a system role that they do not have, say."""
+    """Measures a row. A chat template's own exception, for example for a missing system role, becomes PreflightError."""
     try:
         return measure(row.prompt)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a recipe reads: model, data, retriever. Each check here is one of the list in `doctor.checks`."""
+"""Checks a recipe's model, data and retriever. `doctor.checks` lists every check of this file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verl_credit.turns.search.index import ServedIndex, agreed, served_index
 
 
 def check_retriever(context: Context) -> Result:
-    """A real query on every server, and what they say that they serve, with the token."""
+    """Sends a real query with the token to every server and compares the indexes that they name."""
     search = context.config.search
     if search.max_searches == 0:
         return skipped("the recipe does not search")
@@ -34,9 +34,9 @@ def check_retriever(context: Context) -> Result:
 
 
 def ask_servers(settings) -> tuple[str | None, str]:
-    """Every server of ``search.url`` answers a real query of the client that the tool uses, from one index.
+    """Checks that every server of ``search.url`` answers a query of the tool's client, all from one index.
 
-    Returns (fingerprint of the index or None, what the servers say of it).
+    Returns (fingerprint of the index or None, the servers' description of it).
     """
     if not settings.url:
         raise PreflightError("search.url has no value: give the URL of a running retriever")
@@ -70,7 +70,7 @@ def check_model(context: Context) -> Result:
 
 
 def check_weights(context: Context) -> Result:
-    """config.json, the header of every weight file, the tokenizer."""
+    """Checks config.json, the header of every weight file, and the tokenizer."""
     path = context.value(MODEL)
     folder = Path(path).expanduser()
     if folder.exists():

@@ -1,4 +1,4 @@
-"""One row of training or held-out data: what verl, the agent loop and the reward read from it."""
+"""Checks the fields of a data row that verl, the agent loop and the reward read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STEERING = {
     *("num_turns", "metrics", "extra_fields", "mm_processor_kwargs", "mm_processor_output"),
     *("teacher_ids", "teacher_logprobs"),
 }
-"""Columns that no file may have. verl hands a row's columns to the agent loop as its arguments, so that `sampling` makes
+"""The columns that no file may have. verl hands a row's columns to the agent loop as its arguments, so that `sampling` makes
 training greedy, and writes them over what the loop returns, so that `response_mask` replaces the trajectory's own."""
 
 
 class Row(NamedTuple):
     where: str
-    """The file, and the row's number in it."""
+    """The file and the row's number."""
     prompt: list[dict]
     truth: object
     """``reward_model.ground_truth``"""
@@ -40,8 +40,8 @@ def checked_row(
     tools: list[str] | None,
     prompt_key: str = "prompt",
 ) -> Row:
-    """Raises PreflightError with the row and the value. ``names_agent``: some file has the column ``agent_name``, which may
-    be one of ``agents``; ``tools``: those that a row can choose among, where they are known."""
+    """Checks a row. Raises PreflightError with the row and the value. ``names_agent``: some file has the column
+    ``agent_name``, whose values are ``agents``; ``tools``: the tools that a row can choose, where they are known."""
     prompt = columns[prompt_key]
     try:
         _check_prompt(prompt_key, prompt)
@@ -106,7 +106,7 @@ def _has_text(content: str | list) -> bool:
 
 
 def _check_selection(selection: object, tools: list[str] | None) -> None:
-    """verl drops names that it does not know without a word, and the row is left without tools."""
+    """Refuses unknown tool names, which verl would drop silently and so leave the row without tools."""
     if selection is not None and not isinstance(selection, list):
         raise ValueError(f"extra_info.{SELECTION}={selection!r:.80}: expected a list of names of tools")
     if tools and (unknown := [name for name in selection or () if name not in tools]):
@@ -117,7 +117,7 @@ def _check_selection(selection: object, tools: list[str] | None) -> None:
 
 
 def _check_form(truth: object, prompt: list[dict]) -> None:
-    """Without the tool, the prompt alone can say how an answer is written."""
+    """Checks that the prompt names the form of an answer, because without the tool nothing else does."""
     if stated_form(truth) is None and "<answer>" not in str(prompt):
         raise ValueError(
             f"reward_model.ground_truth={truth!r} has no form, so that the answer is read from "
