@@ -14,20 +14,20 @@ from verl_credit.names import AGENT_NAME, AGENTS, TURN_AGENT
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 KEYS = ("tool_config_path", "function_tool_path")
 TOOLS = f"{MULTI_TURN}.tool_config_path"
-FAILED = "Error executing tool"  # how verl's observation of a tool that raised begins
-BAD_JSON = "Invalid JSON in arguments for"  # ... of a call that verl cannot read
+FAILED = "Error executing tool"  # verl's observation begins so when a tool raised
+BAD_JSON = "Invalid JSON in arguments for"  # verl's observation begins so when a call cannot be parsed
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
 def may_call(config: Config) -> bool:
-    """The search agent without searches has one turn and offers no tool."""
+    """May a rollout call a tool? The search agent without searches has one turn and offers none."""
     return bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
 
 
 def agents_of_rows(config: Config, *, tools: bool) -> tuple[str, ...]:
-    """Names that a row's column ``agent_name`` may have. Raises ConfigError as `own_loops` does.
+    """Returns the names that a row's column ``agent_name`` may have. Raises ConfigError as `own_loops` does.
 
-    ``tools``: the recipe names some. Without searches the search agent would not call them.
+    ``tools``: the recipe names tools. Without searches the search agent would not call them.
     """
     searches = bool(config.search.max_searches) or not may_call(config)
     ours = [name for name, use in ((AGENT_NAME, searches), (TURN_AGENT, tools)) if use]
@@ -35,7 +35,7 @@ def agents_of_rows(config: Config, *, tools: bool) -> tuple[str, ...]:
 
 
 def own_loops(config: Config) -> tuple[str, ...]:
-    """Names of the agent loops in the user's own file. Raises ConfigError for a file that verl could not take them from."""
+    """Returns the names of the agent loops in the user's file. Raises ConfigError for a file that verl could not read."""
     path = select(config, LISTED)
     if not path:
         return ()
@@ -43,7 +43,7 @@ def own_loops(config: Config) -> tuple[str, ...]:
     try:
         listed = OmegaConf.load(Path(path))
         names = tuple(str(entry["name"]) for entry in listed if entry["_target_"])
-    except Exception as error:  # YAML and OmegaConf raise what they like
+    except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
             key=LISTED, value=path, accepted=f"{use}; {type(error).__name__}: {said}"
@@ -56,13 +56,13 @@ def own_loops(config: Config) -> tuple[str, ...]:
 
 
 def tools_given(config: Config) -> dict[str, str]:
-    """Key -> path of those that are set."""
+    """Maps the keys of tool files that are set to their paths."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     return {f"{MULTI_TURN}.{key}": multi_turn[key] for key in KEYS if multi_turn.get(key)}
 
 
 def validate_other_tools(config: Tree) -> None:
-    """Raises ConfigError where the agent loop would offer none of them, or has none to offer."""
+    """Raises ConfigError where the agent loop would offer no tool of the recipe's, or the recipe has no tool to offer."""
     given = tools_given(config)
     if given and not may_call(config):
         key = next(iter(given))

@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 def load_config(name: str, overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """A recipe with Hydra overrides, composed from the shipped recipes (or from ``config_dir``) and checked.
 
-    Raises ConfigError for the first thing that is wrong.
+    Raises ConfigError for the first fault.
     """
     config = unchecked_config(name, overrides, config_dir)
     validate(config)
@@ -73,7 +73,7 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
 def preset_of(
     config: DictConfig, name: str, overrides: Sequence[str], config_dir: str | None = None
 ) -> DictConfig | None:
-    """Composes the chosen preset with the same recipe, hardware and model; the preset's values win over the recipe's."""
+    """Composes the chosen preset with the same recipe, hardware and model; the preset's values replace the recipe's."""
     try:
         if not config.get("credit_preset"):
             return None
@@ -83,9 +83,9 @@ def preset_of(
     if config.credit_preset not in (names := [file.stem for file in files]):
         raise ConfigError(key="credit_preset", value=config.credit_preset, accepted=dict.fromkeys(names))
     composed = compose_recipe(name, [*_groups(overrides), f"credit={config.credit_preset}"], config_dir)
-    said = OmegaConf.load(next(file for file in files if file.stem == config.credit_preset))
-    said.pop("defaults", None)
-    return OmegaConf.merge(composed, said)
+    preset = OmegaConf.load(next(file for file in files if file.stem == config.credit_preset))
+    preset.pop("defaults", None)
+    return OmegaConf.merge(composed, preset)
 
 
 def decide(config: DictConfig, preset: DictConfig | None) -> DictConfig:

@@ -1,4 +1,4 @@
-"""Keys that a run needs from its user. Without this, verl's own defaults would be taken: GSM8K and its authors' model."""
+"""The keys that a user has to set. Without this check verl's defaults would apply: GSM8K and its authors' model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ HOW = {
 
 
 def without_value(config: DictConfig) -> list[str]:
-    """The required keys that are null, ??? or empty, in the order of HOW. A world of its own brings a server."""
+    """The required keys that are null, ??? or empty, in the order of HOW. A recipe's own world has a search server."""
     world = world_of(config)
-    asked = world.asks() if world else ()
-    found = [key for key in (*DATA, MODEL, *asked) if _empty(config, key)]
+    world_keys = world.asks() if world else ()
+    missing = [key for key in (*DATA, MODEL, *world_keys) if _empty(config, key)]
     searches = config.search.max_searches and not serves_search(config)
-    return found + ([SERVER] if searches and _empty(config, SERVER) else [])
+    return missing + ([SERVER] if searches and _empty(config, SERVER) else [])
 
 
-def told(keys: list[str]) -> list[str]:
+def with_expectations(keys: list[str]) -> list[str]:
     """``KEY, KEY (what is expected)``, one text for keys that expect the same."""
     ways: dict[str, list[str]] = {}
     for key in keys:
@@ -34,11 +34,11 @@ def told(keys: list[str]) -> list[str]:
 
 
 def missing_line(config: DictConfig) -> str | None:
-    """One line for all of them; None where nothing is missing."""
+    """A line that names all missing keys; None where no key is missing."""
     keys = without_value(config)
     if not keys:
         return None
-    return f"no value for {'; '.join(told(keys))}: give KEY=VALUE on the command line or in a recipe"
+    return f"no value for {'; '.join(with_expectations(keys))}: give KEY=VALUE on the command line or in a recipe"
 
 
 def _empty(config: DictConfig, key: str) -> bool:
@@ -47,4 +47,4 @@ def _empty(config: DictConfig, key: str) -> bool:
     if node is None or OmegaConf.is_missing(node, leaf):
         return True
     value = node.get(leaf)
-    return value is None or value in ("", [])  # a number is a wrong value, told where the key is read
+    return value is None or value in ("", [])  # a number is a wrong value, refused where the key is read

@@ -1,4 +1,4 @@
-"""What a configuration sets and nothing reads, and what it switches on to no effect: said, so that nobody is misled."""
+"""Lists keys that are set and not read, and features that are switched on without effect."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from verl_credit.recipe.rules.trainer_mode import trainer_mode_without_effect
 from verl_credit.recipe.warnings import warnings_of
 from verl_credit.redact import redact_value
 
-# What model=qwen3_* say of their models, no choice of the run's author.
+# model=qwen3_* set these for their models, so they are not the author's choice and are not listed.
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 
 def unused(config: Config, settings: CreditSettings) -> list[str]:
-    """``key=value`` of keys that differ from their default and that nothing of the chosen pipeline reads."""
+    """Returns ``key=value`` for keys that differ from their default and that the chosen pipeline does not read."""
     found = []
     for section in (Algorithm, PolicyLoss, Search):
         chosen = read_section(section, config)
@@ -42,7 +42,7 @@ def unused(config: Config, settings: CreditSettings) -> list[str]:
 
 
 def _chosen(config: Config, name: str, value, default) -> bool:
-    """Is it a value that the run's author set?"""
+    """Did the run's author set the value?"""
     if name == "algorithm.info_gain_template":
         return value not in (default, select(config, "lab.template"))
     if name == "algorithm.info_gain_prefix":
@@ -53,7 +53,7 @@ def _chosen(config: Config, name: str, value, default) -> bool:
 
 
 def without_effect(config: Config, credit: CreditSettings) -> list[str]:
-    """Parts that are switched on and, as they are set, change no number of this run."""
+    """Returns the parts that are switched on and, with these settings, change no number of this run."""
     a, transform, found = credit.algorithm, reads.transform(credit), []
     if transform.weighted and a.gtpo.beta == 0:
         found.append("algorithm.gtpo.beta=0: every token has weight 1")
@@ -93,9 +93,9 @@ def without_effect(config: Config, credit: CreditSettings) -> list[str]:
 
 
 def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:
-    """Parts that begin only after the last of ``steps``. ``said``: where that number comes from.
+    """Returns the parts that begin after the last of ``steps``. ``said``: the source of that number.
 
-    For runs whose length follows from their data the trainer asks, once it knows it.
+    Where the data decide a run's length, the trainer calls this once the length is known.
     """
     found, warm_up, every = [], credit.algorithm.info_gain_warmup_steps, credit.algorithm.info_gain_every
     if credit.uses_scorer and warm_up >= steps:
@@ -110,12 +110,12 @@ def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str
 
 
 def probe_without_effect(every: int, steps: int, said: str) -> list[str]:
-    """An update is measured in the step after it, so that of the last step is not."""
+    """Reports a probe without a measurement: an update is measured in the next step, so the last update never is."""
     return [f"probe.every={every}: no update is measured in {said}"] if every >= steps else []
 
 
 def keep_without_effect(named: Sequence[int], steps: int, said: str) -> list[str]:
-    """Steps that the run does not have."""
+    """Reports named steps that the run does not have."""
     beyond = [step for step in named if step > steps]
     return (
         [f"keep_checkpoints={list(named)}: no step {', '.join(map(str, beyond))} in {said}"] if beyond else []
@@ -123,7 +123,7 @@ def keep_without_effect(named: Sequence[int], steps: int, said: str) -> list[str
 
 
 def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
-    """SEPA's part of it: lambda that stays 0, and schedule=auto that is the linear ramp."""
+    """Reports a lambda that stays 0, and a schedule=auto that equals the linear ramp."""
     auto = sepa["schedule"] == "auto"
     ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
     first = min(ramp, fall)
@@ -142,7 +142,7 @@ def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
 
 
 def idle_lines(config: DictConfig, settings: CreditSettings) -> list[str]:
-    """Sentences for the run's notes: unread keys, parts without effect, keys that are handed on unread, and warnings."""
+    """Returns the run's notes: unread keys, parts without effect, keys that are handed on unread, and warnings."""
     tree = resolved(config)
     keys = unused(tree, settings)
     lines = [f"unused keys: {', '.join(keys)}"] if keys else []

@@ -1,4 +1,4 @@
-"""What a configuration may do and its author may not have meant: warned of at the start."""
+"""Warns at the start of settings that are allowed and are probably mistakes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from verl_credit.recipe.agent_loops import may_call
 from verl_credit.recipe.auto import COMPUTES_IN, FULL, compute_dtype
 from verl_credit.recipe.rules.trainer_mode import rollouts_too_old
 
-CHARACTERS = 4  # of a token, about, in English
+CHARACTERS = 4  # English has about so many per token
 NORMALISES_TWICE = {"gdpo": "per group and reward, then over the whole batch"}
 
 
 def warnings_of(config: Config) -> list[str]:
-    """One sentence each, with keys and values."""
+    """Returns a sentence with keys and values for every warning."""
     return [
         *_clip(config),
         *_sampling(config),
         *_normalisation(config),
-        *_room(config),
+        *_results_fit(config),
         *_manager(config),
         *_probe(config),
         *_precision(config),
@@ -60,16 +60,16 @@ def _normalisation(config: Config) -> Iterator[str]:
         )
 
 
-def _room(config: Config) -> Iterator[str]:
-    """What searches return counts in the response. (Turns alone that do not fit are refused.)"""
-    search, room = config.search, config.data.max_response_length
+def _results_fit(config: Config) -> Iterator[str]:
+    """Warns where turns and search results together exceed the response. (Turns that alone exceed it are refused.)"""
+    search, tokens = config.search, config.data.max_response_length
     if not search.max_searches:
         return
     result = math.ceil(search.topk * search.max_page_chars / CHARACTERS)
     turns, results = (search.max_searches + 1) * search.max_new_tokens, search.max_searches * result
-    if turns + results > room:
+    if turns + results > tokens:
         yield (
-            f"data.max_response_length={room} does not hold all turns at full length: search.max_searches+1="
+            f"data.max_response_length={tokens} does not hold all turns at full length: search.max_searches+1="
             f"{search.max_searches + 1} of search.max_new_tokens={search.max_new_tokens} are {turns} tokens, and what "
             f"{search.max_searches} searches return (search.topk={search.topk} pages of max_page_chars="
             f"{search.max_page_chars}, {CHARACTERS} characters a token, titles and markup not counted) about {results} "
@@ -107,7 +107,7 @@ def _precision(config: Config) -> Iterator[str]:
 
 
 def _bounds(config: Config) -> Iterator[str]:
-    """Two bounds whose first is a whole number are one number to YAML, which nothing distinguishes from a large bound."""
+    """Warns of large bounds: YAML reads two bounds, the first a whole number, as a single large number."""
     given = config.algorithm.get("rollout_correction") or {}
     for kind in ("rollout_is", "rollout_rs"):
         bound = given.get(f"{kind}_threshold")

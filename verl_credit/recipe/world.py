@@ -1,7 +1,7 @@
-"""The world that a recipe brings with it: a section of its own says where the files are, and the run builds what is absent.
+"""A recipe's own world: a section names the folder of its files, and the run builds absent files.
 
-A recipe has one such section at most; one without brings nothing, and its user gives data, model and search server.
-`python -m verl_credit.recipe.world FILE` builds the world of a configuration in a file, in a process of its own.
+A recipe has at most one such section. Without it, the user sets data, model and search server.
+`python -m verl_credit.recipe.world FILE` builds the world of a configuration in a file, in a separate process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verl_credit.records.run.progress import Throttled, say_at_once
 
 @dataclass(frozen=True)
 class Served:
-    """What the run's own search server serves."""
+    """The index and encoder of the run's own search server."""
 
     index: Path
     encoder: Path
@@ -50,22 +50,22 @@ class World(ABC):
 
     @abstractmethod
     def build(self, progress: Progress) -> Served | None:
-        """None: nothing is searched. Raises PreflightError."""
+        """Builds absent files. Returns None for a world without a search. Raises PreflightError."""
 
     @abstractmethod
     def arguments(self) -> Sequence[str]:
-        """Arguments of the command that builds it without a run."""
+        """The arguments of the command that builds the world without a run."""
 
     def serves(self) -> bool:
-        """Whether it has an index to search."""
+        """Does the world have an index to search?"""
         return True
 
     def asks(self) -> Sequence[str]:
-        """Keys that its user has to give."""
+        """The keys that the user has to set."""
         return ()
 
     def identity(self) -> str:
-        """Equal for configurations whose worlds have the same files in the same folder."""
+        """A text that is equal for configurations whose worlds have the same files in the same folder."""
         return OmegaConf.to_yaml(self.at, resolve=True)
 
 
@@ -132,7 +132,7 @@ class RealWorld(World):
         return f"{super().identity()} {self._shown()}"
 
     def _shown(self) -> tuple[str | None, int, int, int]:
-        """Chat template, results, characters of a page and tokens of a row: the supervised start writes with these."""
+        """Returns the chat template, results, page characters and row tokens with which the supervised start writes."""
         data, search = self.config.data, self.config.search
         template = self.config.actor_rollout_ref.model.get("custom_chat_template")
         return template, search.topk, search.max_page_chars, data.max_prompt_length + data.max_response_length
@@ -146,7 +146,7 @@ def world_of(config: DictConfig) -> World | None:
 
 
 def serves_search(config: DictConfig) -> bool:
-    """The run starts a search server of its own where no address is given."""
+    """Does the run start its own search server? It does where no address is given."""
     world = world_of(config)
     return world is not None and world.serves()
 

@@ -1,4 +1,4 @@
-"""YAML files as a user writes them: read into plain data, with refusals that name the file, the line, and what is wrong."""
+"""Reads a user's YAML files as plain data; refusals name the file, the line and the fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl_credit.errors import ConfigError, one_line
 
 
 def read_tree(path: Path) -> Any:
-    """What the file holds, without interpolation; a key that stands twice is refused. Errors: ConfigError."""
+    """Reads the file without interpolation. Raises ConfigError, also for a key that is in the file twice."""
     try:
         return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except YAMLError as error:
@@ -25,7 +25,7 @@ def read_tree(path: Path) -> Any:
 
 
 def not_yaml(error: YAMLError) -> ConfigError:
-    """``FILE, line 3: what YAML says``."""
+    """The error ``FILE, line 3: YAML's message``."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return ConfigError(" ".join(str(error).split()))
@@ -45,7 +45,7 @@ def _indented_by_tab(mark: Mark) -> bool:
 
 
 def circle(name: str, folders: Sequence[Path]) -> ConfigError:
-    """Where the ``defaults`` of ``name`` lead back to a recipe that is being read."""
+    """The error for ``defaults`` of ``name`` that lead back to a recipe that is being read."""
 
     def walk(path: str, above: tuple[str, ...]) -> tuple[Path, str] | None:
         file = next((f / f"{path}.yaml" for f in folders if (f / f"{path}.yaml").is_file()), None)
@@ -72,7 +72,7 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
 
 
 def _listed(file: Path) -> list[str]:
-    """What the file's ``defaults`` name, groups as GROUP/CHOICE."""
+    """Returns the names in the file's ``defaults``, groups as GROUP/CHOICE."""
     names = []
     for entry in (safe_load(file.read_text(encoding="utf-8")) or {}).get("defaults") or []:
         pairs = entry.items() if isinstance(entry, dict) else [(None, entry)]

@@ -19,7 +19,7 @@ from verl_credit.credit.turn.mode import TurnMode
 from verl_credit.errors import printable, show_value
 from verl_credit.recipe.defaults import ABSENT, changed_values
 from verl_credit.recipe.doctor.checks import before_training
-from verl_credit.recipe.required import DATA, MODEL, told, without_value
+from verl_credit.recipe.required import DATA, MODEL, with_expectations, without_value
 from verl_credit.recipe.rules.engines import STRATEGIES
 from verl_credit.recipe.rules.own_loss import own_loss, own_modules
 from verl_credit.recipe.unread import idle_lines
@@ -95,7 +95,7 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
 def missing(config: DictConfig) -> list[str]:
     """Inputs without a value, and files that are not there."""
     builds, empty = world_of(config) is not None, without_value(config)
-    inputs = told(empty)
+    inputs = with_expectations(empty)
     for key in (*DATA, MODEL):
         value = None if key in empty else OmegaConf.select(config, key)
         for path in map(str, value) if OmegaConf.is_list(value) else [] if value is None else [str(value)]:

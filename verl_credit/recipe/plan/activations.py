@@ -1,4 +1,4 @@
-"""Bytes that a forward keeps for the backward, and temporary bytes, of one micro-batch on one device.
+"""The bytes that a forward keeps for the backward, and its temporary bytes, for one micro-batch on one device.
 
 Counted from transformers' operations for the qwen families. ``c`` is the bytes of a number in the forward (2 in bf16, 4
 in fp32), ``h`` the hidden size, ``q`` and ``k`` the widths of queries and keys, ``f`` that of the MLP. In bf16 a norm
@@ -19,7 +19,7 @@ FUSED_CHUNK = 512
 
 
 def norm(width: int, c: int) -> int:
-    """Per token: the input in fp32, the normalised input, the output."""
+    """Bytes per token of a norm: the input in fp32, the normalised input, the output."""
     return 4 * width + 2 * c * width
 
 

@@ -13,7 +13,7 @@ from verl_credit.records.run.finished import count_kept, count_written
 
 @dataclass(frozen=True)
 class Step:
-    """One training step, over all devices."""
+    """The cost of a training step over all devices."""
 
     tokens: dict[str, float]
     flops: dict[str, float]
@@ -39,7 +39,7 @@ def update_flops(shape: ModelShape, job: Job, length: float) -> float:
 
 
 def step(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumptions, runner: Engine) -> Step:
-    """One step: rollouts, log-probs with their branches, the reference's log-probs, the update.
+    """Predicts a step: rollouts, log-probs with their branches, the reference's log-probs, the update.
 
     Prefill reads every token once (a turn's prefix is cached); decoding is bound by memory bandwidth.
     """
@@ -138,7 +138,7 @@ def run_steps(job: Job, assumed: Assumptions) -> int | None:
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> float:
-    """One checkpoint: all weights in their stored dtype, and both moments of the trained ones."""
+    """A checkpoint has all weights in their stored dtype, and both moments of the trained weights."""
     adapters = trained(shape, job) if job.lora_rank else 0
     return (shape.parameters + adapters + 2 * trained(shape, job)) * job.weight_bytes
 

@@ -28,7 +28,7 @@ CPU_BANDWIDTH = 20 * GB
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, and the memory of the node around it. Bytes, bytes per second, FLOP per second."""
+    """A device and its node's memory. Units are bytes, bytes per second, FLOP per second."""
 
     name: str
     device: str

@@ -1,4 +1,4 @@
-"""The job that a plan is made for: the keys of verl that decide memory and time, and what has to be assumed beside them."""
+"""The job that a plan is made for: verl's keys that decide memory and time, and further assumptions."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What no configuration says. Every one can be set as ``plan.NAME`` and stands in the report."""
+    """Numbers that no configuration has. Each can be set as ``plan.NAME`` and is listed in the report."""
 
     mean_prompt_tokens: float = 0
     """Default: a quarter of data.max_prompt_length."""

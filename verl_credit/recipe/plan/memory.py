@@ -17,7 +17,7 @@ ASLEEP = "engine weights asleep"
 
 @dataclass(frozen=True)
 class Phase:
-    """One moment at which memory peaks: where ("device" or "host"), its parts, and the capacity."""
+    """A moment at which memory peaks: its place ("device" or "host"), its parts, and the capacity."""
 
     name: str
     where: str

@@ -11,7 +11,7 @@ from verl_credit.recipe.plan.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """All of it: phases, steps, assumptions, remedies."""
+    """The whole plan: phases, steps, assumptions, remedies."""
     hw, job, shape = plan.hardware, plan.job, plan.shape
     lines = [
         f"{plan.recipe or 'recipe'}: {shape.name}, {shape.parameters:,} parameters, on {job.devices} x {hw.name} "

@@ -43,7 +43,7 @@ def remedies(
     measure: Measure,
     kind: str | None = None,
 ) -> list[Remedy]:
-    """The remedies, each on top of those before, until the plan fits; those without effect are left out.
+    """Returns remedies until the plan fits, each added to the earlier ones; remedies without effect are left out.
 
     ``kind``: the index's, None when only its size is known. `validate` accepts the overrides of every remedy.
     """

@@ -1,4 +1,4 @@
-"""Combinations of our keys, and of ours with verl's, checked before anything heavy starts."""
+"""Checks combinations of our keys, and of our keys with verl's, before anything heavy starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORD = 63  # bits
 
 
 def validate(config: DictConfig) -> None:
-    """Raise ConfigError for the first thing that is wrong: each key by itself, then what does not go together."""
+    """Raises ConfigError for the first wrong key, then for the first wrong combination of keys."""
     try:
         plain = written(config)
         validate_keys(config, plain)
@@ -46,7 +46,7 @@ def validate(config: DictConfig) -> None:
         _whole_numbers("data", plain.get("data"))  # max_model_len=auto is made of its lengths
         _whole_numbers("", plain)
         tree = _resolved(config, plain)
-    except OmegaConfBaseException as error:  # a key that is gone, that is ???, or that refers to nothing
+    except OmegaConfBaseException as error:  # a key is absent, is ???, or refers to nothing
         raise no_value(str(error.full_key), error) from error
     for section in _sections(tree):
         read_section(section, tree)
@@ -56,7 +56,7 @@ def validate(config: DictConfig) -> None:
 
 
 def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
-    """Every interpolation must resolve now, not in a worker."""
+    """Resolves every interpolation, because it must not fail later in a worker."""
     try:
         return resolved(config, plain)
     except OmegaConfBaseException:
@@ -69,13 +69,13 @@ def _resolved(config: DictConfig, plain: dict[str, Any]) -> Tree:
 
 
 def _sections(config: Config) -> list[type[Section]]:
-    """The world's first: other sections refer to it. A turn loss's keys have no meaning beside a loss of verl's."""
+    """Returns the sections to check, the world's first, because others refer to it; `PolicyLoss` is checked elsewhere."""
     own = [world.keys for world in WORLDS if world.keys.prefix in config]
     return [section for section in (*own, *OURS, *VERLS) if section is not PolicyLoss]
 
 
 def _whole_numbers(prefix: str, node: Any) -> None:
-    """Neither tensors nor floating-point arithmetic take longer ones, and verl checks none of its keys."""
+    """Refuses longer whole numbers: tensors and floating-point arithmetic cannot take them, and verl does not check."""
     if isinstance(node, dict | list):
         for name, value in node.items() if isinstance(node, dict) else enumerate(node):
             _whole_numbers(f"{prefix}.{name}" if prefix else str(name), value)
@@ -86,7 +86,7 @@ def _whole_numbers(prefix: str, node: Any) -> None:
 
 
 def _reached_from_everywhere(config: Tree, settings: CreditSettings) -> None:
-    """Agent loops, which search, run on all nodes."""
+    """Checks that every node reaches the search servers, because agent loops run on all nodes."""
     nodes = config.trainer.nnodes
     if nodes == 1 or config.search.url is None or not config.search.max_searches:
         return
@@ -211,4 +211,4 @@ RULES: tuple[Callable[[Tree, CreditSettings], None], ...] = (
     validate_rollout,
     validate_rows_fit,
 )
-"""In the order in which they are tried; each raises ConfigError for the first thing that is wrong."""
+"""The rules in the order in which they are tried; each raises ConfigError for the first fault."""

@@ -1,4 +1,4 @@
-"""verl's rollout correction beside our pipeline: keys that change nothing, and values that cannot have been meant."""
+"""Checks verl's rollout correction beside our pipeline: keys without effect, and values that are mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_credit.recipe.auto import MODE
 
 KEY = "algorithm.rollout_correction"
 BYPASS = "bypass_mode"
-"""Name of verl's switch, and of the loss that it has for it."""
+"""The name of verl's switch and of the loss that belongs to it."""
 
 DEFAULTS = {
     "rollout_is": None,
@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 def validate_correction(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for what verl takes and nobody can mean; what verl refuses: `host.process.verl_checks`."""
+    """Raises ConfigError for mistakes that verl accepts; `host.process.verl_checks` finds what verl itself refuses."""
     if select(config, f"{LOSS}.loss_mode") == BYPASS and not compares_with_the_writer(config):
         use = (
             "that loss takes old_log_probs for the rollout engine's, and they are the trainer's; set "
@@ -36,9 +36,9 @@ def validate_correction(config: Tree, settings: CreditSettings) -> None:
 
 
 def compares_with_the_writer(config: Config) -> bool:
-    """The loss's ratio of a token is to the weights that wrote it, as the engine has them.
+    """Does the loss compare a token with the engine's weights that wrote it?
 
-    In the asynchronous trainers, but where the correction weighs or rejects tokens by the difference between the two.
+    It does in the asynchronous trainers, unless the correction weighs or rejects tokens by the engine's difference.
     """
     given = config.algorithm.get("rollout_correction") or {}
     if given.get(BYPASS, False):
@@ -48,7 +48,7 @@ def compares_with_the_writer(config: Config) -> bool:
 
 
 def correction_without_effect(config: Config) -> list[str]:
-    """Keys that are set and change nothing, with the reason."""
+    """Returns the keys that are set and change nothing, with the reason."""
     given = config.algorithm.get("rollout_correction") or {}
     changed = {name: given[name] for name, value in DEFAULTS.items() if given.get(name, value) != value}
     if not changed:
@@ -63,7 +63,7 @@ def correction_without_effect(config: Config) -> list[str]:
             f"{_said(changed)}: there is nothing to correct by without the rollout engine's log-probs; set "
             "actor_rollout_ref.rollout.calculate_log_probs=true"
         ]
-    # Of the loss that bypass_mode has in verl's older trainer.
+    # Only the loss of bypass_mode in verl's older trainer reads these.
     idle = changed.keys() & {"loss_type"}
     if given.get("rollout_is") is None:
         idle |= changed.keys() & {"rollout_is_threshold", "rollout_is_batch_normalize"}

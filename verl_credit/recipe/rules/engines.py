@@ -1,4 +1,4 @@
-"""The actor's engine and attention, and the rollout engine with its tools and rewards: what cannot work is refused."""
+"""Refuses an engine or attention that the actor cannot use, and a rollout engine with unusable tools or rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINES = (ROLLOUT_NAME, "vllm")
 
 
 def validate_actor(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first fault."""
     attention = select(config, ATTENTION)
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     if actor.strategy not in STRATEGIES:
@@ -47,7 +47,7 @@ def _one_rank_a_sequence(config: Tree, attention: str) -> None:
 
 
 def validate_rollout(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first fault."""
     name = config.actor_rollout_ref.rollout.name
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
         use = "verl's FSDP engine replays no routes of experts, so that it would do nothing; set it to false"

@@ -1,4 +1,4 @@
-"""What the entropy probe inside training cannot work with."""
+"""Refuses settings under which the entropy probe inside training cannot work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
 
 
 def validate_entropy_probe(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first fault."""
     probe = config.probe
     if not probe.every:
         return

@@ -1,4 +1,4 @@
-"""Turns, rows and their answers fit the places that hold them (`config/fit.py`), as far as is known without the data."""
+"""Checks without the data that turns, rows and answers fit the lengths of their places (`config/fit.py`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 
 def validate_turns_fit(config: Tree, settings: CreditSettings) -> None:
-    """All turns at full length fit a response; a loop of the user's has budgets of its own. Raises ConfigError."""
+    """Raises ConfigError where all turns at full length exceed a response; a user's loop has its own budgets."""
     said, turns = turns_at_most(config)
     budget, tokens = config.data.max_response_length, config.search.max_new_tokens
     if select(config, DEFAULT) in AGENTS and turns is not None and turns * tokens > budget:
@@ -41,7 +41,7 @@ def validate_turns_fit(config: Tree, settings: CreditSettings) -> None:
 
 
 def validate_rows_fit(config: Tree, settings: CreditSettings) -> None:
-    """The longest row, with one short answer per context, fits the engine and every micro-batch. Raises ConfigError."""
+    """Raises ConfigError where the longest row, with a short answer per context, exceeds the engine or a micro-batch."""
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     row, scorer = longest_row(config), SCORERS[settings.algorithm.info_gain_scorer]
     _engine(rollout.max_model_len, row, settings.scores_gain and scorer.in_rollout)
@@ -67,7 +67,7 @@ def validate_rows_fit(config: Tree, settings: CreditSettings) -> None:
 
 
 def _engine(length: int | None, row: int, served: bool) -> None:
-    """The engine would cut what the policy writes, or refuse a prompt in the middle of a trajectory."""
+    """Refuses a length at which the engine would cut a response, or refuse a prompt in the middle of a trajectory."""
     needed = engine_tokens(row, served, SHORT_ANSWER)
     if length is not None and length < needed:
         also = ", and an answer after it (algorithm.info_gain_scorer=server)" if served else ""

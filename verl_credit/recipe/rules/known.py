@@ -1,4 +1,4 @@
-"""Every key of a configuration is one that verl or we know: a mistyped one would change nothing, without a word."""
+"""Refuses keys that neither verl nor verl_credit reads: a mistyped key would silently change nothing."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ READ_BY_VERL = (
 )  # fmt: skip
 REWARD = "reward.custom_reward_function"
 REWARD_KWARGS = f"{REWARD}.reward_kwargs"
-# Mappings that take any key, beside those that are empty in verl's configuration.
+# These mappings take any key; so do mappings that are empty in verl's configuration.
 OPEN = ("hardware", "plan", "ray_kwargs.ray_init", "reward.reward_kwargs")
-# Open, and read by us: `plan` refuses what it does not know, `unread` says which parameters no operator takes.
+# verl_credit reads these open mappings: `plan` refuses unknown keys, `unread` lists parameters that no operator takes.
 OURS = (
     "hardware", "plan", "algorithm", "ray_kwargs.ray_init", "reward.reward_kwargs", REWARD_KWARGS,
     "data.apply_chat_template_kwargs", "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls",
 )  # fmt: skip
 
 
-# Sections whose keys our rules read: null has none.
+# Our rules read keys of these sections, so null is refused.
 WITH_KEYS = (
     "data", "reward", "reward.reward_manager", "actor_rollout_ref.model", "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.multi_turn",
@@ -44,25 +44,25 @@ class Known(NamedTuple):
     names: dict[str, list[str]]
     """The keys below a mapping, by its full name ("" for the top)."""
     open: frozenset[str]
-    """Mappings that take any key."""
+    """The mappings that take any key."""
     sections: frozenset[str]
-    """Mappings of verl's with keys of their own: a value of another kind has no place there."""
+    """verl's mappings with their own keys, where a value of another kind is refused."""
 
 
 def validate_keys(config: DictConfig, plain: dict[str, Any] | None = None) -> None:
-    """Raise ConfigError for the first key that nothing knows, or section that is none. ``plain``: what is `written`."""
+    """Raises ConfigError for the first unknown key, or value in place of a section. ``plain``: `written` of ``config``."""
     for _ in _unlisted(config, written(config) if plain is None else plain):
         pass
 
 
 def handed_on(config: DictConfig) -> list[str]:
-    """Keys below verl's open mappings that nothing of ours reads: whether they are right, only their reader knows."""
+    """Returns keys below verl's open mappings that verl_credit does not read, so that only their reader can check them."""
     keys = _unlisted(config, written(config))
     return [key for key in keys if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
 
 
 def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
-    """The keys that stand below open mappings. Raises ConfigError for others that are not known."""
+    """Yields the keys below open mappings. Raises ConfigError for another unknown key."""
     known = known_keys(str(config.get("model_engine")))
 
     def walk(prefix: str, node: dict[str, Any]) -> Iterator[str]:
@@ -88,14 +88,14 @@ def _unlisted(config: DictConfig, plain: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_no_section(value: Any, full: str, known: Known) -> bool:
-    """Does a value stand where keys have to? A missing or interpolated value is checked once it is resolved."""
+    """Does a value replace a section? A missing or interpolated value is checked once it is resolved."""
     if isinstance(value, str) and (value == MISSING or "${" in value):
         return False
     return full in WITH_KEYS or (full in known.sections and value is not None)
 
 
 def _referred_to(plain: dict[str, Any], key: str) -> bool:
-    """Does a value somewhere read the key, or one below it, as ``${key}``?"""
+    """Does any value refer to the key, or to a key below it, as ``${key}``?"""
 
     def strings(value: object) -> Iterator[str]:
         if isinstance(value, str):
@@ -109,7 +109,7 @@ def _referred_to(plain: dict[str, Any], key: str) -> bool:
 
 
 def _read_by_own_code(config: DictConfig, prefix: str, node: dict[str, Any]) -> bool:
-    """Is the section handed to code of the user's, which may read any key?"""
+    """Does the user's code, which may read any key, get the section?"""
     if prefix == "data":
         return bool(select(config, "data.custom_cls.path") or select(config, "data.sampler.class_path"))
     if prefix == REWARD_KWARGS:
@@ -119,7 +119,7 @@ def _read_by_own_code(config: DictConfig, prefix: str, node: dict[str, Any]) -> 
 
 @cache
 def known_keys(engine: str) -> Known:
-    """Keys of verl's configuration with ``model_engine=engine``, of every shipped recipe, and those that we declare."""
+    """Returns verl's keys with ``model_engine=engine``, those of every shipped recipe, and our declared keys."""
     generated = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
     verl = _read(generated if generated.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
     names: dict[str, dict[str, None]] = {"": {"model_engine": None}}
@@ -149,13 +149,13 @@ def _read(file) -> dict[str, Any]:
 
 
 def _fields(target: str) -> list[str]:
-    """Fields of a class of verl's and of its bases, read from the source, because importing verl takes seconds."""
+    """Reads the fields of a verl class and its bases from the source, because importing verl takes seconds."""
     module, _, name = target.rpartition(".")
-    found = _classes(module).get(name) if module.startswith("verl.") else None
-    if found is None:
+    class_node = _classes(module).get(name) if module.startswith("verl.") else None
+    if class_node is None:
         return []
-    fields = [line.target.id for line in found.body if isinstance(line, ast.AnnAssign)]
-    bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
+    fields = [line.target.id for line in class_node.body if isinstance(line, ast.AnnAssign)]
+    bases = [base.id for base in class_node.bases if isinstance(base, ast.Name)]
     return fields + [field for base in bases for field in _fields(f"{module}.{base}")]
 
 

@@ -1,7 +1,7 @@
-"""A module's old place (`names.MOVED`) in a value, or in a file that a value names, is refused with the new place.
+"""Refuses a module's old place (`names.MOVED`) in a value, or in a file that a value names, with the new place.
 
-Without this, verl would raise ModuleNotFoundError in the middle of a start or in a worker. What is imported by our own
-loader of plug-ins says so itself (`credit/plugins/load.py`).
+Without this, verl would raise ModuleNotFoundError in the middle of a start or in a worker. Our own loader of plug-ins
+refuses old places itself (`credit/plugins/load.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from verl_credit.recipe.rules.own_loss import MODULES
 PLACE = re.compile(r"(pkg://)?[\w.:]+")
 IMPORT = re.compile(r"^\s*(from|import)\s", re.MULTILINE)
 CLASSES = ("_target_", "class_name")
-"""Keys that name a class in the files of agent loops and tools."""
+"""The keys that name a class in the files of agent loops and tools."""
 
 
 def validate_places(plain: dict[str, Any]) -> None:
-    """``plain``: the configuration as plain data. Raises ConfigError."""
+    """Raises ConfigError for an old place. ``plain``: the configuration as plain data."""
     for key, value in _texts("", plain):
         _refuse(key, value, value)
         if value.endswith(".py"):
@@ -42,7 +42,7 @@ def validate_places(plain: dict[str, Any]) -> None:
 
 
 def _texts(prefix: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Full name and value of every text."""
+    """Yields the full name and value of every text."""
     if isinstance(node, dict | list):
         for name, value in node.items() if isinstance(node, dict) else enumerate(node):
             yield from _texts(f"{prefix}.{name}" if prefix else str(name), value)
@@ -60,7 +60,7 @@ def _refuse(key: str, value: str, place: str) -> None:
 
 def _module(key: str, value: str, module: str) -> None:
     file = None
-    with suppress(ImportError, ValueError, AttributeError):  # verl says why it cannot be imported
+    with suppress(ImportError, ValueError, AttributeError):  # verl reports why it cannot be imported
         file = getattr(find_spec(module), "origin", None)
     if file is not None and file.endswith(".py"):
         _imports(key, value, Path(file))

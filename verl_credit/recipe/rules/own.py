@@ -1,4 +1,4 @@
-"""A user's own operators are called once, on a small random batch, with the params of the run, before anything starts."""
+"""Calls a user's operators once before the start, on a small random batch with the run's params."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def refuse_what_is_no_operator(found: Any, key: str, value: str) -> None:
-    """Before anything is called: a factory is called to see what it makes, and os.abort is one by its signature."""
+    """Refuses Python's own and compiled functions, because a later check calls factories and os.abort looks like one."""
     home = _home(found)
     if home is None or home.partition(".")[0] in sys.stdlib_module_names:
-        said = f"that is Python's own ({home or 'builtins'})"
+        origin = f"that is Python's own ({home or 'builtins'})"
     elif inspect.isbuiltin(found) and not _of_the_user(found):
-        said = f"that is compiled code of {home}"
+        origin = f"that is compiled code of {home}"
     else:
         return
-    use = f"{said}; expected a dotted path to your own (my_module.my_name)"
+    use = f"{origin}; expected a dotted path to your own (my_module.my_name)"
     raise ConfigError(key=key, value=value, accepted=use)
 
 
 def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind: str) -> None:
-    """Raise ConfigError for what it raises, or for what is wrong in what it returns."""
+    """Raises ConfigError when the operator raises, or returns a wrong result."""
     name, params_key = config.algorithm[key.removeprefix("algorithm.")], f"algorithm.{PARAMS[kind]}"
     params = getattr(algorithm, PARAMS[kind])
     if _may_be_called(found, kind):
@@ -52,7 +52,7 @@ def try_operator(config: Tree, algorithm: Algorithm, found: Any, key: str, kind:
 
 
 def try_detector(found: Callable, key: str, name: str) -> None:
-    """Raise ConfigError for what it raises, or where it returns no mask of the same shape."""
+    """Raises ConfigError when the detector raises, or returns no mask of the same shape."""
 
     def run(world: World) -> None:
         token_ids_B_T = world.turn_ids_B_T.clamp(min=0)
@@ -70,13 +70,13 @@ def _try(run: Callable[[World], Any], key: str, value: str, beside: dict[str, An
     try:
         run(make_world(0))
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        use = f"a call with a small batch raised {said}"
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        use = f"a call with a small batch raised {message}"
         raise ConfigError(key=key, value=value, beside=beside, accepted=use) from error
 
 
 def _may_be_called(found: Any, kind: str) -> bool:
-    """Everything of a user's; of an installed package, functions in Python that are declared as such an operator."""
+    """May the check call it? A user's code, yes; an installed package's only where it is declared as such an operator."""
     if isinstance(found, TransformSpec | UncertaintySpec):
         found = found.compute_context if kind == "transform" else found.compute
     if found is None or _of_the_user(found):
@@ -95,7 +95,7 @@ def _of_the_user(found: Any) -> bool:
 
 
 def _home(found: Any) -> str | None:
-    """The module that an operator was written in, not the one that it was found in."""
+    """The module that defines an operator, which may differ from the module in its dotted path."""
     while isinstance(found, partial):
         found = found.func
     named = inspect.isroutine(found) or inspect.isclass(found)

@@ -1,7 +1,7 @@
-"""A policy loss that a module of the user's registers with verl (``register_policy_loss``).
+"""Checks a policy loss that a user's module registers with verl (``register_policy_loss``).
 
-`train` looks into verl's registry, before Ray, once these modules are imported (`host.process.verl_checks`). Without
-verl the names of verl 0.9.1 are known, and whether a recipe names modules.
+`train` imports these modules before Ray and looks into verl's registry (`host.process.verl_checks`). Without verl, only
+the names of verl 0.9.1 and the recipe's modules are known.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from verl_credit.errors import ConfigError
 from verl_credit.names import LOSS_MODE
 
 MODULES, IN_ENVIRONMENT = "actor_rollout_ref.model.external_lib", "VERL_USE_EXTERNAL_MODULES"
-OURS = "verl_credit.host.external"  # older recipes name it there; it registers no loss
+OURS = "verl_credit.host.external"  # older recipes list this module, which registers no loss
 
 
 def own_loss(config: Config) -> str | None:
-    """The name of a loss that is neither verl's nor ours."""
+    """The name of a user's loss; None for a loss of verl's or ours."""
     name = select(config, f"{LOSS}.loss_mode")
     return None if name in (LOSS_MODE, *VERLS_LOSSES) else name
 
 
 def own_modules(config: Config) -> list[str]:
-    """What verl imports in the processes of a run that read the model's config, and what it imports in all."""
-    named = select(config, MODULES) or []
-    named = [named] if isinstance(named, str) else list(named)
-    named += os.environ.get(IN_ENVIRONMENT, "").split(",")
-    return [module for module in named if module not in ("", OURS)]
+    """The modules that verl imports in all processes of a run, or in the processes that read the model's config."""
+    modules = select(config, MODULES) or []
+    modules = [modules] if isinstance(modules, str) else list(modules)
+    modules += os.environ.get(IN_ENVIRONMENT, "").split(",")
+    return [module for module in modules if module not in ("", OURS)]
 
 
 def validate_loss(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for a loss that nobody can have registered, or that cannot do what another key asks for."""
+    """Raises ConfigError for a loss that no module registers, or that does not support the setting of another key."""
     loss, name, key = select(config, LOSS), own_loss(config), f"{LOSS}._target_"
     if (given := loss.get("_target_")) != TARGET:
         raise ConfigError(key=key, value=given, accepted=f"it has to take our keys beside it; use {TARGET}")
@@ -49,5 +49,7 @@ def validate_loss(config: Tree, settings: CreditSettings) -> None:
     if name is not None and not own_modules(config):
         known = [LOSS_MODE, *VERLS_LOSSES]
         error = ConfigError(key=f"{LOSS}.loss_mode", value=name, accepted=known)
-        said = f"{error}, or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
-        raise ConfigError(said, key=error.key, value=name, accepted=known)
+        message = (
+            f"{error}, or a loss of yours that a module in {MODULES} registers with verl (docs/plugins.md)"
+        )
+        raise ConfigError(message, key=error.key, value=name, accepted=known)

@@ -1,4 +1,4 @@
-"""Values and combinations of the outcome and token level's keys, checked before anything heavy starts."""
+"""Checks values and combinations of the outcome and token level's keys before anything heavy starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PENALTY = "reward.custom_reward_function.reward_kwargs.format_penalty"
 
 
 def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for the first combination that is wrong; each value by itself has been checked."""
+    """Raises ConfigError for the first wrong combination; single values have been checked before."""
     algorithm, estimator = settings.algorithm, config.algorithm.adv_estimator
     if estimator != ADV_ESTIMATOR:
         off = {"advantage_mode": "grpo", "transform_mode": "none", "algorithm_mode": None}
@@ -60,7 +60,7 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
 def _would_do_nothing(
     config: Config, off: dict[str, str | None], name: str, why: str, remedy: str = ""
 ) -> None:
-    """``algorithm.<name>`` leaves no work to the keys of ``off``, which have to stand at these values."""
+    """Refuses other values than ``off`` for keys that ``algorithm.<name>`` leaves without effect."""
     for key, default in off.items():
         if config.algorithm[key] != default:
             use = f"{why}, so that this key would do nothing; {remedy or f'set it to {default}'}"
@@ -136,7 +136,7 @@ def _named_transform(config: Tree, algorithm: Algorithm) -> Any:
 
 
 def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = None) -> Any:
-    """What a dotted path loads; None for a built-in name."""
+    """Loads a dotted path; returns None for a built-in name."""
     if value in names or (names is UNCERTAINTY_KINDS and canonical_kind(value) is not None):
         return None
     if "." in value or ":" in value:

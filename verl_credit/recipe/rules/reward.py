@@ -1,4 +1,4 @@
-"""verl's reward managers: which of them leave the reward function what it reads, and outcomes what MaxRL needs."""
+"""Checks that verl's reward manager hands on what the reward function reads, and leaves outcomes as MaxRL needs them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from verl_credit.recipe.agent_loops import may_call
 
 MANAGER = "reward.reward_manager"
 HAND_ON = ("naive", "rate_limited", "remote")
-"""Managers of verl 0.9.1 that hand the agent loop's record (``tool_extra_fields``) to the reward function."""
+"""The managers of verl 0.9.1 that hand the agent loop's record (``tool_extra_fields``) to the reward function."""
 
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 
 
 def validate_reward_manager(config: Tree) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first fault."""
     if not isinstance(config.reward, Mapping):
         raise ConfigError.of(config, "reward", accepted="a section with keys")
     manager = config.reward.reward_manager
     if manager.source != "register":
-        return  # a manager of the user's: its outcomes are looked at in every step (`checks`)
+        return  # the outcomes of a user's manager are checked in every step (`checks`)
     if may_call(config) and manager.name not in HAND_ON:
         use = "it does not hand the agent loop's record to the reward function, so that an answer in what a tool returns "
         use += f"would count as the policy's; use one of {', '.join(HAND_ON)}"
@@ -34,7 +34,7 @@ def validate_reward_manager(config: Tree) -> None:
 
 
 def overlong_unread(config: Config) -> list[str]:
-    """The overlong penalty under a manager that does not know it."""
+    """Returns the overlong penalty's keys where the manager does not read them."""
     manager = config.reward.reward_manager
     if not _overlong(config) or manager.source != "register" or manager.name == "dapo":
         return []

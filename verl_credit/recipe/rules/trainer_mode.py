@@ -1,4 +1,4 @@
-"""verl's trainers: what the asynchronous ones cannot work with, and keys of a trainer that is not the chosen one."""
+"""Refuses settings that verl's asynchronous trainers cannot use, and lists keys that only another trainer reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READ_BY = {
     f"{SWITCH}.switch_threshold_release_steps": (2, (SEPARATE_MODE,)),
     f"{SWITCH}.switch_cost_window_size": (3, (SEPARATE_MODE,)),
 }
-"""Key below trainer.v1: verl's default, and our modes that read it."""
+"""Maps a key below trainer.v1 to verl's default and to our modes that read it."""
 
 
 def is_async(config: Config) -> bool:
@@ -45,7 +45,7 @@ def is_async(config: Config) -> bool:
 
 
 def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first fault."""
     if not is_async(config):
         return
     if not select(config, LOG_PROBS):
@@ -67,7 +67,7 @@ def validate_trainer_mode(config: Tree, settings: CreditSettings) -> None:
 
 
 def _separate(config: Tree) -> None:
-    """What verl only asserts."""
+    """Raises ConfigError for the separate trainer's settings that verl only asserts."""
     for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
         if not select(config, key):
             use = "its rollouts have devices of their own, and trainer.n_gpus_per_node counts those that train; set it"
@@ -85,7 +85,7 @@ def _separate(config: Tree) -> None:
 
 
 def rollouts_too_old(config: Config) -> Iterator[str]:
-    """A step takes the oldest prompts first: with w batches ahead they were handed out w steps before."""
+    """Warns of old rollouts: a step takes the oldest prompts, which with w batches ahead were started w steps before."""
     if not is_async(config) or select(config, STRATEGY) != "drop":
         return
     key = WARM_UP[select(config, MODE)]
@@ -99,7 +99,7 @@ def rollouts_too_old(config: Config) -> Iterator[str]:
 
 
 def trainer_mode_without_effect(config: Config) -> list[str]:
-    """Keys that only another trainer reads."""
+    """Returns the keys that only another trainer reads."""
     return list(_idle(config))
 
 

@@ -1,4 +1,4 @@
-"""The turn mode: a name or a dotted path, and its options."""
+"""Checks the turn mode, which is a name or a dotted path, and its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_credit.turns.anchors import KEY as ANCHOR
 
 MODE, PARAMS = "algorithm.info_gain_norm_mode", "algorithm.turn_params"
 SIMILARITY = "algorithm.turn_anchor_similarity"
-# Options that have a key of their own.
+# These options have their own keys.
 KEYS = {
     "gamma": "algorithm.gamma",
     "alpha": "algorithm.adv_rescale_alpha",
@@ -31,8 +31,7 @@ BROUGHT = ("anchor_B_K1", "turn_tokens_B_K1")
 
 
 def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for a mode that cannot be found, called or brought its tables, and for options that it does not
-    have."""
+    """Raises ConfigError for a mode that cannot be loaded, called or given its tables, and for options that it lacks."""
     name = settings.algorithm.info_gain_norm_mode
     if name not in MODES and not {".", ":"} & set(name):
         own = "or a dotted path to your own (my_module.my_name)"
@@ -78,7 +77,7 @@ def validate_turn_mode(config: Tree, settings: CreditSettings) -> None:
 
 
 def _anchor(config: Tree, algorithm: Algorithm) -> None:
-    """An anchor of the user's is called once for each of two small trajectories."""
+    """Calls a user's anchor once for each of two small trajectories."""
     name, similarity = algorithm.turn_anchor, algorithm.turn_anchor_similarity
     if name == "prefix" and similarity is not None:
         use = (

@@ -1,4 +1,4 @@
-"""Turn signals: names, weights and functions of the user's, tried once."""
+"""Checks the turn signals' names and weights, and calls a user's signals once."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ACCEPTED = ["auto", "none", *SIGNALS, f"{COLUMN}NAME", "or a dotted path to your
 
 
 def validate_turn_signals(config: Tree, settings: CreditSettings) -> None:
-    """Raise ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first fault."""
     algorithm = settings.algorithm
     if not settings.turn_estimator:
-        return  # unread keys are said
+        return  # `unread` lists keys without effect
     mode, name, several = algorithm.turn_mode, algorithm.turn_signal, algorithm.turn_signals
     given = name not in ("auto", "none") or several is not None
     if given and not algorithm.takes_turn_rewards:
@@ -77,7 +77,7 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
         raise ConfigError(str(error), key=key, value=name, accepted=ACCEPTED) from error
     refuse_what_is_no_operator(signal.function, key, name)
     loop = select(config, DEFAULT)
-    if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another
+    if isinstance(signal, TrajectorySignal) and loop not in AGENTS:  # a row may name another loop
         use = f"that signal is a coroutine, and only {' and '.join(AGENTS)} await one; set {DEFAULT} to one of them, or "
         use += "take a signal that your loop gives (tool_reward: its turn_rewards) or a function of a prompt's rollouts"
         raise ConfigError(key=key, value=name, beside={DEFAULT: loop}, accepted=use)
@@ -97,11 +97,11 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
             value=name,
             beside={PARAMS: redact_value(PARAMS, signal.params)},
             accepted=f"{kind}: {signal.message(error)}",
-        ) from None  # the error itself would show its secrets
+        ) from None  # the chained error would show the secrets of the message
 
 
 def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
-    """Its two terms have to come from the same policy, at the same temperature."""
+    """Checks that infopo's two terms come from the same policy at the same temperature."""
     if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
         use = "infopo scores next responses behind masked observations, which that scorer does not; use branch or rows"
         raise ConfigError.of(config, SCORER, key, accepted=use)
@@ -116,8 +116,8 @@ def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
 
 
 def config_has_no_tool(config: Config) -> bool:
-    """Every row is the search agent's, beside which no tool is offered: no agent loop of the user's is listed, which a row
-    may name in its column ``agent_name``. Raises ConfigError for a list that cannot be read."""
+    """Does every row use the search agent without a tool? A row may name a user's agent loop in its column ``agent_name``,
+    where the recipe lists them. Raises ConfigError for a list that cannot be read."""
     default = select(config, DEFAULT)
     return default == AGENT_NAME and not tools_given(config) and not own_loops(config)
 
@@ -144,4 +144,4 @@ TRIAL = [
         scores={"em": 0.0},
     ),
 ]
-"""What a signal of the user's is tried with: a rollout with one tool turn, and one without."""
+"""The rollouts with which a user's signal is called: one with a tool turn, one without."""

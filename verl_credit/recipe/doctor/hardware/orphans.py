@@ -38,15 +38,15 @@ def describe(process: Process, now: float) -> str:
 
 
 def orphans(processes: Iterable[Process], cluster: str = "") -> list[Process]:
-    """Returns engine processes whose driver has ended, by age, each followed by the processes that it started.
+    """Returns engine processes whose driver has ended, oldest first, so that a process precedes those that it started.
 
     A driver is any living ancestor that is neither an engine process nor an init. Processes of the cluster that
     ``ray start`` brought up (``cluster``: its address) have an init as their rightful parent. A retriever with a
     ``--parent-pid`` is an orphan when that process has ended; a retriever started by hand never is.
     """
     by_pid = {process.pid: process for process in processes}
-    lost = [p for p in by_pid.values() if is_engine(p) and not _driven(p, by_pid, cluster)]
-    return sorted(lost, key=lambda p: (p.started, p.pid))
+    orphaned = [p for p in by_pid.values() if is_engine(p) and not _driven(p, by_pid, cluster)]
+    return sorted(orphaned, key=lambda p: (p.started, p.pid))
 
 
 def is_engine(process: Process) -> bool:

@@ -105,5 +105,5 @@ class _Counter:
 
 
 def branch_tokens(answer: PseudoAnswer) -> int:
-    """The tokens of an answer's branch: the token before the first gold token, and all up to the last gold token."""
+    """The tokens of an answer's branch end with the last gold token; at least one precedes the first gold token."""
     return answer.gold_end + (answer.gold_start == 0)
