@@ -56,12 +56,12 @@ class Commands(TyperGroup):
         two = " ".join(args[:2])
         name, _, rest = super().resolve_command(ctx, [two, *args[2:]] if two in COMMANDS else args)
         file, text = COMMANDS[name]
-        found = getattr(import_module(f"{__name__}.{file}"), name.replace(" ", "_"))
-        if isinstance(found, Typer):
-            return name, get_group(found), rest
-        one = Typer(**PLAIN)
-        one.command(help=text)(found)
-        return name, get_command(one), rest
+        function = getattr(import_module(f"{__name__}.{file}"), name.replace(" ", "_"))
+        if isinstance(function, Typer):
+            return name, get_group(function), rest
+        command = Typer(**PLAIN)
+        command.command(help=text)(function)
+        return name, get_command(command), rest
 
 
 # A command returns its exit code. A wrong command line ends with 2, Ctrl-C with 130.

@@ -39,7 +39,7 @@ def bench(
         int | None, Option(min=1, help="processes; as many as there are cores if not given")
     ] = None,
 ) -> ExitCode:
-    """Writes the page anew after each part. Exit code 1 for a broken law or a run that failed."""
+    """Rewrites the page after each part. Exit code 1 for a broken law or a failed run."""
     from verl_credit.recipe.machine.gather import cores
     from verl_credit.study.bench.page import Bench
     from verl_credit.study.bench.parts import GRPO, declare, find_candidate, learn
@@ -82,7 +82,7 @@ class _Written:
 
 
 def _operator(sofar: _Written, candidate: Candidate, known: Candidate) -> bool:
-    """Laws and exact bias. False for a mode that cannot be called, or gives another result every time."""
+    """Measures laws and exact bias. Returns False for a mode that cannot be called or whose result is not deterministic."""
     from verl_credit.credit.laws import check
     from verl_credit.study.bench.parts import exact_rows
 

@@ -1,4 +1,4 @@
-"""`verl-credit check`: the laws, run on an operator of the user's or on every registered one."""
+"""`verl-credit check` runs the laws on a user's operator or on every registered operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands share: common options, and how a command ends that is refused, fails or is interrupted."""
+"""Common options of commands, and the exit of a command that is refused, fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ends(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A model as small as the lab's waits longer for several threads than it computes."""
+    """Limits torch to one thread: a model as small as the lab's waits for several threads longer than it computes."""
     import torch
 
     threads = torch.get_num_threads()
@@ -83,7 +83,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def modules_from_here() -> Iterator[None]:
-    """The user's modules may lie in the working directory."""
+    """Makes the user's modules in the working directory importable."""
     sys.path.insert(0, "")
     try:
         yield

@@ -1,4 +1,4 @@
-"""`verl-credit lab`: builds the embedded world without a run."""
+"""`verl-credit lab` builds the embedded world without a run."""
 
 from pathlib import Path
 from typing import Annotated, Literal

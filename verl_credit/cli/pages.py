@@ -1,4 +1,4 @@
-"""`verl-credit keys` and `verl-credit modes`: docs/keys.md from the declared keys, docs/modes.md from the registry."""
+"""`verl-credit keys` writes docs/keys.md from the declared keys, `verl-credit modes` docs/modes.md from the registry."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def modes() -> ExitCode:
 
 
 def _print(page: str) -> ExitCode:
-    """A page is meant for a file."""
+    """Prints a page, which may be piped into another command."""
     try:
         print(page, end="", flush=True)
-    except BrokenPipeError:  # typer ends quietly: the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does: no traceback
         raise
     except OSError as error:
         sys.stdout = None  # else Python writes the rest again at exit

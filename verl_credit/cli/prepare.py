@@ -1,4 +1,4 @@
-"""`verl-credit prepare` and `prepare check`: question sets as verl's parquet files, and whether a file of rows can train."""
+"""`verl-credit prepare` writes question sets as verl's parquet files; `prepare check` checks that a file can train."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def prepare_check(
     ] = None,
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
 ) -> int:
-    """Prints one row as the policy sees it. Exit code 4, and one line, for the first row that cannot train."""
+    """Prints a row in the policy's form. Exit code 4, and one line, for the first row that cannot train."""
     from verl_credit.errors import ExitCode
     from verl_credit.recipe.doctor.inputs.data import read_rows
     from verl_credit.recipe.doctor.inputs.prompt_lengths import NotHere

@@ -1,4 +1,4 @@
-"""`verl-credit real`: builds what a recipe with trained weights needs, without a run."""
+"""`verl-credit real` builds the files of a recipe with trained weights, without a run."""
 
 from pathlib import Path
 from typing import Annotated, Literal

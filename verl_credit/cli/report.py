@@ -16,7 +16,7 @@ def report(
     run_dir: Annotated[list[Path], Argument(help="the folder of a run, of two, or of a campaign")],
     watch: Annotated[bool, Option("--watch", help="write it anew while the run goes on")] = False,
 ) -> ExitCode | None:
-    """Writes nothing for a folder that it refuses."""
+    """Writes a report; writes nothing into a refused folder."""
     from verl_credit.records.report import watch as rewrite
     from verl_credit.records.report import write_report, write_two
     from verl_credit.records.run.progress import say_at_once

@@ -1,4 +1,4 @@
-"""A run's saved configuration and checkpoints. The run is only read, and may still be going."""
+"""Reads a run's saved configuration and checkpoints. The run may still be going."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SavedStep:
 
 
 def run_config(folder: Path) -> DictConfig:
-    """The resolved configuration of a run. Raises ConfigError where there is none, or a damaged one."""
+    """Reads a run's resolved configuration. Raises ConfigError where it is absent or damaged."""
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")
@@ -43,7 +43,7 @@ def run_config(folder: Path) -> DictConfig:
 
 
 def saved_step(checkpoint: Path) -> SavedStep:
-    """Raises PreflightError, with the steps that are saved where this one is not."""
+    """Reads a saved step. Raises PreflightError, which lists the saved steps where this step is not saved."""
     checkpoint = checkpoint.expanduser().resolve()
     match = _STEP.fullmatch(checkpoint.name)
     run_dir = next(
@@ -64,13 +64,13 @@ def saved_step(checkpoint: Path) -> SavedStep:
 
 
 def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
-    """Finds them also when the run's folder was moved."""
+    """Returns the folder of the checkpoints, also when the run's folder was moved."""
     folder, before = Path(config.trainer.default_local_dir), Path(config.run_dir)
     return run_dir / folder.relative_to(before) if folder.is_relative_to(before) else folder
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The complete steps: verl names the last in a file, and empties old ones."""
+    """Returns the complete steps. verl names the last in a file, and empties the folders of old steps."""
     found = [
         int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))
     ]

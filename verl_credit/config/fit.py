@@ -1,10 +1,10 @@
-"""Does a row, with the answers that are scored with it, fit? A micro-batch of log-probs and the engine hold so many tokens.
+"""Checks that a row and the answers scored with it fit into a micro-batch of log-probs and into the engine.
 
     a micro-batch:  row + contexts x answer + masked responses (infopo)  <=  tokens x ranks that share a sequence
     the engine:     context + answer + the token that the server draws    <=  actor_rollout_ref.rollout.max_model_len
 
-The row is the one that the length limits allow; with max_model_len=null the engine takes all positions of the model, and
-refuses longer requests itself. Rules of recipes and `doctor` ask this before the start, scorers about every request.
+The length limits give the longest row. With max_model_len=null the engine takes all positions of the model, and refuses
+longer requests itself. Recipe rules and `doctor` check this before the start, scorers for every request.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ULYSSES = "ulysses_sequence_parallel_size"
 MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
-SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, after every context
+SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow every context
 SERVED_ANSWER = (
-    256  # tokens that are left for an answer, with its header, prefix and template, that the server scores
+    256  # tokens reserved for an answer that the server scores, with its header, prefix and template
 )
 MASKED_OBSERVATION = 24  # tokens of the shortest tool message with a placeholder, for the turn signal infopo
-DRAWN = 1  # a server that only scores draws a token all the same
+DRAWN = 1  # a server draws a token even when it only scores
 
 
 class Scorer(Protocol):
-    """What decides about room in a scorer of `turns/scorers`, which imports this file."""
+    """The attributes of a scorer that decide whether rows fit. `turns/scorers` imports this file, so this is a protocol."""
 
     rides: bool
     in_rollout: bool
@@ -43,32 +43,32 @@ def longest_row(config: Config) -> int:
 
 
 def turns_at_most(config: Config) -> tuple[str, int | None]:
-    """(the key that limits the turns, their number); None where the row's length, or a loop of the user's, ends a row."""
+    """Returns (key that limits the turns, their number); None where the row's length or a user's loop ends a row."""
     if select(config, DEFAULT) in (None, AGENT_NAME):
         return "search.max_searches+1", config.search.max_searches + 1
     return MOST, select(config, MOST) or None
 
 
 def sequence_parallel(role: Config) -> int:
-    """Ranks that share a sequence in the actor or the reference: verl's engine reads the key of ``fsdp_config``, into which
-    the older one is copied where it is above 1."""
+    """The ranks that share a sequence in the actor or the reference. verl's engine reads the key of ``fsdp_config``, into
+    which verl copies an older key above 1."""
     older, read = (select(role, key) or 1 for key in (ULYSSES, f"fsdp_config.{ULYSSES}"))
     return older if older > 1 else read
 
 
 def tokens_per_micro_batch(config: Config) -> int | None:
-    """Tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
+    """The tokens that a micro-batch of old_log_probs holds; None where micro-batches are counted in rows."""
     rollout = config.actor_rollout_ref.rollout
     return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
 
 
 def least_log_prob_tokens(row: int, contexts: int) -> int:
-    """A row of ``row`` tokens, and one short answer for each context."""
+    """The tokens of a row and a short answer for each context."""
     return row + contexts * SHORT_ANSWER
 
 
 def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER) -> int:
-    """The longest sequence that is sent to the engine, and one token that it draws: ``rollout.max_model_len=auto``.
+    """The tokens of the longest sequence sent to the engine and of the token that it draws (``rollout.max_model_len=auto``).
 
     ``served``: the rollout server scores answers after the row (info_gain_scorer=server).
     """
@@ -76,7 +76,7 @@ def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER) -> int:
 
 
 def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
-    """Why the server would refuse a request of so many tokens; "" where it fits."""
+    """The reason why the server would refuse a request of so many tokens; "" where it fits."""
     needed = context + answer + DRAWN
     if max_model_len is None or needed <= max_model_len:
         return ""
@@ -87,13 +87,13 @@ def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
 
 
 def answers_of_row(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
-    """How many answers the longest row of a log-prob micro-batch has."""
+    """The number of answers of the longest row in a log-prob micro-batch."""
     return scorer.answers_behind_row(config) if settings.scores_gain else 0
 
 
 def masked_tokens(config: Config, settings: CreditSettings, scorer: Scorer) -> int:
-    """What infopo adds to the longest row of a log-prob micro-batch: every response but the first once more, as long as the
-    limits allow, and a masked observation before each. A scorer with rows of its own adds one masked observation."""
+    """The tokens that infopo adds to the longest row of a log-prob micro-batch: a second copy of every response but the
+    first, at full length, each after a masked observation. A scorer with its own rows adds one masked observation."""
     if not settings.masks_observations:
         return 0
     if not scorer.rides:
@@ -102,24 +102,24 @@ def masked_tokens(config: Config, settings: CreditSettings, scorer: Scorer) -> i
     if turns is None or select(config, DEFAULT) not in (
         None,
         *AGENTS,
-    ):  # a loop of the user's has budgets of its own
+    ):  # a user's loop has its own budgets
         return most + MASKED_OBSERVATION * max((turns or 2) - 1, 1)
     return min(most, (turns - 1) * config.search.max_new_tokens) + (turns - 1) * MASKED_OBSERVATION
 
 
 class Place(NamedTuple):
-    """Where answers are scored: a place with so many tokens and no more."""
+    """The micro-batch or request in which answers are scored, with its limit of tokens."""
 
     key: str
     budget: int
     left: int
-    """Tokens beside the longest row."""
+    """The tokens left beside the longest row."""
     contexts: int
-    """How many answers share them."""
+    """The number of contexts whose answers share these tokens."""
 
 
 def place_of_answers(config: Config, settings: CreditSettings, scorer: Scorer) -> Place | None:
-    """Where this run scores answers; None where no answer has to fit beside a row."""
+    """The place in which this run scores answers; None where no answer has to fit beside a row."""
     actor, rollout, row = (
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,

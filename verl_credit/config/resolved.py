@@ -1,4 +1,4 @@
-"""A configuration whose interpolations are resolved once, as plain data that is read as fast as a dict.
+"""Resolves a configuration's interpolations once, into plain data that is read as fast as a dict.
 
 OmegaConf parses an interpolation anew at every access, about .3 ms, and verl's configuration has a hundred. Nearly all
 of them name one other key, ``${a.b}`` or ``${oc.select:a.b,default}`` where that key exists: these are looked up here.
@@ -23,7 +23,7 @@ _REFERENCE = re.compile(r"\$\{(?:(\w[\w.]*)|oc\.select:(\w[\w.]*)" + _DEFAULT + 
 
 
 class Tree(dict):
-    """A resolved section. Its keys are attributes, too; a key whose value is missing (``???``) is absent.
+    """A resolved section. Its keys are also attributes; a key whose value is missing (``???``) is absent.
 
     Reading an absent key raises ConfigError with the full name of the key.
     """
@@ -39,13 +39,13 @@ class Tree(dict):
         raise ConfigError(f"{key} has no value", key=key)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python's protocols ask for these
+        if name.startswith("__"):  # Python's protocols look these up
             raise AttributeError(name)
         return self[name]
 
 
 Config = DictConfig | Tree
-"""What a function takes that is called before the start, with the resolved tree, and in a run, with verl's configuration."""
+"""The configuration of functions that are called before the start with the resolved tree, and in a run with verl's own."""
 
 
 def select(config: Config, key: str, default: Any = None) -> Any:
@@ -61,7 +61,7 @@ def select(config: Config, key: str, default: Any = None) -> Any:
 
 
 def data(value: Any) -> Any:
-    """A value of either kind as dicts and lists, for what is kept or sent to other processes."""
+    """Converts a value of either kind to dicts and lists, which can be stored or sent to other processes."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True)
     if isinstance(value, dict):
@@ -70,14 +70,14 @@ def data(value: Any) -> Any:
 
 
 def written(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain data, interpolations as they are written."""
+    """Returns the configuration as plain data, with interpolations unresolved."""
     return OmegaConf.to_container(config, resolve=False)
 
 
 def resolved(
     config: DictConfig, plain: Mapping[str, Any] | None = None, *, keep_missing: bool = False
 ) -> Tree:
-    """``plain``: `written` of the same configuration. Raises OmegaConf's error for an interpolation that has no value.
+    """Resolves a configuration. ``plain``: its `written` form. Raises OmegaConf's error where an interpolation has no value.
 
     ``keep_missing``: a key without a value has the value ``???`` in place of an error, and no key is left out.
     """
@@ -109,12 +109,12 @@ def resolved(
     try:
         return value((), plain)
     except RecursionError:
-        OmegaConf.to_container(config, resolve=True)  # its error names the key that leads back to itself
+        OmegaConf.to_container(config, resolve=True)  # its error names the key that refers back to itself
         raise
 
 
 def _target(plain: Mapping[str, Any], text: str) -> tuple[tuple[str, ...], Any] | None:
-    """Path and node that an interpolation names; None where OmegaConf has to resolve it."""
+    """Returns the path and node that an interpolation names; None where OmegaConf has to resolve it."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What the credit step reads of the configuration: the declared keys, resolved, as one frozen value."""
+"""The configuration of the credit step: the declared keys, resolved, as one frozen value."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 class CreditSettings:
     algorithm: Algorithm = field(default_factory=Algorithm)
     loss: PolicyLoss | None = None
-    """None: the loss is one of verl's."""
+    """None where the loss is one of verl's."""
     search: Search = field(default_factory=Search)
     chat_template_kwargs: dict = field(default_factory=dict)
-    """``data.apply_chat_template_kwargs``: arguments of the rollouts' chat template (``enable_thinking``)."""
+    """``data.apply_chat_template_kwargs``, the arguments of the rollouts' chat template (``enable_thinking``)."""
     attention: str | None = None
     preset: str | None = None
     preset_overrides: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: Config) -> CreditSettings:
-        """Raises ConfigError."""
+        """Reads the settings. Raises ConfigError."""
         ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
         return cls(
             algorithm=read_section(Algorithm, config),
@@ -43,13 +43,12 @@ class CreditSettings:
 
     @property
     def turn_estimator(self) -> bool:
-        """Ours computes the advantages, not one of verl's."""
+        """Our estimator, not one of verl's, computes the advantages."""
         return self.algorithm.adv_estimator == ADV_ESTIMATOR
 
     @property
     def turn_signals(self) -> dict[str, float]:
-        """What gives tool turns their rewards, with weights; empty where nothing reads them (mode ``none``, verl's own
-        estimators)."""
+        """The weights of the signals that reward tool turns; empty where none is read (mode ``none``, verl's estimators)."""
         return self.algorithm.signal_weights if self.turn_estimator else {}
 
     @property
@@ -59,7 +58,7 @@ class CreditSettings:
 
     @property
     def masks_observations(self) -> bool:
-        """The turn signal infopo: next responses are scored after masked observations."""
+        """The turn signal infopo is on, which scores the next responses after masked observations."""
         return INFOPO in self.turn_signals
 
     @property
@@ -81,7 +80,7 @@ class CreditSettings:
 
     @property
     def turn_options(self) -> dict:
-        """The turn mode's options: the keys that it reads, and ``algorithm.turn_params``."""
+        """The turn mode's options from the keys that it reads and from ``algorithm.turn_params``."""
         a = self.algorithm
         known = {
             "gamma": a.gamma,
@@ -101,8 +100,8 @@ class CreditSettings:
         return {name for name in self.turn_signals if name not in FORWARD_SIGNALS or self.scores_at(step)}
 
     def curriculum_at(self, step: int, steps: int) -> tuple[float, float]:
-        """(weight of gains, weight of outcomes) at a step that measures gains: linear from the first such step to the last
-        of ``steps``. Other steps are plain GRPO: both are 1."""
+        """Returns (weight of gains, weight of outcomes) at a step that measures gains, linear from the first such step to
+        the last of ``steps``. Other steps are plain GRPO with weights 1."""
         if not self.scores_gain or not self.scores_at(step):
             return 1.0, 1.0
         first = self.algorithm.info_gain_warmup_steps + 1
@@ -111,7 +110,7 @@ class CreditSettings:
         return tuple(a + share * (b - a) for a, b in (curriculum.gain, curriculum.outcome))
 
     def banner(self) -> str:
-        """One line that says what is active."""
+        """Returns a line that names the active parts."""
         a, parts = self.algorithm, []
         if self.preset:
             changed = f" (overridden: {', '.join(self.preset_overrides)})" if self.preset_overrides else ""
@@ -142,7 +141,7 @@ class CreditSettings:
 
 
 def _pipeline(a: Algorithm) -> list[str]:
-    """Outcome and token level, in the order in which they act."""
+    """Names the outcome and token levels in the order in which they act."""
     if a.algorithm_mode:
         return [f"algorithm={a.algorithm_mode}"]
     parts = [f"outcome={a.advantage_mode}"] if not a.canonical_transform else []

@@ -1,7 +1,7 @@
-"""`verl-credit fidelity` through a run's own rollouts: its trainer starts anew, loads the policy, and measures it.
+"""`verl-credit fidelity` through a run's own rollouts: its trainer starts again, loads the policy, and measures it.
 
-Engine, agent loops, tools, search server and reward are those of the run, so this takes what a training of it takes. The lab
-alone has a quicker way (`fidelity.subject`).
+Engine, agent loops, tools, search server and reward are the run's, so this needs the same machine as its training. Only
+the lab has a quicker way (`fidelity.subject`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from verl_credit.study.fidelity.values import VALUES
 FOLDER = "run"
 REWARD = "pkg://verl_credit.turns.reward.qa"
 DECIDES = ("search.", "reward.", "data.max_", "actor_rollout_ref.rollout.", "actor_rollout_ref.model.")
-"""Keys beside the weights that decide how a rollout continues and which reward it gets."""
+"""The keys that, beside the weights, decide a rollout's continuation and its reward."""
 
 
 def why_by_run(config: DictConfig) -> str | None:
-    """Why a policy of this run cannot be rolled out in this process; None where it can."""
+    """The reason why a policy of this run cannot be rolled out in this process; None where it can."""
     if "lab" not in config:
         return "the run is not of the lab"
     reward, train = config.reward.custom_reward_function, str(config.data.train_files)
@@ -70,7 +70,7 @@ def measure_policy(
     minutes: float | None,
     overrides: Sequence[str],
 ) -> Mapping:
-    """The policy's part of ``fidelity.json``; prints its table.
+    """Measures a policy and prints its table. Returns its part of ``fidelity.json``.
 
     Raises PreflightError and ConfigError for what is refused, ChildFailed and IntegrityError where the run fails.
     """
@@ -95,7 +95,9 @@ def measure_policy(
         )
     if (folder / LOCK).exists() and not holder_is_gone(folder):
         raise PreflightError(f"{folder}: another measurement is going on there")
-    shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are kept outside
+    shutil.rmtree(
+        folder, ignore_errors=True
+    )  # an earlier try would be resumed; values and rollouts are stored elsewhere
     folder.mkdir(parents=True)
     write_recipe(folder, policy.config, fixed)
     composed = load_config(RECIPE, overrides, str(folder))
@@ -144,7 +146,7 @@ def _refuse(config: DictConfig) -> None:
 
 
 def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dict:
-    """What the values depend on: weights, data, and the keys that decide rollouts and rewards."""
+    """The inputs on which the values depend: weights, data, and the keys that decide rollouts and rewards."""
     rollout = config.actor_rollout_ref.rollout
     decides = {key: text for key, text in deciding_keys(config).items() if key.startswith(DECIDES)}
     decides.pop("actor_rollout_ref.rollout.seed", None)
@@ -162,7 +164,7 @@ def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dic
 
 
 def _stamps(places: Iterable[str | Path | None]) -> list[str]:
-    """Name, size and time of each file in each place; a name on the hub has no files here and stays a name."""
+    """Returns name, size and time of each file in each place; a hub name has no local files and stays a name."""
     found = []
     for place in places:
         path = Path(str(place)).expanduser()

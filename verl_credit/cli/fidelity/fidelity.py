@@ -107,7 +107,7 @@ def fidelity(
         end = None if minutes is None else time.monotonic() + 60 * minutes
         results = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
-            # What is left of the time is divided between the policies that are left.
+            # The remaining time is divided equally between the remaining policies.
             now = time.monotonic()
             share_s = None if end is None else (end - now) / left
             if through_run:
@@ -144,7 +144,7 @@ def _check_numbers(
 
 
 def _check_by_run(why: str | None, policy: Policy, split: str, of_sampler: Mapping) -> None:
-    """``why``: it has to be the run; ``of_sampler``: options that the sampler alone takes."""
+    """Refuses options that only the sampler (``of_sampler``) reads. ``why``: the reason for measuring by the run."""
     because = f"--engine run ({why})" if why else "--engine run"
     if policy.step is None:
         raise PreflightError("--engine run: expected a run's folder or one of its checkpoints")

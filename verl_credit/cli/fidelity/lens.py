@@ -1,4 +1,4 @@
-"""`verl-credit fidelity lens RUN`: A* of the turns that the credit lens of the run's report shows.
+"""`verl-credit fidelity lens RUN` measures A* of the turns in the credit lens of the run's report.
 
 The rollouts of step N were written by the policy after step N - 1: their contexts are valued under that policy.
 """
@@ -52,8 +52,8 @@ def fidelity_lens(
 
 
 def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
-    """Steps whose rollouts are kept and whose policy is saved. Raises PreflightError where there is none, or where one of
-    ``steps`` is none."""
+    """Returns the steps whose rollouts and policy are saved. Raises PreflightError where there is no such step, or where
+    one of ``steps`` is not among them."""
     from verl_credit.records.run.rollouts import token_steps
     from verl_credit.records.run.tables import ROLLOUTS, tables_of
 
@@ -84,7 +84,7 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
 
 
 def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed: int) -> tuple[int, int]:
-    """Returns the numbers of turns and rollouts that have A* now."""
+    """Measures a step. Returns the numbers of turns and rollouts that have A*."""
     from verl_credit.records.report.lens import stars_folder, stars_path, text_digest
     from verl_credit.records.run.rollouts import read_tokens, token_steps
     from verl_credit.records.run.tables import ROLLOUTS, read_table, table_path

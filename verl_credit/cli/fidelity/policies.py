@@ -18,7 +18,7 @@ MODEL = "actor_rollout_ref.model.path"
 
 @dataclass(frozen=True)
 class Policy:
-    """``folder``: a checkpoint, or a policy in Hugging Face format; ``step``: of the run whose configuration it is."""
+    """A policy in ``folder``, a checkpoint or in Hugging Face format; ``step`` of the run that has the configuration."""
 
     folder: Path
     config: DictConfig
@@ -26,11 +26,11 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The name of its folder among the results."""
+        """The name of the policy's folder among the results."""
         return "policy" if self.step is None else f"step_{self.step}"
 
     def load(self, *, lab: Path | None, split: str, prompts: int | None) -> Subject:
-        """``lab``: where it is now; None for where the configuration has it."""
+        """Loads the policy. ``lab``: the lab's present folder; None for the configuration's."""
         lab = Path(lab or self.config.lab.dir).expanduser().resolve()
         model, tokenizer = (load_checkpoint if self.step else load_policy)(self.folder)
         return make_subject(
@@ -59,7 +59,7 @@ def step_numbers(text: str | None) -> list[int] | None:
 
 
 def policies_of(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Policy]:
-    """``steps``: of a run alone, its last checkpoint where None; 0 is the policy that it starts from.
+    """Returns the policies of a folder. ``steps``: only for a run; None is its last checkpoint, 0 its first policy.
 
     Raises PreflightError before anything is loaded.
     """
@@ -105,9 +105,9 @@ def _of_run(folder: Path, steps: list[int] | None, lab: Path | None) -> list[Pol
 
 
 def _start(config: DictConfig, lab: Path | None) -> Path:
-    """The policy that the run starts from, also in a lab that was moved."""
+    """The policy that the run starts from, also in a moved lab."""
     path = Path(config.actor_rollout_ref.model.path)
-    if "lab" not in config:  # a name on the hub, perhaps: the run itself loads it
+    if "lab" not in config:  # it may be a hub name, which the run itself loads
         return path
     if lab is not None and "lab" in config and path.is_relative_to(config.lab.dir):
         path = lab.expanduser().resolve() / path.relative_to(config.lab.dir)

@@ -19,7 +19,7 @@ from verl_credit.study.fidelity.workers import workers_of
 def measure_policy(
     policy: Policy, request: Request, *, lab: Path | None, parallel: int | None, until: float | None
 ) -> dict:
-    """The policy's part of ``fidelity.json``; prints its tables. ``until``: stops with the complete prompts then."""
+    """Measures a policy until ``until``, prints its tables and returns its part of ``fidelity.json`` (complete prompts)."""
 
     def enough() -> bool:
         return until is not None and time.monotonic() >= until

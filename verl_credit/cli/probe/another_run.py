@@ -1,4 +1,4 @@
-"""A run in a folder of its own that starts with the configuration and a checkpoint of another run.
+"""Starts a run in its own folder with the configuration and a checkpoint of another run.
 
 The other run is only read, and may still be going.
 """
@@ -20,7 +20,7 @@ DATA_ORDER = "data.pt"
 
 
 def own_folder(folder: Path) -> dict:
-    """Keys of a run that writes there alone, and evaluates nothing."""
+    """The keys of a run that writes only into ``folder``, and evaluates nothing."""
     return {
         "run_dir": str(folder),
         "keep_checkpoints": [],
@@ -43,7 +43,7 @@ def own_folder(folder: Path) -> dict:
 
 
 def resumed(folder: Path, checkpoint: Path) -> dict:
-    """Keys of a run that begins with ``checkpoint``, once `link_checkpoint` has brought it."""
+    """The keys of a run that resumes ``checkpoint`` after `link_checkpoint`."""
     return {
         "trainer.resume_mode": "resume_path",
         "trainer.resume_from_path": str(_linked(folder, checkpoint)),
@@ -52,7 +52,7 @@ def resumed(folder: Path, checkpoint: Path) -> dict:
 
 
 def link_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """The saved step without the order of its data, whose state fits no other batch size; nothing is copied."""
+    """Links the saved step without its data loader's state, which does not fit another batch size; nothing is copied."""
     there = _linked(folder, checkpoint)
     there.mkdir(parents=True)
     for path in checkpoint.iterdir():
@@ -65,19 +65,19 @@ def _linked(folder: Path, checkpoint: Path) -> Path:
 
 
 def write_recipe(folder: Path, config: DictConfig, fixed: Mapping) -> None:
-    """The other run's configuration as a recipe: keys that it did not know yet have their defaults."""
+    """Writes the other run's configuration as a recipe; keys that are newer than the run have their defaults."""
     recipe = OmegaConf.create({"defaults": ["ppo_trainer", "credit_defaults", "_self_"]})
     recipe = OmegaConf.merge(recipe, config)
     for key, value in fixed.items():
         OmegaConf.update(recipe, key, value, force_add=True)
-    if serves_search(config):  # its server ended with the run; the next one starts its own
+    if serves_search(config):  # the server of the other run has ended; the new run starts its own
         recipe.search.url = None
     OmegaConf.save(recipe, folder / f"{RECIPE}.yaml")
 
 
 def check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig, who: str) -> None:
-    """Raises ConfigError for one of a key in ``fixed``, which ``who`` sets, and where a secret, which no run stores, is
-    missing."""
+    """Raises ConfigError for an override of a key in ``fixed``, which ``who`` sets, and for a missing secret, because runs
+    do not store secrets."""
     keys = {text.lstrip("+~").partition("=")[0]: text for text in overrides}
     for key, text in keys.items():
         if taken := [name for name in fixed if name == key or name.startswith(f"{key}.")]:
@@ -90,7 +90,7 @@ def check_overrides(overrides: Sequence[str], fixed: Mapping, config: DictConfig
 
 
 def _hidden(key: str, value) -> Iterator[tuple[str, str]]:
-    """The keys whose values a run's file does not have, or not wholly."""
+    """Yields the keys whose values a run's file lacks or has without their secrets."""
     if isinstance(value, dict):
         for name, one in value.items():
             yield from _hidden(f"{key}.{name}" if key else str(name), one)

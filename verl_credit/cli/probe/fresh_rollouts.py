@@ -1,7 +1,7 @@
-"""Fresh rollouts of a saved policy for the entropy probe: verl's trainer, resumed from the checkpoint for one more step.
+"""Makes rollouts of a saved policy for the entropy probe: resumes verl's trainer from the checkpoint for one more step.
 
-The run's own configuration, engine and reward make them, so they are what the run's next step could have been. They are
-written to a folder of their own; the run that saved the checkpoint is only read, and may still be going.
+The run's configuration, engine and reward make the rollouts, so the run's next step could have made them. They are written
+to a separate folder; the run that saved the checkpoint is only read, and may still be going.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def collect(
         config = load_config(RECIPE, overrides, str(folder))
         frozen = _frozen_curriculum(config, saved)
     except (ConfigError, PreflightError):
-        shutil.rmtree(folder)  # it was empty: the next try may have it again
+        shutil.rmtree(folder)  # it was empty, so the next try may use it again
         raise
     run_alone(folder, [*overrides, *frozen], "no rollouts")
     path = table_path(folder, ROLLOUTS, saved.step + 1)
@@ -71,13 +71,13 @@ def _check_folder(folder: Path, saved: SavedStep) -> None:
         )
     failed = (folder / f"{RECIPE}.yaml").is_file() and not tables_of(folder, ROLLOUTS)
     if failed and holder_is_gone(folder):
-        shutil.rmtree(folder)  # an earlier try failed
+        shutil.rmtree(folder)  # it holds an earlier, failed try
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PreflightError(f"{folder} is not empty; give a new folder for the rollouts")
 
 
 def _check_prompts(prompts: int, config: DictConfig) -> None:
-    """How many rows the files have is a check of `train`."""
+    """Checks the number of prompts; `train` checks that the files have enough rows."""
     if prompts < 1:
         raise ConfigError(key="prompts", value=prompts, accepted="expected at least 1")
     if 0 < (most := config.data.get("train_max_samples") or -1) < prompts:
@@ -90,7 +90,7 @@ def _check_prompts(prompts: int, config: DictConfig) -> None:
 
 
 def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
-    """Keys that make it one step in a folder of its own; none of them can be overridden."""
+    """The keys that restrict the run to a step in its own folder; none can be overridden."""
     return {
         **own_folder(folder),
         **resumed(folder, saved.folder),
@@ -102,13 +102,13 @@ def _fixed(folder: Path, saved: SavedStep, prompts: int, save: bool) -> dict:
         "actor_rollout_ref.actor.ppo_epochs": 1,
         "critic.ppo_mini_batch_size": prompts,
         "trainer.total_training_steps": saved.step + 1,
-        "trainer.total_epochs": saved.step + 2,  # an epoch may be one step now
+        "trainer.total_epochs": saved.step + 2,  # an epoch may be a single step with this batch size
         "trainer.save_freq": 1 if save else -1,
     }
 
 
 def _frozen_curriculum(config: DictConfig, saved: SavedStep) -> list[str]:
-    """The weights that the run would have had in this step, whatever number of steps it now has."""
+    """Fixes the weights that the run would have had in this step, because they depend on the number of steps."""
     curriculum = config.algorithm.info_gain_curriculum
     if all(ends[0] == ends[1] for ends in curriculum.values()):
         return []

@@ -1,4 +1,4 @@
-"""One update of a saved step, measured on its rollouts, and the result in a few lines."""
+"""Measures an update of a saved step on its rollouts, and summarises the result in a few lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_credit.study.probe.settings import ProbeSettings
 
 
 def with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
-    """An update of the run is made from ``ppo_mini_batch_size`` prompts."""
+    """Sets the number of prompts to ``ppo_mini_batch_size``, from which the run makes an update."""
     batch = settings.batch_config
     if batch.B_U is None:
         batch = batch.model_copy(
@@ -30,7 +30,7 @@ def with_mini_batch(settings: ProbeSettings, saved: SavedStep) -> ProbeSettings:
 
 
 def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str, Any]:
-    """The probe of one checkpoint on the rollouts in ``path``."""
+    """Probes a checkpoint on the rollouts in ``path``."""
     rollouts, facts = read_rollouts(path)
     _check_facts(saved, path, facts)
     e, u = divide(rollouts, settings)
@@ -64,7 +64,7 @@ def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str,
 
 
 def divide(rollouts: Rollouts, settings: ProbeSettings) -> tuple[Rollouts, Rollouts]:
-    """(E, U): different prompts, drawn without replacement with ``batch_config.seed``."""
+    """Returns (E, U), different prompts drawn without replacement with ``batch_config.seed``."""
     wanted, prompts = settings.batch_config, rollouts.prompts
     if len(prompts) < wanted.B_E + wanted.B_U:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _left_out(facts: RolloutFacts) -> list[str]:
 
 
 def _rounded(stored: torch.dtype, used: str) -> list[str]:
-    """Weights in half precision can be computed with, and training rounds every step to them."""
+    """Names weights stored in half precision, to which training rounds every step."""
     if stored not in (torch.bfloat16, torch.float16):
         return []
     name = str(stored).removeprefix("torch.")

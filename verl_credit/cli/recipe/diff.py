@@ -1,4 +1,4 @@
-"""`verl-credit diff A B`: what differs between two runs or recipes."""
+"""`verl-credit diff A B` lists the differences between two runs or recipes."""
 
 import json
 from typing import Annotated
@@ -18,7 +18,7 @@ def diff(
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> ExitCode:
-    """Exit code 0 equal, 1 different, 4 when one of them cannot be read."""
+    """Exit code 0: equal; 1: different; 4: A or B cannot be read."""
     from verl_credit.cli.recipe.differences import as_data, compare, page, read_side
 
     found = compare(read_side(a, config_dir), read_side(b, config_dir))

@@ -1,4 +1,4 @@
-"""Two runs or recipes, key by key."""
+"""Compares two runs or recipes key by key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_credit.records.run.versions import installed_versions, read_versions
 
 ACTOR = "actor_rollout_ref.actor."
 
-# The first group that matches has the key.
+# A key belongs to the first group that matches.
 GROUPS = (
     ("paths and logging", (
         "run_dir", "lab.dir", "lab.index", "real.dir", "search.url", "keep_rollouts.", "credit_preset", "credit_overrides",
@@ -61,7 +61,7 @@ class Row:
     a: object
     b: object
     default: object = ABSENT
-    """ABSENT for a key that is in no default, and for versions."""
+    """The key's default; ABSENT for a key without a default, and for versions."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Paths and logging differ between any two runs and change no number: they are printed and do not decide."""
+        """Are all numbers equal? Paths and logging, which differ between any two runs, are printed and do not decide."""
         return not any(rows for name, rows in self.groups.items() if name != LAST)
 
 
 def read_side(text: str, config_dir: str | None = None) -> Side:
-    """A folder is a run; anything else is a recipe's name, with overrides after it. Raises ConfigError, ValueError.
+    """Reads a folder as a run, any other text as a recipe's name with overrides. Raises ConfigError, ValueError.
 
-    A bare name is a folder only when a run lies there: a folder that happens to be called "lab" hides no recipe.
+    A bare name is read as a folder only when it holds a run, so that a folder called "lab" does not hide the recipe.
     """
     folder = Path(text).expanduser()
     if text and folder.is_dir() and ("/" in text or (folder / CONFIG).is_file()):
@@ -109,7 +109,7 @@ def read_run_side(folder: Path) -> Side:
 
 
 def last_scores(folder: Path) -> dict[str, float]:
-    """The scores of the last step and of the last held-out evaluation; "steps" is the number of the last step."""
+    """Returns the scores of the last step and of the last held-out evaluation; "steps" is the number of the last step."""
     found: dict[str, float] = {}
     rows = read_json_lines(folder / METRICS)
     if rows:
@@ -122,12 +122,12 @@ def last_scores(folder: Path) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    """A damaged file may have something else in place of a number."""
+    """Is the value a number? A damaged file may have another value."""
     return isinstance(value, int | float)
 
 
 def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults) -> Difference:
-    """Groups the keys and versions that have two values; keys in A's order, then those of B alone."""
+    """Groups the keys and versions whose values differ; keys in A's order, then the keys that only B has."""
     groups: dict[str, list[Row]] = {name: [] for name in ORDER}
     known = None
     for key in dict.fromkeys([*a.values, *b.values]):
@@ -137,7 +137,7 @@ def compare(a: Side, b: Side, base: Callable[[], dict[str, Default]] = defaults)
             default = known[key].value if key in known else ABSENT
             groups[group_of(key)].append(Row(key, left, right, default))
     for name in dict.fromkeys([*a.versions, *b.versions]):
-        # A run that wrote no versions cannot be compared.
+        # The versions of a run that wrote none cannot be compared.
         left, right = a.versions.get(name, ABSENT), b.versions.get(name, ABSENT)
         if left != right and a.versions and b.versions:
             groups["versions"].append(Row(name, left, right))
@@ -149,7 +149,7 @@ def group_of(key: str) -> str:
 
 
 def _matches(key: str, pattern: str) -> bool:
-    """``*.seed``: the last part; ``data.``, ``trainer.total_`` and ``clip_ratio*``: the beginning; else the whole key."""
+    """``*.seed`` matches the last part; ``data.``, ``trainer.total_`` and ``clip_ratio*`` the start; else the whole key."""
     if pattern.startswith("*."):
         return key.endswith(pattern[1:])
     if pattern.endswith((".", "_", "*")):

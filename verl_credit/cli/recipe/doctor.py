@@ -1,4 +1,4 @@
-"""`verl-credit doctor`: the checks of this machine and of what a recipe needs, and their results."""
+"""`verl-credit doctor` prints the results of the checks of this machine and of a recipe's inputs."""
 
 from __future__ import annotations
 

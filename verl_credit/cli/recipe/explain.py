@@ -1,4 +1,4 @@
-"""`verl-credit explain`: the pipeline that a configuration would run, without running anything."""
+"""`verl-credit explain` describes the pipeline of a configuration without running it."""
 
 from typing import Annotated
 

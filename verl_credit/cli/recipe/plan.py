@@ -1,4 +1,4 @@
-"""`verl-credit plan`: from the command line to the printed plan."""
+"""`verl-credit plan` reads the command line and prints the plan."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def plan(
         list[str], Argument(help="Hydra overrides, plan.NAME=VALUE, hardware.NAME=VALUE")
     ] = (),
 ) -> ExitCode:
-    """Exit code 0: all fit; 4: one does not, or cannot be planned when it was named.
+    """Exit code 0: all recipes fit; 4: a recipe does not fit, or a named recipe cannot be planned.
 
-    With ``every``, shipped recipes that need a key of yours (a model, say) are listed with the reason.
+    With ``every``, shipped recipes that need a key of yours (for example a model) are listed with the reason.
     """
     from verl_credit.recipe.folders import shipped_recipes
     from verl_credit.recipe.plan.plan import make_plan
@@ -56,7 +56,7 @@ def plan(
 
 
 def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) -> dict:
-    """Compose; our own blocks may be set without being in the recipe."""
+    """Composes a recipe; our own blocks may be set without being in the recipe."""
     from verl_credit.recipe.compose import unchecked_config
     from verl_credit.recipe.rules.known import validate_keys
 
@@ -67,7 +67,7 @@ def _load(name: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 
 def _values(config, ours: Sequence[str]) -> dict:
-    """The values of a configuration that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
+    """Returns the values that a plan reads, after the overrides ``ours`` (``plan.`` and ``hardware.``)."""
     values = {}
     for block in ("plan", "hardware", "data", "trainer", "algorithm", "search", "evaluation", "real", "lab"):
         if block in config:
@@ -80,7 +80,7 @@ def _values(config, ours: Sequence[str]) -> dict:
 
 
 def _resolved(config, key: str) -> dict:
-    """Values that are missing (???) or cannot be resolved here are left out."""
+    """Resolves a section without the values that are missing (???) or cannot be resolved."""
     node = OmegaConf.select(config, key)
     found = {}
     for name in node or {}:

@@ -1,4 +1,4 @@
-"""The stages that a configuration would run, in words for `explain`."""
+"""Describes the stages of a configuration's pipeline for `explain`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PYTHON_LISTS = "Python lists, a call per prompt"
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the pipeline."""
+    """A step of the pipeline."""
 
     level: str
     name: str
@@ -44,7 +44,7 @@ class Stage:
 
 
 def explanation(name: str, config: DictConfig, values: bool = False) -> str:
-    """``values``: with every value that is not the default; without, how many there are."""
+    """Returns the text of `explain`. ``values``: it lists every value that is not the default; else their number."""
     settings = CreditSettings.from_config(config)
     lines = [f"{name}: {settings.banner()}", ""]
     for number, stage in enumerate(stages(config, settings), 1):
@@ -62,7 +62,7 @@ def explanation(name: str, config: DictConfig, values: bool = False) -> str:
 
 
 def stages(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:
-    """The stages, in the order in which they act."""
+    """Yields the stages in the order in which they act."""
     if not settings.turn_estimator:
         yield Stage(
             "advantage", f"verl's {settings.algorithm.adv_estimator}", "verl's own estimator", "verl's batch"
@@ -86,14 +86,14 @@ def value_lines(config: DictConfig, values: bool) -> list[str]:
         was = (
             f"{default.of}: {show_value(default.value)}" if default.value != ABSENT else "a key of the recipe"
         )
-        # verl's prompt_key is no secret, a user's api_key is
+        # verl's prompt_key is not a secret, a user's api_key is
         named = key.rpartition(".")[2] if default.value == ABSENT else ""
         lines.append(f"  {key:<{width}}  {show_value(redact_value(named, value))}   ({was})")
     return [*lines, ""]
 
 
 def missing(config: DictConfig) -> list[str]:
-    """Inputs without a value, and files that are not there."""
+    """Returns the inputs without a value and the absent files."""
     builds, empty = world_of(config) is not None, without_value(config)
     inputs = with_expectations(empty)
     for key in (*DATA, MODEL):
@@ -105,7 +105,7 @@ def missing(config: DictConfig) -> list[str]:
 
 
 def _is_local(key: str, path: str) -> bool:
-    """Data are files; a model may also be a name on the hub."""
+    """Is the path local? Data are files; a model may also be a name on the hub."""
     return key.startswith("data.") or path.startswith(("/", ".", "~"))
 
 
@@ -122,7 +122,7 @@ def _gain(config: DictConfig, settings: CreditSettings) -> Stage:
 
 
 def _signals(settings: CreditSettings) -> Iterator[Stage]:
-    """Turn signals beside information gain, and how several become one turn reward."""
+    """Yields the turn signals beside information gain, and the rule that combines several into a turn reward."""
     a = settings.algorithm
     for name in settings.turn_signals:
         if name != INFO_GAIN:

@@ -1,4 +1,4 @@
-"""One start of `verl-credit train`: check everything, start what is needed, run, report, clean up."""
+"""Starts `verl-credit train`: checks everything, starts Ray and the retriever, runs, reports, cleans up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from verl_credit.redact import override_without_secrets, without_secrets
 
 
 def start(name: str, overrides: list[str], config_dir: str | None = None) -> ExitCode:
-    """Raises ConfigError and PreflightError for what is refused, KeyboardInterrupt for Ctrl-C and SIGTERM."""
+    """Runs `train`. Raises ConfigError and PreflightError for refusals, KeyboardInterrupt for Ctrl-C and SIGTERM."""
     config = load_config(name, overrides, config_dir)
     if missing := missing_line(config):
         raise PreflightError(missing)
@@ -42,7 +42,7 @@ def start(name: str, overrides: list[str], config_dir: str | None = None) -> Exi
 
 
 def command_line(name: str, overrides: list[str], config_dir: str | None, command: str = "train") -> str:
-    """The command line as a shell takes it, without secrets."""
+    """Returns the command line in a shell's syntax, without secrets."""
     folder = ["--config-dir", config_dir] if config_dir else []
     given = map(override_without_secrets, overrides)
     return shlex.join(["verl-credit", command, "--config-name", name, *folder, *given])
@@ -106,7 +106,7 @@ def _end(
     trial = row.end(code, why, error)
     try:
         text = events.end(run_dir, code, why, planned_in_all(config), trial=trial)
-    except (OSError, DamagedFile) as error:  # neither hides how the run ended
+    except (OSError, DamagedFile) as error:  # these must not replace the error that ended the run
         text = f"{why} (not recorded: {error})"
     if code not in (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED):
         say(text)
@@ -116,14 +116,14 @@ def _end(
 
 
 def _lock_checkpoints(config: DictConfig, stack: ExitStack) -> None:
-    """Two runs that wrote one folder of checkpoints would go on from each other's."""
+    """Locks the checkpoints' folder: two runs that wrote into it would resume from each other's checkpoints."""
     folder = Path(config.trainer.default_local_dir).resolve()
-    if folder != Path(config.run_dir):  # the run holds this lock already
+    if folder != Path(config.run_dir):  # the run already locks run_dir
         stack.enter_context(run_lock(folder, say_at_once, "trainer.default_local_dir"))
 
 
 def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
-    """Reads all files of the run: a damaged one would end the run at its first step."""
+    """Reads all files of the run, because a damaged file would end the run at its first step."""
     try:
         events.start(run_dir, planned_in_all(config), command)
         return Progress(run_dir, config.trainer.total_training_steps or 0)
@@ -132,7 +132,7 @@ def _progress(run_dir: Path, config: DictConfig, command: str) -> Progress:
 
 
 def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress: Progress) -> None:
-    """Build the world's files if absent; start its retriever unless a URL is given."""
+    """Builds the world's files if absent and starts its retriever unless a URL is given."""
     from verl_credit_retriever.launch import start_server
 
     served = world.build(Throttled(progress.say, world.section))
@@ -149,7 +149,7 @@ def _prepare_world(world: World, config: DictConfig, stack: ExitStack, progress:
 
 
 def _make_ready(context: Context, stack: ExitStack, progress: Progress) -> None:
-    """Everything that must hold holds, and the recipe's world is built."""
+    """Makes all checks of `train` and builds the recipe's world."""
     config = context.config
     _check(context, progress, Stage.MACHINE, Stage.CLUSTER)
     for line in idle_lines(config, context.settings):
@@ -197,7 +197,7 @@ def _launch(config: DictConfig, say: Callable[[str], None]) -> tuple[ExitCode, s
 
 
 def _report(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Written however the run ended, as long as it has a step to show; it never hides how the run ended."""
+    """Writes the report of a run that has a step; its own errors never replace the error that ended the run."""
     from verl_credit.records.report import write_report
 
     if (run_dir / METRICS).exists():
@@ -209,7 +209,7 @@ def _report(run_dir: Path, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the run the way Ctrl-C does: Ray and the retriever are stopped."""
+    """Makes SIGTERM end the run as Ctrl-C does, so that Ray and the retriever are stopped."""
 
     def interrupt(signum, frame):
         raise Terminated

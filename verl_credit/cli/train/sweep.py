@@ -1,4 +1,4 @@
-"""`verl-credit train -m`: a run for every combination of comma-separated values, one after the other."""
+"""`verl-credit train -m` starts a run for every combination of comma-separated values, one after the other."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ASKED = {
     "lineage.expected_delta": "the change of the metric that you expect",
 }
 DONE = (ExitCode.DONE, ExitCode.NOTHING_LEFT)
-ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # what ends a run otherwise ends that run alone
+ENDS_ALL = (ExitCode.PREFLIGHT, ExitCode.INTERRUPTED)  # other exit codes end only their run
 
 
 def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """(name, overrides) of every run, the last key varying fastest; Hydra's grammar for sweeps.
+    """Returns (name, overrides) for every run, the last key varying fastest, in Hydra's grammar for sweeps.
 
-    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold what is swept, by the key's last part where that is
-    unambiguous. Errors: ConfigError for what Hydra cannot parse.
+    `a=1,2 b=x` gives two runs, called "a=1" and "a=2": names hold the swept keys, shortened to their last part where that
+    is unambiguous. Raises ConfigError for an override that Hydra cannot parse.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -58,7 +58,7 @@ def expand(overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None]) -> None:
-    """Hydra takes the last of two: a run would be named after a value that it does not have."""
+    """Refuses a key given twice: Hydra takes the last, so a run would be named after a value that it does not have."""
     given: dict[str, list[str]] = {}
     for override, values in zip(parsed, swept, strict=True):
         if not override.is_delete():
@@ -73,7 +73,7 @@ def _refuse_twice(parsed: Sequence[Override], swept: Sequence[list[str] | None])
 
 
 def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
-    """Two runs must not have one folder, and the file system limits its name."""
+    """Refuses runs that would share a folder, and names that are too long for the file system."""
     for name, times in Counter(names).items():
         if times > 1:
             use = f"{times} runs would be in the folder {name}; give each value once, with letters, digits or .,+- that "
@@ -87,10 +87,10 @@ def _refuse_names(names: Sequence[str], keys: Sequence[str]) -> None:
 
 
 def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int:
-    """Runs go to `run_dir`/NAME. All are checked before the first starts; a finished one is skipped by itself.
+    """Runs write into `run_dir`/NAME. All are checked before the first starts; a finished run is skipped.
 
-    A run that fails does not stop the others. Exit code: 0 when all are done, now or before, else that of the first that
-    is not; 4 when one of them cannot start, before the first if its configuration shows it; 130 for Ctrl-C.
+    A failed run does not stop the others. Exit code: 0 when all are done, now or earlier, else that of the first unfinished
+    run; 4 when a run cannot start, before the first run where its configuration is wrong; 130 for Ctrl-C.
     """
     runs = expand(overrides)
     run_dirs = [_checked(name, label, chosen, config_dir) for label, chosen in runs]
@@ -114,7 +114,7 @@ def sweep(name: str, overrides: list[str], config_dir: str | None = None) -> int
 
 
 def ask_for(configs: Sequence[DictConfig]) -> list[str]:
-    """Asks on a terminal for what no run says of its trial, as overrides; elsewhere prints a line that it is missing."""
+    """Asks on a terminal for missing facts of the trials and returns them as overrides; elsewhere prints a line."""
     lacking = [key for key in ASKED if all(OmegaConf.select(config, key) is None for config in configs)]
     if lacking and not sys.stdin.isatty():
         print(f"the trials' rows will have no {' and no '.join(lacking)}: give them as overrides", flush=True)
@@ -124,7 +124,7 @@ def ask_for(configs: Sequence[DictConfig]) -> list[str]:
 
 
 def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
-    """A run that found the checkpoint of another would go on from it. Errors: ConfigError names both runs."""
+    """Refuses shared folders, because a run would resume another's checkpoint. The ConfigError names both runs."""
     taken: dict[Path, str] = {}
     for (label, _), config in zip(runs, configs, strict=True):
         folder = Path(config.trainer.default_local_dir).expanduser().resolve()
@@ -138,7 +138,7 @@ def _refuse_shared(runs, configs: Sequence[DictConfig]) -> None:
 
 
 def _checked(name: str, label: str, overrides: list[str], config_dir: str | None) -> Path:
-    """The run's folder. Errors: ConfigError says which run."""
+    """Checks a run and returns its folder. The ConfigError names the run."""
     try:
         config = load_config(name, overrides, config_dir)
     except ConfigError as error:

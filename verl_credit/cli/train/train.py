@@ -1,4 +1,4 @@
-"""`verl-credit train`: a run on verl's trainer, or with -m a run for every combination of values."""
+"""`verl-credit train` starts a run on verl's trainer, or with -m a run for every combination of values."""
 
 import os
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`verl-credit twin`: a training run of the lab in one process, without Ray."""
+"""`verl-credit twin` trains in the lab in one process, without Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def twin(
     config_dir: ConfigDir = None,
     overrides: Overrides = (),
 ) -> None:
-    """The run is recorded as `train` records one: its events, and a row in the table of trials, however it ends."""
+    """Runs the twin and records it as `train` does, with events and a row in the table of trials for every end."""
     from verl_credit.cli.train.start import command_line, how_it_ended, terminate_as_interrupt
     from verl_credit.cli.trials.row import TrialRow
     from verl_credit.recipe.compose import load_config

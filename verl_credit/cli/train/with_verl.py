@@ -1,5 +1,5 @@
-"""The checks that need verl. `train` makes them in its own process, `doctor` in another: ``python -m ... CONFIG.yaml``,
-whose last line is JSON, {check: result}.
+"""Makes the checks that need verl: for `train` in its own process, for `doctor` in ``python -m ... CONFIG.yaml``, whose
+last line is JSON, {check: result}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verl_credit.recipe.machine.gather import gather
 ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "120",  # Ray gives up after 30 s, which a busy machine may take
+    "RAY_raylet_start_wait_time_s": "120",  # Ray's limit of 30 s is too short on a busy machine
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TOKENIZERS_PARALLELISM": "false",
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 
 def set_environment(config: DictConfig) -> None:
-    """Sets what Ray and verl read. With small models several threads wait for each other longer than they compute.
+    """Sets the variables of Ray and verl. With small models, several threads wait for each other longer than they compute.
 
     A run on the CPU gives verl's ranks logical GPUs, which Ray refuses where CUDA_VISIBLE_DEVICES hides the real ones. Such
     a run uses none of them, so the variable is removed.
@@ -53,7 +53,7 @@ def _template(context: Context) -> Result:
 
 
 def _verl(context: Context) -> Result:
-    """Imports all of verl for the first time in this process; an import that fails names what verl needs of this machine."""
+    """Imports all of verl for the first time in this process; a failed import is refused with its reason."""
     try:
         from verl_credit.host.process.launch import check_with_verl
     except (ImportError, ValueError) as error:

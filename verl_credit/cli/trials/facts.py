@@ -1,4 +1,4 @@
-"""The facts of a trial that are known before its first step, and the notes of its row."""
+"""Collects a trial's facts before its first step, and writes the notes of its row."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def store_folder(config: DictConfig) -> Path:
 
 
 def kept_when(config: DictConfig, best: str = "the best one kept") -> str:
-    """The rule by which this run's trial is kept, in words."""
+    """Describes the rule by which this run's trial is kept."""
     metric = config.lineage.metric or "held-out exact match"
     way = "falls" if config.lineage.lower_is_better else "gains"
     return f"kept when {metric} {way} by more than {config.lineage.threshold:g} over {best}"
 
 
 def at_start(config: DictConfig, command: str) -> dict[str, Any]:
-    """The facts before anything heavy starts. ``config_sha256`` is over every key that can change what a step computes,
-    the seed among them: equal hashes mean equal computations."""
+    """Returns the facts before anything heavy starts. ``config_sha256`` hashes every key that can change a step's numbers,
+    the seed included: equal hashes mean equal computations."""
     deciding = json.dumps(deciding_keys(config), sort_keys=True)
     return {
         "command": command,
@@ -53,7 +53,7 @@ def hardware(facts: Facts) -> dict[str, Any]:
 
 
 def specialist(config: DictConfig) -> str:
-    """The preset, or what assigns credit to turns, or verl's estimator."""
+    """Names the preset, the method that assigns credit to turns, or verl's estimator."""
     algorithm = config.algorithm
     turns = (
         algorithm.info_gain_norm_mode if algorithm.adv_estimator == ADV_ESTIMATOR else algorithm.adv_estimator
@@ -62,7 +62,7 @@ def specialist(config: DictConfig) -> str:
 
 
 def notes(config: DictConfig, steps: dict[str, Any], planned: int | None, why: str) -> str:
-    """The last column: alpha, gamma, clip scale, steps, and the reason for the status."""
+    """Writes the last column: alpha, gamma, clip scale, steps, and the reason for the status."""
     algorithm = config.algorithm
     scale = [steps[f"clip_scale_{one}"] for one in ("mean", "std")]
     scales = " ".join("—" if one is None else f"{one:.4g}" for one in scale)

@@ -1,4 +1,4 @@
-"""`verl-credit lineage show|best|chain|diff|render|export`: the trials of a folder."""
+"""`verl-credit lineage show|best|chain|diff|render|export` reads the trials of a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWLEDGE = "KNOWLEDGE.md"
 
 
 class NotKnown(ValueError):
-    """The store does not have what the command line names."""
+    """The store lacks the trial or column that the command line names."""
 
 
 lineage = Typer(help="the trials of a folder, as `train` writes them down", **PLAIN)
@@ -36,7 +36,7 @@ STORE = Path("runs/lineage")
 @lineage.command(help="the trials of a folder, as `train` writes them down")
 @refusals
 def show(folder: Store = STORE, as_json: AsJson = False) -> None:
-    """Prints the trials in the order of the file, then those that have not ended; --json has the damaged lines, too."""
+    """Prints the trials in the order of the file, then unfinished trials; --json also has the damaged lines."""
     store = _open(folder)
     if as_json:
         facts = store.all_facts()
@@ -112,7 +112,7 @@ def render(
     last_m_full: Annotated[int, Option(min=0, help="trials with their whole hypothesis")] = 10,
     lower_is_better: Lower = None,
 ) -> None:
-    """Write KNOWLEDGE.md, into the store's folder where ``out`` is not given."""
+    """Writes KNOWLEDGE.md, into the store's folder where ``out`` is not given."""
     store = _open(folder, lower_is_better, ordered=True)
     page = store.render_prompt(
         specialist,
@@ -157,7 +157,7 @@ def export(
 
 
 def _open(folder: Path, lower_is_better: bool | None = None, *, ordered: bool = False) -> LineageStore:
-    """``ordered``: the direction matters; where it is not given, the companion says it. Names damaged lines."""
+    """Opens a store and names damaged lines. ``ordered``: the direction matters and comes from the companion by default."""
     store = LineageStore(folder, lower_is_better=bool(lower_is_better))
     if not store.path.exists():
         raise NotKnown(f"{store.path} is not there; --dir names the folder of a table of trials")

@@ -1,4 +1,4 @@
-"""A trial's numbers from its run's files: the metric that decides, and means over its steps."""
+"""Reads a trial's numbers from its run's files: the metric that decides, and means over its steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from verl_credit.records.report.run_data import Run, Series, read_run, series
 
 
 class Metric(NamedTuple):
-    """The held-out metric after the last step that was evaluated. ``interval``: 95 %, where the number of questions is
-    known. ``why``: what is missing where there is no value."""
+    """The held-out metric after the last evaluated step. ``interval`` is the 95 % interval, where the number of questions is
+    known; ``why`` is the reason for a missing value."""
 
     name: str = ""
     value: float | None = None
@@ -25,10 +25,10 @@ class Metric(NamedTuple):
 
 
 def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
-    """``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources.
+    """Returns ``lineage.metric``, or exact match: greedy where it is evaluated, Σ right / Σ questions over all sources.
 
-    An evaluation before the first step is not the trial's. There is no metric where data.val_files holds a file of
-    data.train_files: that would be the training pool's.
+    An evaluation before the first step does not measure the trial. There is no metric where data.val_files holds a file of
+    data.train_files, because its questions are not held out.
     """
     if shared := sorted(_files(config.data.train_files) & _files(config.data.val_files)):
         return Metric(why=f"no held-out metric: {shared[0]} is in data.val_files and in data.train_files")
@@ -70,7 +70,7 @@ def _exact_match(run: Run) -> Metric:
     ]
     domain = ", ".join(one.source for one, _ in entries)
     name = f"exact match, {mode}"
-    if not all(counts):  # a run of an earlier version
+    if not all(counts):  # an earlier version wrote no counts
         if len(entries) > 1:
             return Metric(name, why="no held-out metric: the number of questions of each source is not known")
         return Metric(name, entries[0][1].values[-1], step, domain=domain)
@@ -88,7 +88,7 @@ def read_steps(run_dir: Path) -> Run | None:
 
 
 def of_steps(run: Run | None, after: int) -> dict[str, Any]:
-    """Means over the steps after ``after``; None, and a name in ``absent``, for what metrics.jsonl does not have."""
+    """Returns means over the steps after ``after``; a metric that metrics.jsonl lacks is None and named in ``absent``."""
     rows = [row for row in run.metrics if row["step"] > after] if run else []
     turns = (
         {int(name.rpartition("_")[2]): name for name in run.names(rf"{run.reward_metric}/turn_(\d+)")}

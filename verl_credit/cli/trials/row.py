@@ -1,4 +1,4 @@
-"""The row of a run: written into the table of trials by `train`, whose end it never changes."""
+"""Writes a run's row into the table of trials for `train`; an error here never changes how `train` ends."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ LABELS = {
 
 
 class TrialRow:
-    """The row of one start of `train`: ``begin`` is called before the checks, ``end`` however the run ends.
+    """The row of a start of `train`: ``begin`` is called before the checks, ``end`` at every end of the run.
 
-    A run that was killed has begun and has no row; its next start goes on as the same trial. A run that has a row and is
-    started again is a new trial, NAME.2, whose parent is the one before: a row is final. A failure here is returned as
-    a text, because neither the run nor its exit code may depend on it.
+    A killed run has begun and has no row; its next start continues the same trial. A run that has a row and is started
+    again is a new trial, NAME.2, whose parent is the earlier trial: a row is final. A failure here is returned as a text,
+    because neither the run nor its exit code may depend on it.
     """
 
     def __init__(self, config: DictConfig, command: str) -> None:
@@ -53,15 +53,15 @@ class TrialRow:
         self.failed = False
 
     def begin(self) -> str:
-        """Write down that the trial has begun; returns a line about it."""
+        """Records the trial's beginning; returns a line about it."""
         return self._try(self._begin)
 
     def machine(self, facts: Facts) -> None:
         self.facts["hardware"] = hardware(facts)
 
     def end(self, code: ExitCode, why: str, error: BaseException | None) -> str:
-        """Add the row; returns a line about it, empty for a start that found nothing left to do, unless an earlier
-        one was killed before it had a row."""
+        """Adds the row; returns a line about it. The line is empty for a start without remaining steps, unless an earlier
+        start was killed before it wrote a row."""
         return self._try(partial(self._end, code, why, error))
 
     def _try(self, work) -> str:
@@ -98,7 +98,7 @@ class TrialRow:
         return line if config.hypothesis else f"{line}; no lineage.hypothesis was given"
 
     def _free_id(self, trials: tuple[Trial, ...], unfinished: Mapping[str, dict]) -> str:
-        """The name, or the first NAME.2, NAME.3 that has no row and is not another folder's."""
+        """Returns NAME, or the first of NAME.2, NAME.3, ... that has no row and is not another folder's."""
         name = self.config.lineage.exp_id or self.run_dir.name.removeprefix("exp_").strip() or "run"
         ended = {trial.exp_id for trial in trials}
         for number in itertools.count(1):
@@ -113,7 +113,7 @@ class TrialRow:
         planned = planned_in_all(self.config)
         try:
             reason, why = events.how(self.run_dir, code, why, planned)
-        except DamagedFile:  # that is why it was refused
+        except DamagedFile:  # the damaged file is the reason of the refusal
             reason = events.REASONS[code]
         if reason is Reason.NOTHING_LEFT and not self._was_killed():
             return ""
@@ -154,7 +154,7 @@ class TrialRow:
         why: str,
         trials: tuple[Trial, ...],
     ) -> Trial:
-        """The store calls it under its lock, so no other trial ends meanwhile."""
+        """Builds the row. The store calls this under its lock, so no other trial ends meanwhile."""
         config = self.config.lineage
         found = verdict(
             metric.value, trials, threshold=config.threshold, lower_is_better=config.lower_is_better

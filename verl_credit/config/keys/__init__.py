@@ -1,4 +1,4 @@
-"""Every key that verl_credit declares, once: name, type, range, default, what it does, and when it is read."""
+"""Declares every key of verl_credit once: name, type, range, default, effect, and when it is read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, keys_of, read_section
 from verl_credit.config.keys.verl import VERLS
 
-# In the order in which they are checked.
+# The sections are checked in this order.
 OURS: tuple[type[Section], ...] = (Algorithm, PolicyLoss, Search, Run, Faults, Evaluation, Probe, Lineage)
 
 
 def our_keys() -> list[Key]:
-    """Every key of ours, by section."""
+    """Returns all our keys, section by section."""
     return [key for section in OURS for key in keys_of(section)]
 
 
 @cache
 def _places() -> dict[str, set[str]]:
-    """Last part of a declared key, or of a section that has some, to the full names that end with it."""
+    """Maps the last part of every declared key and section to the full names that end with it."""
     found: dict[str, set[str]] = {}
     for section in (*OURS, *VERLS, Lab, Real):
         for key in keys_of(section):
@@ -43,7 +43,7 @@ def place_of(name: str) -> str | None:
 
 
 def defaults_tree() -> dict[str, Any]:
-    """Our keys with their defaults, nested as a recipe has them."""
+    """Returns our keys with their defaults, nested as in a recipe."""
     tree: dict[str, Any] = {}
     for key in our_keys():
         if key.field.is_required():

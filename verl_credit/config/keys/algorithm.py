@@ -35,7 +35,7 @@ Pair = Annotated[
 
 
 def named(names: Iterable[str]) -> Any:
-    """One of ours, or a dotted path to a user's own; whether that loads is checked with the combinations."""
+    """The type of a key that takes a built-in name or a user's dotted path; the rules check that the path loads."""
     return Annotated[str, Expected(f"{', '.join(names)}, or a dotted path to your own (my_module.my_name)")]
 
 
@@ -49,7 +49,7 @@ class Gtpo(Section):
 
 class Hicra(Section):
     alpha: Annotated[AtLeast0, When(reads.amplified)] = 0.2
-    """Planning tokens get alpha |A| on top; 0: off."""
+    """Planning tokens get alpha |A| in addition; 0: off."""
 
 
 class Sepa(Section):
@@ -73,14 +73,14 @@ class Sepa(Section):
 
 class EntropyMask(Section):
     rho: Annotated[Share, When(reads.masked)] = 0.2
-    """Share of a prompt's tokens that is kept."""
+    """Share of a prompt's tokens that keep their advantage."""
 
 
 class Canonical(Section):
     """gtpo_canonical and grpo_s (2508.04349)."""
 
     population: Annotated[Literal["polarity", "all", "joint"], When(reads.gtpo_canonical)] = "all"
-    """The two readings of equation 6: over the tokens of one polarity, or over all."""
+    """The population of equation 6: the tokens of one polarity, or all tokens."""
     alpha_1: Annotated[AtLeast0, When(reads.gtpo_canonical)] = 1.0
     """Weight of the outcome in a token's reward."""
     alpha_2: Annotated[AtLeast0, When(reads.gtpo_canonical)] = 0.1
@@ -95,7 +95,7 @@ class Canonical(Section):
         Expected("null or [low, high] with 0 <= low < high"),
         When(reads.canonical),
     ] = None
-    """Entropies are clipped to [low, high]; null: not."""
+    """Entropies are clipped to [low, high]; null: no clip."""
 
     @field_validator("entropy_clip")
     @classmethod
@@ -122,15 +122,15 @@ class TurnJudge(Section):
     deadline_s: Annotated[float, Field(gt=0), When(reads.judged)] = 30.0
     """Seconds that a call may take."""
     retries: Annotated[Count, When(reads.judged)] = 2
-    """Further tries after a call that raised or took too long; then the trajectory's rewards are lost."""
+    """Further tries after a call that raised or took too long; then the trajectory's rewards are missing."""
     breaker_failures: Annotated[int, Field(ge=1), When(reads.judged)] = 5
-    """Trajectories in a row (failures at one time count once) whose tries all failed: then the judge has a pause."""
+    """The judge is paused after so many trajectories in a row failed all tries (simultaneous failures count once)."""
     breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.judged)] = 2.0
-    """Seconds of that pause, in which trajectories lose their rewards at once; then one of them tries the judge."""
+    """Seconds of that pause. Rewards are missing at once during the pause; then one trajectory tries the judge."""
 
 
 class Curriculum(Section):
-    """Weights in steps that measure gains: [first such step, last step], linear between."""
+    """Weights in steps that measure gains: [first such step, last step], linear in between."""
 
     gain: Annotated[Pair, When(reads.gains)] = (1.0, 1.0)
     """Weight of normalised gains."""
@@ -142,7 +142,7 @@ class Algorithm(Section):
     prefix = "algorithm"
 
     adv_estimator: str = ADV_ESTIMATOR
-    """info_gain: ours. Other names are verl's own estimators, and none of the keys below acts."""
+    """info_gain is our estimator. With the name of a verl estimator, none of the keys below acts."""
     advantage_mode: named(OUTCOME_OPERATORS) = "grpo"
     """Outcome level: how a prompt's outcomes become an advantage per trajectory; or my_module.my_operator."""
     advantage_params: Annotated[Params, When(reads.own_outcome)] = Field(default_factory=dict)
@@ -164,9 +164,9 @@ class Algorithm(Section):
         Expected("null, or a mapping of turn signals to weights"),
         When(reads.turn_level),
     ] = None
-    """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; in place of turn_signal."""
+    """Several turn signals with their weights, {info_gain: 1.0, tool_reward: 0.5}; replaces turn_signal."""
     turn_signal_normalise: Annotated[Literal["group", "none"], When(reads.several_signals)] = "group"
-    """group: each signal is z-scored over its question's turns before they are added; none: as is, if all are there."""
+    """group: signals are z-scored over their question's turns and added; none: added unscaled, where all are present."""
     turn_signal_params: Annotated[Params, When(reads.own_signal)] = Field(default_factory=dict)
     """Handed to turn signals of yours."""
     turn_anchor: Annotated[
@@ -174,9 +174,9 @@ class Algorithm(Section):
         Expected("observation, prefix, or a dotted path to your own (my_module.my_anchor)"),
         When(reads.anchored),
     ] = "observation"
-    """State that a turn starts from (gigpo, hgpo, an algorithm of yours): what was shown last, or all tokens before it."""
+    """State that a turn starts from (gigpo, hgpo, your algorithm): the last observation, or all tokens before the turn."""
     turn_anchor_similarity: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, When(reads.anchored)] = None
-    """Texts with at least this difflib ratio are one state; null: equal ones only."""
+    """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
     """If all rollouts of a question score the same: keep training on gains (released code), or skip the question."""
@@ -205,11 +205,11 @@ class Algorithm(Section):
     info_gain_type: Annotated[Literal[tuple(INFO_GAIN_TYPES)], When(reads.gains)] = "prob_diff"
     """prob_diff (paper) or log_prob_diff (released code); of exp(mean log-prob of the gold answer's tokens)."""
     info_gain_first_turn: Annotated[Literal[tuple(FIRST_TURN)], When(reads.gains)] = "prior"
-    """prior: the first turn's gain is measured against the bare prompt. none: it has no gain (released code)."""
+    """prior: the first turn's gain is measured against the bare prompt. none: the first turn has no gain (released code)."""
     info_gain_context: Annotated[Literal["observation", "call"], When(reads.gains)] = "observation"
     """observation: the context includes what the turn's search returned. call: it ends at the call (released code)."""
     info_gain_template: Annotated[str, When(reads.gains)] = AUTO
-    """What is scored after each context. auto: as the row is answered, in a tag or a box. Or a text with {answer}."""
+    """The text scored after each context: a text with {answer}; auto: the form of the row's answers, a tag or a box."""
     info_gain_prefix: Annotated[
         str,
         Expected('the text between a context and algorithm.info_gain_template, or "" for none'),
@@ -217,7 +217,7 @@ class Algorithm(Section):
     ] = ""
     """Written before the template. Qwen3 thinks first, so model=qwen3_* write an empty thought here."""
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
-    """Several gold answers: the best one counts, the mean of their probabilities, or the first alone."""
+    """With several gold answers: the highest of their probabilities, their mean, or the first answer's."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = "branch"
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1
@@ -226,7 +226,7 @@ class Algorithm(Section):
     """Steps at the start without a turn level."""
     info_gain_curriculum: Curriculum = Field(default_factory=Curriculum)
     info_gain_on_error: Annotated[Literal["raise", "drop", "zero"], When(reads.scorer)] = "raise"
-    """A gain that cannot be scored stops the run, is missing (drop), or counts as 0; counted in credit/gain/failed_rows."""
+    """A gain that cannot be scored stops the run, is missing (drop), or is 0; credit/gain/failed_rows counts them."""
     gamma: Annotated[Share, When(reads.discounts)] = 1.0
     """Discount of later turns' rewards."""
     adv_rescale_alpha: Annotated[AtLeast0, When(reads.rescaled)] = 0.3
@@ -282,10 +282,10 @@ class Algorithm(Section):
 
     @property
     def own_transform(self) -> bool:
-        """A user's transform by dotted path."""
+        """The token transform is a user's dotted path."""
         return self.transform_mode not in TRANSFORMS and not self.canonical_transform
 
     @property
     def replaces_turns(self) -> bool:
-        """Advantages are not made from turns at all."""
+        """Advantages are computed without turns."""
         return self.canonical_transform or self.algorithm_mode is not None

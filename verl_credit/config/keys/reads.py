@@ -1,4 +1,4 @@
-"""When a key is read: conditions on the chosen pipeline (`CreditSettings`)."""
+"""Conditions on the chosen pipeline (`CreditSettings`) under which a key is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from verl_credit.credit.token.token_transforms import TRANSFORMS, TokenTransform
 from verl_credit.credit.token.uncertainty import canonical_kind
 
 COLUMN = "column:"
-"""How the name of a turn signal begins that is a column of the rows."""
+"""The prefix in the name of a turn signal that is a column of the rows."""
 
 
 def transform(s) -> TokenTransform:
-    """The chosen token transform; an empty one where it is a user's or none of this list."""
+    """The chosen token transform; an empty transform where it is a user's or a name that is not in the list."""
     return TRANSFORMS.get(s.algorithm.transform_mode, TokenTransform())
 
 
@@ -27,7 +27,7 @@ def turn_level(s) -> bool:
 
 
 def anchored(s) -> bool:
-    """The turn mode reads anchors, or an algorithm of the user's may, in place of the pipeline."""
+    """The turn mode reads anchors, or a user's algorithm, which replaces the pipeline, may read them."""
     if s.algorithm.algorithm_mode is not None:
         return s.turn_estimator
     return ours(s) and "anchor_B_K1" in s.algorithm.turn_mode.tables
@@ -38,7 +38,7 @@ def several_signals(s) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """A dotted path (my_module.my_signal, my_module:my_signal), no built-in name and no column."""
+    """Is the name a dotted path (my_module.my_signal, my_module:my_signal), and not a built-in name or a column?"""
     return bool({".", ":"} & set(name)) and not name.startswith(COLUMN)
 
 
@@ -47,7 +47,7 @@ def own_signal(s) -> bool:
 
 
 def judged(s) -> bool:
-    """A turn signal of the user's is a coroutine."""
+    """A user's turn signal is a coroutine."""
     own = filter(is_path, s.turn_signals)
     return any(iscoroutinefunction(load(name, "algorithm.turn_signal")) for name in own)
 
@@ -78,7 +78,7 @@ def divides(s) -> bool:
 
 
 def own_code(s) -> bool:
-    """A user's transform or algorithm: it is handed every key and may read it."""
+    """A user's transform or algorithm gets every key and may read it."""
     return s.algorithm.algorithm_mode is not None or s.algorithm.own_transform
 
 

@@ -1,4 +1,4 @@
-"""Keys of a run as a whole: its folder, seed, limits, and what it tolerates."""
+"""Keys of a whole run: its folder, seed, limits, and the faults that it tolerates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from verl_credit.config.keys.section import Expected, Section
 from verl_credit.errors import ConfigError
 
 EVALUATION_MODES = ("greedy", "sampled")
-FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes there
-LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; Linux allows 4096, and a run's files stand below
+FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes into these folders
+LONGEST_NAME, LONGEST_PATH = (
+    255,
+    3840,
+)  # bytes; Linux allows 4096, and the paths of a run's files are longer than its folder's
 
 
 def _can_be_made(folder: str) -> str:
@@ -36,10 +39,10 @@ Folder = Annotated[
 
 class KeepRollouts(Section):
     steps: Annotated[int, Field(ge=0)] = 10
-    """Last steps whose rollouts are kept token by token, for the report and `fidelity lens`; 0: none. Of an older step the
-    text of one rollout per kept group stays, and the credit of all turns."""
+    """Last steps whose rollouts are stored token by token, for the report and `fidelity lens`; 0: none. An older step
+    keeps the text of one rollout per stored group, and the credit of all turns."""
     groups: Annotated[int, Field(ge=0, le=1000)] | None = 3
-    """Groups of a step whose rollouts are kept, those with the longest first; null: all, which the entropy probe needs."""
+    """Groups of a step whose rollouts are stored, the longest rollouts first; null: all, which the entropy probe needs."""
 
 
 REPLACED = {
@@ -47,7 +50,7 @@ REPLACED = {
     "keep_token_tables": "use keep_rollouts.steps={}",
     "keep_rollouts": "use keep_rollouts={{steps: {}, groups: null}}",
 }
-"""Keys of earlier versions; the last was a number."""
+"""The keys of earlier versions; the last was a number."""
 
 
 def replaced_key(key: str, value: object) -> ConfigError:
@@ -55,7 +58,7 @@ def replaced_key(key: str, value: object) -> ConfigError:
 
 
 def with_one_store(config: DictConfig) -> DictConfig:
-    """The configuration of an earlier version's run, with today's key in place of its three."""
+    """Replaces the three keys of an earlier version's run with today's key."""
     old = {key: config.pop(key) for key in REPLACED if key in config and not isinstance(config[key], Mapping)}
     if old:
         whole = old.get("keep_rollouts", 0)
@@ -76,7 +79,7 @@ class Run(Section):
             "a list of steps of at least 1 (step 0 is actor_rollout_ref.model.path, which no run deletes)"
         ),
     ] = Field(default_factory=list)
-    """Steps that are saved whatever trainer.save_freq is, and stay, beside trainer.max_actor_ckpt_to_keep others."""
+    """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
     poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
     """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -86,22 +89,22 @@ class Run(Section):
     credit_preset: str | None = None
     """Which preset of recipes/credit/ was chosen (credit=NAME); null: none."""
     credit_overrides: list[str] = Field(default_factory=list)
-    """Filled in: the credit keys that differ from the preset."""
+    """The credit keys that differ from the preset; filled in at the start."""
 
 
 class Faults(Section):
-    """What a run tolerates before it stops."""
+    """The shares of faults that a run tolerates before it stops."""
 
     prefix = "faults"
 
     max_failed_rollouts: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a step's rollouts that may raise (agent loop or reward function)."""
     max_tool_faults: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of a step's rows that may be lost to the search server; such rows are not trained on."""
+    """Share of a step's rows in which the search server may fail; such rows are not trained on."""
     max_lost_rewards: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of a step's turn rewards that a signal may lose (a judge that is down, gains under drop); they are missing."""
+    """Share of a step's turn rewards that may be missing (a judge that is down, gains under drop)."""
     max_unrewarded_steps: Annotated[int, Field(ge=0)] | None = 2
-    """Steps in a row in which a turn signal may give no turn a reward although tools were called; null: any number."""
+    """Consecutive steps in which a turn signal may reward no turn although tools were called; null: any number."""
 
 
 class Evaluation(Section):
@@ -114,8 +117,8 @@ class Evaluation(Section):
     ] = Field(default_factory=lambda: list(EVALUATION_MODES))
     """Held-out evaluation: greedy, sampled (T=1), or both."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
-    """Hours that one evaluation may take, all modes together: a longer one ends the run after the batch at hand; null: no
-    limit."""
+    """Hours that an evaluation may take, all modes together; a longer evaluation ends the run after the current batch;
+    null: no limit."""
 
 
 class Lab(Section):
@@ -124,13 +127,13 @@ class Lab(Section):
     prefix = "lab"
 
     dir: Folder
-    """Where the lab's files are; they are built when they are not there."""
+    """Folder of the lab's files; absent files are built."""
     world_seed: Annotated[int, Field(ge=0)]
     """Seed of the encyclopedia."""
     size: Literal["full", "tiny"]
     """tiny: for tests."""
     template: Annotated[str, Field(pattern=r"\{answer\}"), Expected("a text that contains {answer}")]
-    """What a policy of the lab answers."""
+    """The form in which a policy of the lab answers."""
     index: Folder | None
     """Folder of the search index that is served; null: the lab's own."""
 
@@ -141,9 +144,9 @@ class Real(Section):
     prefix = "real"
 
     dir: Folder
-    """Where the files are; they are built when they are not there."""
+    """Folder of the files; absent files are built."""
     task: Literal["arithmetic", "multihop"]
-    """Which questions: made by a generator, or HotpotQA's with a search index and a supervised start."""
+    """The questions: a generator's, or HotpotQA's with a search index and a supervised start."""
     size: Literal["full", "tiny"]
     """tiny: two layers, for tests."""
     data_seed: Annotated[int, Field(ge=0)]

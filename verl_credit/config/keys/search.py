@@ -27,15 +27,15 @@ class Search(Section):
     max_new_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens per turn, a thought included."""
     max_page_chars: Annotated[int, Field(ge=1), When(reads.searches)] = 1000
-    """Characters of each page that the policy is shown (its title is cut to as many)."""
+    """Characters of each page that the policy reads (its title is cut to as many)."""
     timeout_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 20.0
     """Deadline of one search in seconds, retries and pauses included."""
     max_retries: Annotated[int, Field(ge=0, le=100), When(reads.searches)] = 2
-    """Retried, after a pause with jitter: a connection that failed, 429 and 503; nothing else."""
+    """Retries, each after a pause with jitter, of a failed connection, 429 and 503; other errors are not retried."""
     breaker_failures: Annotated[int, Field(ge=1), When(reads.searches)] = 5
-    """A server that failed so often in a row (failures at one time count once) is left alone for a pause."""
+    """A server is paused after so many failures in a row (simultaneous failures count once)."""
     breaker_pause_s: Annotated[float, Field(ge=1e-3), When(reads.searches)] = 5.0
-    """Seconds of that pause; then one search tries the server. While all are left alone, searches fail at once."""
+    """Seconds of that pause; then one search tries the server. While all servers are paused, searches fail at once."""
     token_env: Annotated[
         str | None,
         Expected("the name of an environment variable, or null"),
@@ -46,9 +46,9 @@ class Search(Section):
     index_fingerprint: Annotated[
         str | None, Expected("text (put digits in quotes), or null"), When(reads.searches)
     ] = None
-    """The index that must be served, as GET /info names it; null: any. Filled in at the start with what the servers say."""
+    """The index that must be served, as GET /info names it; null: any. The start fills in the servers' fingerprint."""
     require_schema: bool = True
-    """The chat template must write the tool's schema, or the policy learns of no tool. false: it knows how to call."""
+    """The chat template must write the tool's schema, without which a policy does not see it. false: it knows the tool."""
     shuffle_seed: Annotated[int | None, When(reads.searches)] = None
     """A number shuffles each result list by (number, query): a control for policies that trust the rank."""
 

@@ -1,7 +1,7 @@
-"""What a declared key is, and the refusal of a value that it does not accept.
+"""Defines declared keys and refuses values that they do not accept.
 
 A section of the configuration is a class, a key is a field of it: its type and range, its default, the sentence below it,
-and when it is read:
+and the condition under which it is read:
 
     gamma: Annotated[Number, Field(ge=0, le=1), When(reads.gains)] = 1.0
     \"""Discount of later turns' gains.\"""
@@ -31,7 +31,7 @@ _UNKNOWN = "extra_forbidden", "unexpected_keyword_argument"
 
 
 class Section(BaseModel):
-    """Keys below ``prefix``. ``lenient``: a key that is not there is null."""
+    """The keys below ``prefix``. ``lenient``: an absent key is null."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True
@@ -42,21 +42,21 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class When:
-    """``read(settings)``: does the chosen pipeline read this key? Keys without one are always read."""
+    """``read(settings)``: does the chosen pipeline read this key? A key without this mark is always read."""
 
     read: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Says in words what a value has to be, where the type does not."""
+    """Describes the accepted values in words, where the type does not."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How a value that may hold a secret stands in a message."""
+    """Writes a value that may hold a secret into a message."""
 
     show: Callable[[Any], str]
 
@@ -79,7 +79,7 @@ class Key:
 
     @property
     def shown(self) -> Callable[[Any], str] | None:
-        """How a message may show the value; None: as it is."""
+        """The function that writes the value into a message; None: the value is written unchanged."""
         return next((m.show for m in self.field.metadata if isinstance(m, Shown)), None)
 
     @property
@@ -88,7 +88,7 @@ class Key:
 
 
 def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Every key of a section and of those inside it, in the order of the file."""
+    """Yields every key of a section and of its inner sections, in the order of the file."""
     prefix = section.prefix if prefix is None else prefix
     for name, field in section.model_fields.items():
         full = f"{prefix}.{name}" if prefix else name
@@ -99,7 +99,7 @@ def keys_of(section: type[Section], prefix: str | None = None, path: tuple[str, 
 
 
 def read_section(section: type[Section], config: Config) -> Section:
-    """The section's values. Raises ConfigError for the first that is not accepted."""
+    """Reads the section's values. Raises ConfigError for the first value that is not accepted."""
     node = select(config, section.prefix) if section.prefix else config
     if not isinstance(node, Mapping) and not (node is None and section.lenient):
         raise ConfigError(key=section.prefix, value=node, accepted="expected a section with keys")
@@ -111,7 +111,7 @@ def read_section(section: type[Section], config: Config) -> Section:
 
 
 def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]:
-    """Only what is declared, resolved: verl's keys beside ours may still wait for a value."""
+    """Resolves the declared keys only, because verl's keys beside ours may not have a value yet."""
     values: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         full = f"{prefix}.{name}" if prefix else name
@@ -144,19 +144,19 @@ def _value(full: str, node: Mapping, name: str) -> Any:
 
 
 def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
-    """OmegaConf's own text has a line for each of its fields; the first says what is wrong."""
+    """The error with the first line of OmegaConf's text, which names the fault; the further lines list its fields."""
     said, _, _ = str(error).partition("\n")
     return ConfigError(f"{key} has no value: {said}", key=key)
 
 
 class Part(BaseModel):
-    """A mapping of a user's file. The docstring of a key says which values it accepts."""
+    """A mapping of a user's file. The docstring of a key describes its accepted values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 def declared(model: type[Declared], tree: Any, source: str) -> Declared:
-    """``tree`` as ``model``, a pydantic model or dataclass with described fields; ``source``: what messages call it."""
+    """Reads ``tree`` as ``model``, a pydantic model or dataclass with described fields; messages call it ``source``."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(_fields(model))}")
     try:
@@ -166,24 +166,24 @@ def declared(model: type[Declared], tree: Any, source: str) -> Declared:
 
 
 def refusal(model: Any, tree: dict[str, Any], error: ValidationError, source: str = "") -> ConfigError:
-    """pydantic's first complaint about ``tree``, with the key, its value, and what it accepts.
+    """The refusal of ``tree`` with the key, its value and the accepted values, from pydantic's first error.
 
-    A `Section` says what a key accepts by its type, and the value of a key is named whole. Another model (``source``: its
-    file) says it in the field's description, and the part that is wrong is named. An unknown key goes first, because a
-    typo explains what is missing.
+    In a `Section` the type of a key describes the accepted values, and the message has the whole value. In another model
+    (``source``: its file) the field's description does, and the message has the wrong part. An unknown key comes first,
+    because a typo explains a missing key.
     """
     complaint = min(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
     path = [part for part in complaint["loc"] if part != "[key]"]
     names, value, owner, field = [] if source else [model.prefix] * bool(model.prefix), tree, model, None
     for part in path:
         if owner is None and not source:
-            break  # inside a key's value
+            break  # the further parts lie inside a key's value
         known = _fields(owner).get(part)
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):
             if known is None and owner is None:
-                continue  # which branch of a union pydantic tried
+                continue  # this part names the branch of a union that pydantic tried
         names.append(str(part))
         if complaint["type"] in _UNKNOWN and part == path[-1] and owner is not None:
             key, accepted = ".".join(names), list(_fields(owner))
@@ -218,7 +218,7 @@ def choices(annotation: Any) -> list[str] | None:
 
 
 def expected(annotation: Any, metadata: list[Any]) -> str:
-    """What a value has to be, in words: ``a whole number of at least 1 or null``."""
+    """Describes the accepted values in words: ``a whole number of at least 1 or null``."""
     if said := next((m.text for m in metadata if isinstance(m, Expected)), None):
         return said
     if get_origin(annotation) is Annotated:

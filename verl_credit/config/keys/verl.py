@@ -1,4 +1,4 @@
-"""verl's own keys that our code divides by, compares or opens, checked before anything does. Their defaults are verl's."""
+"""Declares verl's keys that our code divides by, compares or opens, so that they are checked first, with verl's defaults."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ VERLS: tuple[type[Section], ...] = (
     _section("actor_rollout_ref.actor.fsdp_config", ulysses_sequence_parallel_size=Positive | None),
     _section(
         LOSS,
-        loss_mode=str,  # checked with `recipe.rules.own_loss`: a user's own may be registered
+        loss_mode=str,  # `recipe.rules.own_loss` checks it, because a user's loss may be registered
         clip_cov_ratio=Share | None,
         clip_cov_lb=float | None,
         clip_cov_ub=float | None,
@@ -128,4 +128,4 @@ VERLS: tuple[type[Section], ...] = (
         object_store_memory=Positive | None,
     ),
 )
-"""In the order in which they are checked."""
+"""The sections in the order in which they are checked."""
