@@ -21,6 +21,12 @@ def lab(*overrides):
     return load_config("lab", list(overrides))
 
 
+def refused(*overrides) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        validate(lab(*overrides))
+    return caught.value
+
+
 def listed(folder, text=OWN):
     (folder / "loops.yaml").write_text(text)
     return f"{LISTED}={folder}/loops.yaml"
@@ -28,39 +34,37 @@ def listed(folder, text=OWN):
 
 def test_tools_without_a_search_train_with_turn_credit_under_the_turn_agent():
     validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH))
-    with pytest.raises(
-        ConfigError, match=f"tool_config_path=.* with search.max_searches=0: .* set {DEFAULT}=turn_agent"
-    ):
-        validate(lab(TOOLS, "credit=grpo", *NO_SEARCH))
-    with pytest.raises(ConfigError, match=f"without a tool there is one turn, .* {DEFAULT}=turn_agent"):
-        validate(lab(*NO_SEARCH))
+    error = refused(TOOLS, "credit=grpo", *NO_SEARCH)
+    assert (error.key, error.value) == tuple(
+        TOOLS.split("=")
+    ) and f"set {DEFAULT}=turn_agent" in error.accepted
+    error = refused(*NO_SEARCH)
+    assert (error.key, error.value) == ("search.max_searches", 0)
+    assert "without a tool there is one turn" in error.accepted and f"{DEFAULT}=turn_agent" in error.accepted
 
 
 def test_the_turn_agent_without_a_tool_is_refused():
     for searches in ("search.max_searches=0", "search.max_searches=2"):
-        with pytest.raises(
-            ConfigError, match=f"{DEFAULT}=turn_agent: .*function_tool_path name, and both are null"
-        ):
-            validate(lab(TURN_AGENT, searches))
+        error = refused(TURN_AGENT, searches)
+        assert (error.key, error.value) == (DEFAULT, "turn_agent")
+        assert "function_tool_path name, and both are null" in error.accepted
 
 
 def test_the_turns_that_verls_key_allows_fit_the_response():
     room = ("search.max_new_tokens=40", "data.max_response_length=200")
     validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{MOST}=5"))
     validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room))
-    with pytest.raises(
-        ConfigError, match=f"length=200 cannot hold {MOST}=6 turns of search.max_new_tokens=40"
-    ):
-        validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{MOST}=6"))
+    error = refused(TURN_AGENT, TOOLS, *NO_SEARCH, *room, f"{MOST}=6")
+    assert (error.key, error.value) == ("data.max_response_length", 200)
+    assert error.accepted == "at least 240" and f"{MOST}=6 turns of search.max_new_tokens=40" in str(error)
 
 
 def test_a_loop_of_ones_own_has_its_own_budgets(tmp_path):
     own = (listed(tmp_path), f"{DEFAULT}=my_agent", f"{MOST}=1000")
     validate(lab(*own, "algorithm.info_gain_scorer=rows"))
-    with pytest.raises(
-        ConfigError, match=f"info_gain_scorer=server with {DEFAULT}=my_agent: .* take branch or rows"
-    ):
-        validate(lab(*own, "algorithm.info_gain_scorer=server"))
+    error = refused(*own, "algorithm.info_gain_scorer=server")
+    assert (error.key, error.value) == ("algorithm.info_gain_scorer", "server")
+    assert "take branch or rows" in error.accepted and f"with {DEFAULT}=my_agent: " in str(error)
 
 
 @pytest.mark.parametrize("scorer", ["branch", "rows", "server"])
@@ -87,8 +91,9 @@ def test_turns_that_the_search_agent_does_not_read_are_said(tmp_path):
 
 
 def test_a_manager_that_hides_the_record_is_refused_with_any_tool():
-    with pytest.raises(ConfigError, match=f"reward_manager.name=dapo with {DEFAULT}=turn_agent: .* naive"):
-        validate(lab(TURN_AGENT, TOOLS, *NO_SEARCH, "reward.reward_manager.name=dapo"))
+    error = refused(TURN_AGENT, TOOLS, *NO_SEARCH, "reward.reward_manager.name=dapo")
+    assert (error.key, error.value) == ("reward.reward_manager.name", "dapo")
+    assert "use one of naive" in error.accepted and f"with {DEFAULT}=turn_agent: " in str(error)
 
 
 def test_rows_may_name_the_loops_that_can_work(tmp_path):
@@ -108,19 +113,20 @@ def test_the_files_of_a_recipe_are_read_with_its_agent_loops(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, accepted",
     [
-        ("- {name: a}\n", "expected a YAML file with a list of .name"),
+        ("- {name: a}\n", "expected a YAML file with a list of {name"),
         ("- a\n", "expected a YAML file"),
         ("a: [", "expected a YAML file"),
         ("- {name: turn_agent, _target_: x.Y}\n", "it would replace turn_agent; rename your agent loop"),
-        (None, "expected a YAML file .* FileNotFoundError"),
+        (None, "expected a YAML file"),
     ],
 )
-def test_a_file_of_agent_loops_that_verl_could_not_use_is_refused(tmp_path, text, said):
+def test_a_file_of_agent_loops_that_verl_could_not_use_is_refused(tmp_path, text, accepted):
     path = listed(tmp_path, text) if text else f"{LISTED}={tmp_path}/none.yaml"
-    with pytest.raises(ConfigError, match=f"{LISTED}=.*yaml: {said}"):
-        validate(lab(path))
+    error = refused(path)
+    assert (error.key, error.value) == tuple(path.split("=")) and error.accepted.startswith(accepted)
+    assert text is not None or "; FileNotFoundError: " in error.accepted
 
 
 def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
@@ -132,5 +138,7 @@ def test_the_loop_of_rows_without_a_name_writes_turn_ids(tmp_path):
     assert own_loops(lab(own)) == ("my_agent",)
     for name in ("search_agent", "turn_agent", "my_agent"):
         check_names(lab(own, f"{DEFAULT}={name}"))
-    with pytest.raises(ConfigError, match=f"{DEFAULT}='tool_agent'.*: accepted are search_agent, turn_agent"):
+    with pytest.raises(ConfigError) as caught:
         check_names(lab(f"{DEFAULT}=tool_agent"))
+    assert (caught.value.key, caught.value.value) == (DEFAULT, "tool_agent")
+    assert caught.value.accepted == ["search_agent", "turn_agent"]

@@ -43,9 +43,10 @@ def test_a_loss_that_its_module_registers_is_taken(tmp_path, monkeypatch, regist
 def test_a_name_that_no_module_registers_is_refused_before_ray(tmp_path, monkeypatch, registry):
     name = module(tmp_path, monkeypatch, "losses_b", MINE.format(name="mine_b"))
     config = check(f"{KEY}=mine_bb", f"{MODULES}={name}")
-    with pytest.raises(ConfigError, match=r"loss_mode='mine_bb' \(did you mean mine_b\?\)") as caught:
+    with pytest.raises(ConfigError) as caught:
         check_names(config)
-    assert caught.value.key == KEY and {"mine_b", "turn_ppo", "vanilla"} <= set(caught.value.accepted)
+    assert (caught.value.key, caught.value.value) == (KEY, "mine_bb")
+    assert {"mine_b", "turn_ppo", "vanilla"} <= set(caught.value.accepted)
 
 
 def test_where_nothing_could_register_it_a_name_is_refused_at_once(monkeypatch):
@@ -55,20 +56,23 @@ def test_where_nothing_could_register_it_a_name_is_refused_at_once(monkeypatch):
     error = caught.value
     assert (error.key, error.value) == (KEY, "vanila") and {"turn_ppo", "vanilla"} <= set(error.accepted)
     assert "(did you mean vanilla?)" in str(error) and f"a module in {MODULES} registers" in str(error)
-    with pytest.raises(ConfigError, match="did you mean vanilla"):
+    with pytest.raises(ConfigError) as caught:
         check(f"{KEY}=vanila", f"{MODULES}=verl_credit.host.external")  # ours registers no loss of that name
+    assert (caught.value.key, caught.value.value) == (KEY, "vanila")
+    assert {"turn_ppo", "vanilla"} <= set(caught.value.accepted)
     monkeypatch.setenv(IN_ENVIRONMENT, "a,b")
     assert own_modules(check(f"{KEY}=vanila")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    "text, said", [("raise OSError('no\\nfile')", "OSError: no file"), (None, "ModuleNotFoundError")]
+    "text, reason", [("raise OSError('no\\nfile')", "OSError: no file"), (None, "ModuleNotFoundError")]
 )
-def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, text, said):
+def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, text, reason):
     name = "losses_absent" if text is None else module(tmp_path, monkeypatch, "losses_c", text)
-    with pytest.raises(ConfigError, match=f"^{MODULES}={name}: it cannot be imported: {said}") as caught:
+    with pytest.raises(ConfigError) as caught:
         check_names(check(f"{MODULES}={name}"))
     assert (caught.value.key, caught.value.value) == (MODULES, name)
+    assert caught.value.accepted.startswith(f"it cannot be imported: {reason}")
 
 
 def test_explain_says_that_the_loss_is_none_of_verls():
@@ -80,6 +84,7 @@ def test_explain_says_that_the_loss_is_none_of_verls():
 
 
 def test_a_module_is_a_name():
-    with pytest.raises(ConfigError, match="a list of them, or null") as caught:
+    with pytest.raises(ConfigError) as caught:
         check(f"{MODULES}=3")
-    assert caught.value.key == MODULES
+    assert (caught.value.key, caught.value.value) == (MODULES, 3)
+    assert "a list of them, or null" in caught.value.accepted

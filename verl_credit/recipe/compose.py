@@ -181,9 +181,8 @@ def _refusal(name: str, overrides: Sequence[str], config_dir: str | None, error:
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     match = re.search(r"Could not override '([^']+)'", message)
     if match is None:
-        where = (
-            "" if name in message else name
-        )  # for example an interpolation in a list of defaults fails without the name
+        # Without this, the error of an interpolation in a list of defaults would not name the recipe.
+        where = "" if name in message else name
         return ConfigError(": ".join(part for part in (where, message, cause) if part))
     key = match.group(1)
     try:
