@@ -128,15 +128,18 @@ def test_what_hydra_refuses_or_leaves_out_is_named(overrides, said):
 
 
 def test_unknown_recipe_lists_the_shipped_ones():
-    with pytest.raises(ConfigError, match=r"'labb' \(did you mean lab\?\); shipped: lab"):
+    with pytest.raises(ConfigError) as caught:
         load_config("labb", [])
+    assert caught.value.value == "labb" and caught.value.accepted == shipped_recipes()
+    assert "(did you mean lab?)" in str(caught.value)
 
 
 def test_a_required_value_that_is_missing_is_named():
     config = check()
     config.run_dir = "???"
-    with pytest.raises(ConfigError, match="run_dir"):
+    with pytest.raises(ConfigError) as caught:
         validate(config)
+    assert caught.value.key == "run_dir"
 
 
 def test_one_seed_drives_data_rollout_and_actor():
@@ -153,8 +156,9 @@ def test_own_recipe_from_a_folder(tmp_path):
         "run_dir: here\nsearch: {brekaer_failures: 3}\n"
     )
     assert unchecked_config("mine", OWN, str(tmp_path)).run_dir == "here"
-    with pytest.raises(ConfigError, match="did you mean search.breaker_failures"):
+    with pytest.raises(ConfigError) as caught:
         load_config("mine", OWN, str(tmp_path))
+    assert caught.value.key == "search.brekaer_failures" and "breaker_failures" in caught.value.accepted
     with pytest.raises(ConfigError, match="is not a directory"):
         load_config("mine", [], str(tmp_path / "nowhere"))
 

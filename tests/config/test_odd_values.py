@@ -61,32 +61,35 @@ def test_a_value_that_cannot_be_meant_is_refused_by_name(key, value, accepted):
         check(f"{key}={value}")
     given = OmegaConf.select(load_config("lab", [f"{key}={value}"]), key)
     assert (caught.value.key, caught.value.value) == (key, given)
-    said = caught.value.accepted
-    assert accepted in (said if isinstance(said, str) else ", ".join(said))
+    text = caught.value.accepted
+    assert accepted in (text if isinstance(text, str) else ", ".join(text))
     assert str(caught.value).startswith(f"{key}=") and len(str(caught.value).splitlines()) == 1
 
 
 def test_a_number_too_long_to_be_written_is_refused_all_the_same():
     config = load_config("lab")
     config.seed = 1 << 50_000  # in a recipe: 0x1000...
-    with pytest.raises(
-        ConfigError, match="^seed=a number of 50001 bits: expected a whole number of at most 63 bits$"
-    ):
+    with pytest.raises(ConfigError) as caught:
         validate(config)
+    assert (caught.value.key, caught.value.value) == ("seed", 1 << 50_000)
+    assert caught.value.accepted == "expected a whole number of at most 63 bits"
+    assert str(caught.value).startswith("seed=a number of 50001 bits: ")
 
 
 def test_a_loss_without_a_class_is_refused():
-    with pytest.raises(ConfigError, match="use verl_credit.host.actor.loss") as caught:
+    with pytest.raises(ConfigError) as caught:
         check(f"~{LOSS}._target_")
     assert (caught.value.key, caught.value.value) == (f"{LOSS}._target_", None)
+    assert "use verl_credit.host.actor.loss" in caught.value.accepted
 
 
 def test_a_folder_s_name_has_no_null_byte():
     config = load_config("lab")
     config.run_dir = "a\0b"
-    with pytest.raises(ConfigError, match="without null bytes") as caught:
+    with pytest.raises(ConfigError) as caught:
         validate(config)
-    assert caught.value.key == "run_dir"
+    assert (caught.value.key, caught.value.value) == ("run_dir", "a\0b")
+    assert "without null bytes" in caught.value.accepted
 
 
 @pytest.mark.parametrize(
@@ -130,10 +133,10 @@ def test_a_key_of_verl_s_that_was_taken_out_is_named(name):
 
 @pytest.mark.parametrize("value", ["[", "a=b", "'a", "\x1b"])
 def test_an_override_that_hydra_cannot_read_is_named(value):
-    with pytest.raises(ConfigError, match="Hydra cannot read that override") as caught:
+    with pytest.raises(ConfigError) as caught:
         load_config("lab", [f"trainer.device={value}"])
     assert (caught.value.key, caught.value.value) == ("trainer.device", value)
-    assert str(caught.value).isprintable()
+    assert "Hydra cannot read that override" in caught.value.accepted and str(caught.value).isprintable()
 
 
 def test_a_mode_that_refers_to_nothing_is_named():
@@ -145,9 +148,10 @@ def test_a_mode_that_refers_to_nothing_is_named():
 
 
 def test_a_preset_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="accepted are grpo") as caught:
+    with pytest.raises(ConfigError) as caught:
         load_config("lab", ["credit_preset=grpp"])
     assert (caught.value.key, caught.value.value) == ("credit_preset", "grpp")
+    assert caught.value.accepted[0] == "grpo"
 
 
 @pytest.mark.parametrize(

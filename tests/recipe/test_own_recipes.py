@@ -120,13 +120,12 @@ def refused(name, overrides, own):
     return caught.value
 
 
-def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(tmp_path):
+def test_a_recipe_or_choice_that_is_nowhere_is_refused_with_those_of_both_folders(tmp_path):
     own = write(tmp_path, mine="defaults: [lab]\n", typo="defaults: [labb]\n", bare="seed: 3\n")
     error = refused("mien", [], own)
-    assert error.value == "mien" and {"mine", "lab"} <= set(error.accepted)
-    assert "did you mean mine?" in str(error) and f"in {own}: bare, mine, typo" in str(error)
+    assert error.value == "mien" and error.accepted == ["bare", "mine", "typo", *shipped_recipes()]
     error = refused("typo", [], own)
-    assert (error.key, error.value) == ("defaults", "labb") and "did you mean lab?" in str(error)
+    assert (error.key, error.value) == ("defaults", "labb") and "lab" in error.accepted
     error = refused("mine", ["hardware=lapto"], own)
     assert (error.key, error.value) == ("hardware", "lapto") and "laptop" in error.accepted
     assert "defaults: [lab, _self_]" in str(refused("bare", [], own))

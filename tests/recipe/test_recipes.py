@@ -117,8 +117,11 @@ def test_every_recipe_composes_on_every_hardware(name, hardware, vllm_ranks):
 
 @pytest.mark.parametrize("name", ["spark_qwen3_4b", "math_sepa"])
 def test_an_engine_that_takes_no_adapters_is_told_so_before_the_start(name):
-    with pytest.raises(ConfigError, match="rollout.name=hf: that engine takes whole weights, no adapters"):
+    with pytest.raises(ConfigError) as caught:
         checked(name, "hardware=laptop")
+    assert caught.value.key == "actor_rollout_ref.model.lora_rank" and caught.value.value > 0
+    assert caught.value.accepted.startswith("that engine takes whole weights, no adapters")
+    assert " with actor_rollout_ref.rollout.name=hf: " in str(caught.value)
 
 
 @pytest.mark.parametrize("model, hardware", PAIRS)
@@ -195,7 +198,8 @@ def test_several_machines_are_an_override():
 
 
 def test_without_a_tool_there_is_no_gain_to_measure():
-    with pytest.raises(
-        ConfigError, match="search.max_searches=0 with algorithm.info_gain_norm_mode=turn-group-v1d"
-    ):
+    with pytest.raises(ConfigError) as caught:
         checked("multihop_qwen3_4b", "search.max_searches=0")
+    assert (caught.value.key, caught.value.value) == ("search.max_searches", 0)
+    assert "without a tool" in caught.value.accepted
+    assert " with algorithm.info_gain_norm_mode=turn-group-v1d" in str(caught.value)

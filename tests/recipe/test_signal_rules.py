@@ -109,7 +109,7 @@ def test_a_judge_is_bound_but_not_called():
 )
 def test_what_cannot_be_meant_is_refused(overrides, key, message):
     error = refused(*overrides)
-    assert error.key == key and message in str(error)
+    assert error.key == key and error.accepted and message in str(error)
 
 
 def test_rows_may_name_a_loop_of_ones_own_whose_tools_give_rewards(tmp_path):
@@ -117,7 +117,9 @@ def test_rows_may_name_a_loop_of_ones_own_whose_tools_give_rewards(tmp_path):
     (tmp_path / "loops.yaml").write_text("- {name: my_agent, _target_: my_loops.MyAgentLoop}\n")
     assert signals(f"{SIGNAL}=tool_reward", listed) == {"tool_reward": 1.0}
     (tmp_path / "loops.yaml").write_text("[]\n")
-    assert "the search gives no reward" in str(refused(f"{SIGNAL}=tool_reward", listed))
+    error = refused(f"{SIGNAL}=tool_reward", listed)
+    assert (error.key, error.value) == (SIGNAL, "tool_reward")
+    assert "the search gives no reward" in error.accepted
 
 
 @pytest.mark.parametrize("key, given", [(SIGNAL, "{}"), (SEVERAL, "{{info_gain:1,{}:0.5}}")])
@@ -127,8 +129,9 @@ def test_a_judge_that_the_default_agent_loop_would_not_ask_is_refused(tmp_path, 
     loop, name = f"{ROLLOUT}.agent.default_agent_loop", f"{HERE}.judge"
     url = "+algorithm.turn_signal_params.url=http://localhost:1"
     error = refused(f"{key}={given.format(name)}", url, listed, f"{loop}=my_agent")
-    said = f"{key}={name} with {loop}=my_agent: that signal is a coroutine, and only search_agent and turn_agent await one"
-    assert str(error).startswith(f"{said}; set {loop} to one of them, or") and error.key == key
+    accepted = "that signal is a coroutine, and only search_agent and turn_agent await one"
+    assert error.key == key and error.accepted.startswith(f"{accepted}; set {loop} to one of them, or")
+    assert str(error).startswith(f"{key}={name} with {loop}=my_agent: ")
     # A row may name the loop in its column agent_name: the default says nothing of it.
     check(f"{key}={given.format(name)}", url, listed)
     for own in (f"{HERE}.lengths", "tool_reward", "infopo"):
@@ -146,7 +149,8 @@ def test_a_secret_among_the_params_is_never_shown():
     assert "algorithm_params={'api_key': '***'}" in explanation("lab", given, values=True)
     assert "hush" not in str(refused(f"{SIGNAL}={HERE}.judge", f"{params}.api_key=hush"))
     error = refused(f"{SIGNAL}={HERE}.leaky", f"{params}.api_key=hush", f"{params}.url=http://me:hush@judge")
-    assert "raised: ConnectionError: 401 for http://***@judge with Bearer ***" in str(error)
+    assert error.key == SIGNAL
+    assert "raised: ConnectionError: 401 for http://***@judge with Bearer ***" in error.accepted
     assert "hush" not in "".join(traceback.format_exception(error))
 
 
@@ -221,11 +225,8 @@ def test_infopo_measures_no_gain_and_reads_the_scorers_keys():
 def test_what_infopo_scores_behind_a_row_needs_room(overrides, tokens):
     check(*overrides, f"{BUDGET}={tokens}")
     error = refused(*overrides, f"{BUDGET}={tokens - 1}")
-    assert (
-        error.key == BUDGET
-        and "for the turn signal infopo" in str(error)
-        and f": {tokens} tokens" in str(error)
-    )
+    assert (error.key, error.value, error.accepted) == (BUDGET, tokens - 1, f"{tokens} tokens")
+    assert "for the turn signal infopo" in str(error)
 
 
 def test_the_room_that_infopo_takes_is_no_room_for_answers():

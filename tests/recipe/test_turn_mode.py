@@ -44,17 +44,19 @@ def refused(*overrides) -> ConfigError:
     return found.value
 
 
-def test_a_mistyped_mode_is_refused_with_all_names_and_the_nearest():
+def test_a_mistyped_mode_is_refused_with_all_names():
     error = refused(f"{MODE}=turn-grup")
     assert (error.key, error.value) == (MODE, "turn-grup")
-    assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES] and "did you mean" in str(error)
+    assert error.accepted[:-1] == [*INFO_GAIN_NORM_MODES]
 
 
 def test_an_option_of_a_std_that_a_key_turns_off_is_refused_before_the_start():
     std = "algorithm.norm_adv_by_std_in_grpo"
     error = refused(f"{MODE}=joint", f"{std}=false", f"+{PARAMS}.eps=1e-3")
-    assert error.key == PARAMS and f"{std}=false" in str(error).replace("False", "false")
-    assert "eps=0.001 with norm_by_std=False: there is no std to divide by; leave it at 1e-06" in str(error)
+    assert (error.key, error.value) == (PARAMS, {"eps": 1e-3}) and f"{std}=false" in str(error)
+    assert (
+        "eps=0.001 with norm_by_std=False: there is no std to divide by; leave it at 1e-06" in error.accepted
+    )
     check(f"{MODE}=joint", f"+{PARAMS}.eps=1e-3", DYNAMIC)
 
 
@@ -69,17 +71,16 @@ def test_a_mode_of_ones_own_takes_its_options():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("short", r"returned 2 values; expected \(advantage_B_K, outcome_advantage_B, clip_scale_B_K\)"),
+        ("short", "returned 2 values; expected (advantage_B_K, outcome_advantage_B, clip_scale_B_K)"),
         ("undefined", "returned advantage_B_K row 1 that is not finite"),
-        ("transposed", r"returned advantage_B_K \("),
+        ("transposed", "returned advantage_B_K ("),
         ("absent", "has no 'absent'"),
     ],
 )
 def test_a_mode_that_cannot_run_is_refused_before_the_start(name, message):
     error = refused(f"{MODE}={HERE}.{name}")
-    assert error.key == MODE
-    with pytest.raises(ConfigError, match=message):
-        raise error
+    assert (error.key, error.value) == (MODE, f"{HERE}.{name}") and message in str(error)
+    assert error.accepted == [*INFO_GAIN_NORM_MODES] or message in error.accepted
 
 
 def test_an_option_that_the_mode_does_not_have_is_refused():
@@ -94,7 +95,8 @@ def test_an_option_with_a_key_of_its_own_is_set_there():
 
 def test_an_options_value_is_tried():
     error = refused(f"{MODE}=turn-group", f"+{PARAMS}.sigma_floor=0")
-    assert "sigma_floor=0: expected a number above 0" in str(error)
+    assert (error.key, error.value) == (PARAMS, {"sigma_floor": 0})
+    assert "sigma_floor=0: expected a number above 0" in error.accepted
 
 
 def test_a_lost_gain_counts_as_0_only_where_no_baseline_has_it():
@@ -118,7 +120,8 @@ def test_a_mode_that_needs_values_is_refused_because_no_critic_makes_them(mode):
 
 def test_a_text_option_is_one_of_its_choices():
     error = refused(f"{MODE}=mt_grpo", f"+{PARAMS}.parity=release")
-    assert "parity='release' is not known (did you mean 'released'?)" in str(error)
+    assert (error.key, error.value) == (PARAMS, {"parity": "release"})
+    assert "parity='release' is not known (did you mean 'released'?)" in error.accepted
 
 
 def test_modes_with_anchors_need_no_signal_and_take_a_state_of_ones_own():
@@ -141,10 +144,11 @@ def words_so_far(trajectory):
 def test_similarity_compares_texts_which_is_known_before_the_start():
     similarity = "algorithm.turn_anchor_similarity"
     error = refused(f"{MODE}=gigpo", "algorithm.turn_anchor=prefix", f"{similarity}=0.9")
-    assert error.key == similarity and "a prefix is a list of tokens" in str(error)
+    assert (error.key, error.value) == (similarity, 0.9) and "a prefix is a list of tokens" in error.accepted
     own = f"algorithm.turn_anchor={HERE}.words_so_far"
     check(f"{MODE}=gigpo", own)
-    assert "holds a list; similarity needs texts" in str(refused(f"{MODE}=gigpo", own, f"{similarity}=0.9"))
+    error = refused(f"{MODE}=gigpo", own, f"{similarity}=0.9")
+    assert error.key == "algorithm.turn_anchor" and "holds a list; similarity needs texts" in error.accepted
     check(f"{MODE}=gigpo", f"algorithm.turn_anchor={HERE}.first_words", f"{similarity}=0.9")
 
 
@@ -153,12 +157,13 @@ def one_short(trajectory):
 
 
 @pytest.mark.parametrize(
-    "anchor, message",
+    "anchor, accepted",
     [
         ("obervation", "observation, prefix"),
         (f"{HERE}.one_short", "states for trajectories of 2 and 1 turns"),
     ],
 )
-def test_an_anchor_that_cannot_be_meant_is_refused(anchor, message):
+def test_an_anchor_that_cannot_be_meant_is_refused(anchor, accepted):
     error = refused(f"{MODE}=gigpo", f"algorithm.turn_anchor={anchor}")
-    assert error.key == "algorithm.turn_anchor" and message in str(error)
+    assert (error.key, error.value) == ("algorithm.turn_anchor", anchor)
+    assert accepted in (error.accepted if isinstance(error.accepted, str) else ", ".join(error.accepted))

@@ -70,28 +70,47 @@ def test_the_configuration_is_read():
 
 
 @pytest.mark.parametrize(
-    "key, value, says",
+    "key, value, accepted",
     [
-        ("trainer.n_gpus_per_node", 0, "trainer.n_gpus_per_node=0"),
-        ("actor_rollout_ref.actor.fsdp_config.model_dtype", "int3", "model_dtype='int3'"),
-        ("actor_rollout_ref.actor.use_dynamic_bsz", False, "ppo_micro_batch_size_per_gpu=null: set it, or"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 3, "tensor_model_parallel_size=3"),
-        ("actor_rollout_ref.model.path", None, "actor_rollout_ref.model.path"),
-        ("actor_rollout_ref.rollout.temperature", "warm", "rollout.temperature='warm'"),
-        ("actor_rollout_ref.rollout.gpu_memory_utilization", [], "gpu_memory_utilization="),
-        ("trainer.save_freq", 1.5, "trainer.save_freq=1.5: expected a whole number"),
-        ("hardware.index", 5, "hardware.index=5"),
-        ("hardware.index", {"kind": []}, "hardware.index.kind="),
-        ("actor_rollout_ref.model.path", 7, "actor_rollout_ref.model.path=7"),
-        ("plan", {"host_cores": 0}, "plan.host_cores=0"),
-        ("plan.speed", 3, "unknown key plan.speed=3: accepted below plan are model, "),
-        ("plan.mfu", "high", "plan.mfu='high'"),
-        ("hardware.devices", 4, "hardware.devices=4"),
-        ("hardware.name", "abacus", "abacus"),
+        ("trainer.n_gpus_per_node", 0, "expected a whole number above 0"),
+        ("actor_rollout_ref.actor.fsdp_config.model_dtype", "int3", "bf16"),
+        ("actor_rollout_ref.model.path", None, "give a model folder or name, or plan.model"),
+        ("actor_rollout_ref.model.path", 7, "give a model folder or name, or plan.model"),
+        ("actor_rollout_ref.rollout.temperature", "warm", "expected a number"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", [], "expected a number"),
+        ("trainer.save_freq", 1.5, "expected a whole number"),
+        ("hardware.index", 5, "expected {rows: N, dim: N, kind: flat, place: host}"),
+        ("hardware.index.kind", [], "flat"),
+        ("hardware.name", "abacus", "h100"),
+        ("plan.host_cores", 0, "expected a number above 0"),
+        ("plan.mfu", "high", "expected a number, 0 or more"),
     ],
 )
-def test_what_is_wrong_is_named(key, value, says):
-    with pytest.raises(ConfigError, match=says):
+def test_what_is_wrong_is_named(key, value, accepted):
+    section, _, name = key.rpartition(".")
+    nested = key in ("hardware.index.kind", "plan.host_cores")
+    with pytest.raises(ConfigError) as caught:
+        make_plan(changed(section, {name: value}) if nested else changed(key, value))
+    assert (caught.value.key, caught.value.value) == (key, value)
+    expected = caught.value.accepted
+    assert accepted == expected or (isinstance(expected, list) and accepted in expected)
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("actor_rollout_ref.actor.use_dynamic_bsz", False, "ppo_micro_batch_size_per_gpu=null: set it, or"),
+        (
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            3,
+            "tensor_model_parallel_size=3 does not divide",
+        ),
+        ("plan.speed", 3, "unknown key plan.speed=3: accepted below plan are model, "),
+        ("hardware.devices", 4, "hardware.devices=4 but "),
+    ],
+)
+def test_what_does_not_go_together_is_named(key, value, message):
+    with pytest.raises(ConfigError, match=message):
         make_plan(changed(key, value))
 
 

@@ -348,25 +348,33 @@ def test_figures_of_a_row_can_be_replaced():
 
 
 @pytest.mark.parametrize(
-    "name, block, says",
+    "name, block, key, value, accepted",
     [
-        ("h1000", {}, "h1000"),
-        ("h100", {"memorygib": 1}, "did you mean hardware.memory_gib"),
-        ("h100", {"memory_gib": -1}, "hardware.memory_gib=-1"),
-        ("h100", {"mfu": "fast"}, "hardware.mfu='fast'"),
+        ("h1000", {}, "hardware.name", "h1000", "h100"),
+        ("h100", {"memorygib": 1}, "hardware.memorygib", None, "memory_gib"),
+        ("h100", {"memory_gib": -1}, "hardware.memory_gib", -1, "expected a number above 0"),
+        ("h100", {"mfu": "fast"}, "hardware.mfu", "fast", "expected a number above 0"),
     ],
 )
-def test_wrong_hardware_is_named(name, block, says):
-    with pytest.raises(ConfigError, match=says):
+def test_wrong_hardware_is_named(name, block, key, value, accepted):
+    with pytest.raises(ConfigError) as caught:
         find_hardware(name, block)
+    assert (caught.value.key, caught.value.value) == (key, value)
+    assert accepted in caught.value.accepted
 
 
 @pytest.mark.parametrize(
-    "block", [{"index": {"rows": 5}}, {"index": {"rows": 5, "dim": 2, "kind": "magic"}}, {"index": 5}]
+    "index, key, value",
+    [
+        ({"rows": 5}, "hardware.index.dim", None),
+        ({"rows": 5, "dim": 2, "kind": "magic"}, "hardware.index.kind", "magic"),
+        (5, "hardware.index", 5),
+    ],
 )
-def test_a_wrong_index_is_named(block):
-    with pytest.raises(ConfigError, match=r"hardware\.index"):
-        index_bytes(block)
+def test_a_wrong_index_is_named(index, key, value):
+    with pytest.raises(ConfigError) as caught:
+        index_bytes({"index": index})
+    assert (caught.value.key, caught.value.value) == (key, value) and caught.value.accepted
 
 
 def test_a_sleeping_engines_weights_are_not_counted_while_it_is_awake():
