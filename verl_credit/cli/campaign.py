@@ -43,21 +43,21 @@ def status(file: Campaign, folder: Folder = None) -> None:
 
     folder = _folder(file, folder)
     campaign = read_record(folder).campaign
-    found = states(campaign, folder)
-    wide = max(len(one.run.folder) for one in found)
+    run_states = states(campaign, folder)
+    wide = max(len(one.run.folder) for one in run_states)
     print(f"{'run':<{wide}}  {'state':<11}  hours  steps    area")
-    for one in found:
+    for one in run_states:
         area = "     -" if one.value is None else f"{one.value:6.3f}"
         step = one.curve.steps[-1] if one.curve else 0
         print(
             f"{one.run.folder:<{wide}}  {one.state:<11}  {one.hours:5.2f}  {step:5d}  {area}  {one_line(one.why)}".rstrip()
         )
-    done = sum(one.state is State.DONE for one in found)
-    hours, budget = sum(one.hours for one in found), campaign.budget
+    done = sum(one.state is State.DONE for one in run_states)
+    hours, budget = sum(one.hours for one in run_states), campaign.budget
     most = [f"{budget.runs} runs"] if budget.runs else []
     most += [f"{budget.hours:g} hours"] if budget.hours else []
     print(
-        f"engine {campaign.engine}: {done} of {len(found)} runs done, {hours:.2f} hours"
+        f"engine {campaign.engine}: {done} of {len(run_states)} runs done, {hours:.2f} hours"
         + (f"; budget: {', '.join(most)}" if most else "")
     )
     if note := campaign.cannot_resolve():

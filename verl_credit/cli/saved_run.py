@@ -71,8 +71,8 @@ def checkpoints_of(run_dir: Path, config: DictConfig) -> Path:
 
 def saved_steps(folder: Path) -> list[int]:
     """Returns the complete steps. verl names the last in a file, and empties the folders of old steps."""
-    found = [
+    numbers = [
         int(m[1]) for path in folder.glob("global_step_*/actor") if (m := _STEP.fullmatch(path.parent.name))
     ]
     last = last_checkpoint(folder)
-    return sorted(step for step in found if last is None or step <= last)
+    return sorted(step for step in numbers if last is None or step <= last)

@@ -44,9 +44,9 @@ def own_loops(config: Config) -> tuple[str, ...]:
         listed = OmegaConf.load(Path(path))
         names = tuple(str(entry["name"]) for entry in listed if entry["_target_"])
     except Exception as error:  # YAML and OmegaConf raise arbitrary exceptions
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            key=LISTED, value=path, accepted=f"{use}; {type(error).__name__}: {said}"
+            key=LISTED, value=path, accepted=f"{use}; {type(error).__name__}: {reason}"
         ) from error
     if taken := sorted({*names} & {*AGENTS}):
         raise ConfigError(

@@ -64,8 +64,8 @@ def unchecked_config(name: str, overrides: Sequence[str], config_dir: str | None
     except RecursionError as error:
         raise circle(name, folders(config_dir)) from error
     except OSError as error:  # the choice is not a valid file name
-        said = f"a file that is named there cannot be read ({error.strerror})"
-        raise ConfigError(f"{' '.join([name, *overrides])}: {said}"[:500], key="defaults") from error
+        reason = f"a file that is named there cannot be read ({error.strerror})"
+        raise ConfigError(f"{' '.join([name, *overrides])}: {reason}"[:500], key="defaults") from error
     except ValueError as error:  # Hydra's: a group that is given a number, no list of defaults
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
 
@@ -137,8 +137,8 @@ def compose_recipe(name: str, overrides: Sequence[str], config_dir: str | None =
         except (AssertionError, TypeError) as error:
             if not _of_defaults(error):
                 raise
-            said = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
-            raise ConfigError(f"{name}: a group or its choice is no text: see {said}") from error
+            places = ", ".join(["its defaults, or those of a file that they list", *_groups(overrides)])
+            raise ConfigError(f"{name}: a group or its choice is no text: see {places}") from error
     for key in ("actor_rollout_ref", "trainer"):
         if key not in config:
             start = "begin it with `defaults: [lab, _self_]`"
@@ -212,22 +212,22 @@ def _missing(name: str, config_dir: str | None, error: MissingConfigException) -
         return ConfigError(key=group, value=choice, accepted=error.options)
     shipped = shipped_recipes()
     own = [] if config_dir is None else sorted(file.stem for file in Path(config_dir).glob("*.yaml"))
-    said = f"{name}: its defaults list {choice!r}, and " if choice != name else ""
-    said += f"no recipe is called {choice!r}{did_you_mean(choice, [*own, *shipped])}; shipped: {', '.join(shipped)}"
-    said += f"; in {config_dir}: {', '.join(own)}" if own else ""
+    message = f"{name}: its defaults list {choice!r}, and " if choice != name else ""
+    message += f"no recipe is called {choice!r}{did_you_mean(choice, [*own, *shipped])}; shipped: {', '.join(shipped)}"
+    message += f"; in {config_dir}: {', '.join(own)}" if own else ""
     return ConfigError(
-        said, key="defaults" if choice != name else "", value=choice, accepted=[*own, *shipped]
+        message, key="defaults" if choice != name else "", value=choice, accepted=[*own, *shipped]
     )
 
 
 def _unparsed(error: OverrideParseException) -> ConfigError:
     """The error that names the override; Hydra's message does not always name it and refers to Hydra's documentation."""
     key, _, value = error.override.partition("=")
-    said = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
+    reason = error.message.partition("\nSee ")[0].replace(error.override, "").rstrip(" ^\n:")
     return ConfigError(
         key=printable(key.lstrip("+~")),
         value=value,
-        accepted=f"Hydra cannot read that override ({said}); quote the value",
+        accepted=f"Hydra cannot read that override ({reason}); quote the value",
     )
 
 

@@ -31,13 +31,13 @@ def defaults() -> dict[str, Default]:
     ours = OmegaConf.create((recipes_folder() / "credit_defaults.yaml").read_text(encoding="utf-8"))
     ours.pop("defaults")
     own = OmegaConf.merge(defaults_tree(), ours)
-    found = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
-    return found | {key: Default(value, "verl") for key, value in verl.items()}
+    own_defaults = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
+    return own_defaults | {key: Default(value, "verl") for key, value in verl.items()}
 
 
 def flat_values(config: DictConfig) -> dict[str, object]:
     """Maps flattened keys to resolved values (a list is one value); "???" where a key or what it refers to has none."""
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
 
     def walk(prefix: str, node: Mapping) -> None:
         for key, value in node.items():
@@ -45,10 +45,10 @@ def flat_values(config: DictConfig) -> dict[str, object]:
             if isinstance(value, dict) and value:
                 walk(name, value)
             else:
-                found[name] = data(value)
+                flat[name] = data(value)
 
     walk("", resolved(config, keep_missing=True))
-    return found
+    return flat
 
 
 def changed_values(config: DictConfig) -> list[tuple[str, object, Default]]:

@@ -28,7 +28,7 @@ EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 def unused(config: Config, settings: CreditSettings) -> list[str]:
     """Returns ``key=value`` for keys that differ from their default and that the chosen pipeline does not read."""
-    found = []
+    lines = []
     for section in (Algorithm, PolicyLoss, Search):
         chosen = read_section(section, config)
         for key in keys_of(section):
@@ -37,8 +37,8 @@ def unused(config: Config, settings: CreditSettings) -> list[str]:
                 value = getattr(value, part)
             if key.read is None or key.read(settings) or not _chosen(config, key.name, value, key.default):
                 continue
-            found.append(f"{key.name}={key.shown(value) if key.shown else redact_value('', value)}")
-    return found
+            lines.append(f"{key.name}={key.shown(value) if key.shown else redact_value('', value)}")
+    return lines
 
 
 def _chosen(config: Config, name: str, value, default) -> bool:
@@ -54,75 +54,77 @@ def _chosen(config: Config, name: str, value, default) -> bool:
 
 def without_effect(config: Config, credit: CreditSettings) -> list[str]:
     """Returns the parts that are switched on and, with these settings, change no number of this run."""
-    a, transform, found = credit.algorithm, reads.transform(credit), []
+    a, transform, idle = credit.algorithm, reads.transform(credit), []
     if transform.weighted and a.gtpo.beta == 0:
-        found.append("algorithm.gtpo.beta=0: every token has weight 1")
+        idle.append("algorithm.gtpo.beta=0: every token has weight 1")
     if transform.amplified and a.hicra.alpha == 0:
-        found.append("algorithm.hicra.alpha=0: planning tokens are not amplified")
+        idle.append("algorithm.hicra.alpha=0: planning tokens are not amplified")
     if transform.masked and not 0 < a.entropy_mask.rho < 1:
-        found.append(f"algorithm.entropy_mask.rho={a.entropy_mask.rho:g}: no token is masked")
+        idle.append(f"algorithm.entropy_mask.rho={a.entropy_mask.rho:g}: no token is masked")
     where = "the clip range only" if credit.dynamic_clip else "nothing"
     if credit.scores_gain and reads.rescaled(credit) and a.adv_rescale_alpha == 0:
-        found.append(f"algorithm.adv_rescale_alpha=0: gains act on {where}")
+        idle.append(f"algorithm.adv_rescale_alpha=0: gains act on {where}")
     if credit.scores_gain and a.info_gain_curriculum.gain == (0, 0):
-        found.append(f"algorithm.info_gain_curriculum.gain=[0, 0]: gains act on {where}")
+        idle.append(f"algorithm.info_gain_curriculum.gain=[0, 0]: gains act on {where}")
     if credit.dynamic_clip and credit.clip_beta == 0:
-        found.append("policy_loss.clip_beta=0: every turn has the same clip range")
+        idle.append("policy_loss.clip_beta=0: every turn has the same clip range")
     if select(config, f"{LOSS}.loss_mode") == "geo_mean" and (a.turn_mode.name != "none" or a.token_level):
-        found.append(
+        idle.append(
             "policy_loss.loss_mode=geo_mean: it averages the advantages of a trajectory's tokens; where in the trajectory "
             "credit falls changes nothing"
         )
     steps = config.trainer.total_training_steps
     if steps is not None:
-        found += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
-        found += probe_without_effect(config.probe.every, steps, f"trainer.total_training_steps={steps}")
-        found += keep_without_effect(config.keep_checkpoints, steps, f"trainer.total_training_steps={steps}")
+        idle += without_effect_in(credit, steps, f"trainer.total_training_steps={steps}")
+        idle += probe_without_effect(config.probe.every, steps, f"trainer.total_training_steps={steps}")
+        idle += keep_without_effect(config.keep_checkpoints, steps, f"trainer.total_training_steps={steps}")
     if not config.search.max_searches and config.search.url:
-        found.append("search.url: with search.max_searches=0 nothing is searched")
+        idle.append("search.url: with search.max_searches=0 nothing is searched")
     if (column := config.data.get("reward_fn_key")) != "data_source":
-        found.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
+        idle.append(f"data.reward_fn_key={column}: verl reads the column data_source all the same")
     if select(config, MOST) and not tools_given(config) and not select(config, LISTED):
-        found.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
+        idle.append(f"{MOST}={select(config, MOST)}: {AGENT_NAME} has search.max_searches+1 turns")
     return [
-        *found,
+        *idle,
         *correction_without_effect(config),
         *trainer_mode_without_effect(config),
         *overlong_unread(config),
     ]
 
 
-def without_effect_in(credit: CreditSettings, steps: int, said: str) -> list[str]:
-    """Returns the parts that begin after the last of ``steps``. ``said``: the source of that number.
+def without_effect_in(credit: CreditSettings, steps: int, source: str) -> list[str]:
+    """Returns the parts that begin after the last of ``steps``. ``source``: the source of that number.
 
     Where the data decide a run's length, the trainer calls this once the length is known.
     """
-    found, warm_up, every = [], credit.algorithm.info_gain_warmup_steps, credit.algorithm.info_gain_every
+    idle, warm_up, every = [], credit.algorithm.info_gain_warmup_steps, credit.algorithm.info_gain_every
     if credit.uses_scorer and warm_up >= steps:
-        found.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {said}")
+        idle.append(f"algorithm.info_gain_warmup_steps={warm_up}: no gain is measured in {source}")
     elif credit.uses_scorer and every > 1 and warm_up + every >= steps:
-        found.append(
-            f"algorithm.info_gain_every={every}: gains are measured in step {warm_up + 1} alone of {said}"
+        idle.append(
+            f"algorithm.info_gain_every={every}: gains are measured in step {warm_up + 1} alone of {source}"
         )
     if reads.transform(credit).uses_sepa_controller:
-        found += sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, said)
-    return found
+        idle += sepa_without_effect(credit.algorithm.sepa.model_dump(), steps, source)
+    return idle
 
 
-def probe_without_effect(every: int, steps: int, said: str) -> list[str]:
+def probe_without_effect(every: int, steps: int, source: str) -> list[str]:
     """Reports a probe without a measurement: an update is measured in the next step, so the last update never is."""
-    return [f"probe.every={every}: no update is measured in {said}"] if every >= steps else []
+    return [f"probe.every={every}: no update is measured in {source}"] if every >= steps else []
 
 
-def keep_without_effect(named: Sequence[int], steps: int, said: str) -> list[str]:
+def keep_without_effect(named: Sequence[int], steps: int, source: str) -> list[str]:
     """Reports named steps that the run does not have."""
     beyond = [step for step in named if step > steps]
     return (
-        [f"keep_checkpoints={list(named)}: no step {', '.join(map(str, beyond))} in {said}"] if beyond else []
+        [f"keep_checkpoints={list(named)}: no step {', '.join(map(str, beyond))} in {source}"]
+        if beyond
+        else []
     )
 
 
-def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
+def sepa_without_effect(sepa: dict, steps: int, source: str) -> list[str]:
     """Reports a lambda that stays 0, and a schedule=auto that equals the linear ramp."""
     auto = sepa["schedule"] == "auto"
     ramp, fall = first_ramp_step(sepa), first_auto_step(sepa) if auto else math.inf
@@ -130,11 +132,11 @@ def sepa_without_effect(sepa: dict, steps: int, said: str) -> list[str]:
     if first == math.inf:
         return [f"algorithm.sepa.steps={sepa['steps']}, schedule={sepa['schedule']}: lambda is 0 for ever"]
     if first > steps:
-        return [f"algorithm.sepa: lambda is 0 until step {first}, and {said}"]
+        return [f"algorithm.sepa: lambda is 0 until step {first}, and {source}"]
     if auto and not auto_can_lead(sepa, steps):
         when = "never" if fall == math.inf else f"from step {fall} on at the earliest"
         return [
-            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {said}; with warmup="
+            f"algorithm.sepa.schedule=auto: lambda is the linear ramp's in every step, and {source}; with warmup="
             f"{sepa['warmup']}, ema_decay={sepa['ema_decay']:g} and var_threshold={sepa['var_threshold']:g} the fall of the "
             f"variance can act {when}, and counts only above the ramp. A smaller decay or warm-up, or steps=0"
         ]

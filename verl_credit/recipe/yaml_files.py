@@ -52,15 +52,15 @@ def circle(name: str, folders: Sequence[Path]) -> ConfigError:
         group = path.rpartition("/")[0]
         for entry in _listed(file) if file else []:
             below = entry.removeprefix("/") if entry.startswith("/") or not group else f"{group}/{entry}"
-            found = (file, entry) if below in (*above, path) else walk(below, (*above, path))
-            if found:
-                return found
+            place = (file, entry) if below in (*above, path) else walk(below, (*above, path))
+            if place:
+                return place
         return None
 
-    found = walk(name.removesuffix(".yaml"), ())
-    if found is None:
+    place = walk(name.removesuffix(".yaml"), ())
+    if place is None:
         return ConfigError(f"recipe {name}: the values or defaults lead back to themselves", key="defaults")
-    file, entry = found
+    file, entry = place
     lines = file.read_text(encoding="utf-8").splitlines()
     word = re.compile(rf"(?<![\w/]){re.escape(entry)}(?![\w/])")
     number = next((n for n, line in enumerate(lines, 1) if word.search(line.partition("#")[0])), 1)

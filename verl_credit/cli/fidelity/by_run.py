@@ -165,16 +165,16 @@ def _about(config: DictConfig, checkpoint: Path | None, request: Request) -> dic
 
 def _stamps(places: Iterable[str | Path | None]) -> list[str]:
     """Returns name, size and time of each file in each place; a hub name has no local files and stays a name."""
-    found = []
+    stamps = []
     for place in places:
         path = Path(str(place)).expanduser()
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        found += [
+        stamps += [
             f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" if one.is_file() else str(place)
             for one in files
             if not one.is_dir()
         ]
-    return found
+    return stamps
 
 
 @contextmanager

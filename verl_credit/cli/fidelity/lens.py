@@ -59,18 +59,18 @@ def _measurable(folder: Path, steps: Sequence[int] | None) -> list[int]:
 
     if not (folder / CONFIG).is_file():
         raise PreflightError(f"expected a run's folder, which has a {CONFIG}")
-    kept = sorted(token_steps(folder).keys() & tables_of(folder, ROLLOUTS).keys())
-    if not kept:
+    stored = sorted(token_steps(folder).keys() & tables_of(folder, ROLLOUTS).keys())
+    if not stored:
         raise PreflightError(
             "tables/ has no step with rollouts: train with keep_rollouts.steps=N, which keeps those of the last N steps"
         )
-    if unknown := [step for step in steps or () if step not in kept]:
+    if unknown := [step for step in steps or () if step not in stored]:
         raise PreflightError(
             f"--steps: tables/ has no rollouts of {', '.join(map(str, unknown))}; accepted are "
-            f"{', '.join(map(str, kept))}"
+            f"{', '.join(map(str, stored))}"
         )
     saved = {0, *saved_steps(checkpoints_of(folder, run_config(folder)))}
-    wanted = steps or kept
+    wanted = steps or stored
     unsaved = [step for step in wanted if step - 1 not in saved]
     if unsaved:
         why = (
@@ -104,8 +104,8 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
             raise PreflightError(
                 f"the tables of step {step} are of other rollouts: row {row} has other turns"
             )
-    found = kept_trajectories(rollouts, set(tokens["row"]), subject.prompts, subject.protocol)
-    groups = [[trajectory] for trajectory in found.values()]
+    trajectories = kept_trajectories(rollouts, set(tokens["row"]), subject.prompts, subject.protocol)
+    groups = [[trajectory] for trajectory in trajectories.values()]
     say = Throttled(say_at_once, f"fidelity lens, step {step}")
     values = values_of(
         states_of(groups),
@@ -116,7 +116,7 @@ def _measure(folder: Path, step: int, subject: Subject, continuations: int, seed
         say=lambda done, of: say(done / of, f"values of the contexts of {done} of {of} prompts"),
     )
     texts = {row: text_digest(text) for row, text in zip(tokens["row"], tokens["text"], strict=True)}
-    scored, rows = score_turns(groups, values), list(found)
+    scored, rows = score_turns(groups, values), list(trajectories)
     path = stars_path(folder, step)
     path.unlink(missing_ok=True)
     for turn in scored:

@@ -21,6 +21,6 @@ def diff(
     """Exit code 0: equal; 1: different; 4: A or B cannot be read."""
     from verl_credit.cli.recipe.differences import as_data, compare, page, read_side
 
-    found = compare(read_side(a, config_dir), read_side(b, config_dir))
-    print(json.dumps(as_data(found), indent=1, default=str) if as_json else "\n".join(page(found)))
-    return ExitCode.DONE if found.equal else ExitCode.DIFFERENT
+    difference = compare(read_side(a, config_dir), read_side(b, config_dir))
+    print(json.dumps(as_data(difference), indent=1, default=str) if as_json else "\n".join(page(difference)))
+    return ExitCode.DONE if difference.equal else ExitCode.DIFFERENT

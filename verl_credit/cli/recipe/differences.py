@@ -110,15 +110,15 @@ def read_run_side(folder: Path) -> Side:
 
 def last_scores(folder: Path) -> dict[str, float]:
     """Returns the scores of the last step and of the last held-out evaluation; "steps" is the number of the last step."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     rows = read_json_lines(folder / METRICS)
     if rows:
-        found["steps"] = max((row["step"] for row in rows if _is_number(row.get("step"))), default=0)
-        found |= {name: value for name in SCORES if _is_number(value := rows[-1].get(name))}
+        by_name["steps"] = max((row["step"] for row in rows if _is_number(row.get("step"))), default=0)
+        by_name |= {name: value for name in SCORES if _is_number(value := rows[-1].get(name))}
     for row in read_json_lines(folder / VALIDATION)[-1:]:
-        found |= {"held-out step": row["step"]} if _is_number(row.get("step")) else {}
-        found |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and _is_number(v)}
-    return found
+        by_name |= {"held-out step": row["step"]} if _is_number(row.get("step")) else {}
+        by_name |= {k: v for k, v in sorted(row.items()) if "/em/mean@" in k and _is_number(v)}
+    return by_name
 
 
 def _is_number(value: object) -> bool:

@@ -82,14 +82,14 @@ def _values(config, ours: Sequence[str]) -> dict:
 def _resolved(config, key: str) -> dict:
     """Resolves a section without the values that are missing (???) or cannot be resolved."""
     node = OmegaConf.select(config, key)
-    found = {}
+    known = {}
     for name in node or {}:
         try:
             value = node[name]
-            found[name] = _resolved(node, name) if isinstance(value, DictConfig) else value
+            known[name] = _resolved(node, name) if isinstance(value, DictConfig) else value
         except OmegaConfBaseException:
             continue
-    return found
+    return known
 
 
 def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
@@ -109,7 +109,7 @@ def _text(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> s
 def _json(plans: list[Plan], refused: list[tuple[str, str]], several: bool) -> str:
     from verl_credit.recipe.plan.output import as_json
 
-    found = [as_json(plan) for plan in plans] + [
+    entries = [as_json(plan) for plan in plans] + [
         {"recipe": name, "error": reason} for name, reason in refused
     ]
-    return json.dumps(found if several else found[0], indent=1)
+    return json.dumps(entries if several else entries[0], indent=1)

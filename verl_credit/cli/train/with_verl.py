@@ -80,8 +80,8 @@ def check_with_verl(name: str, context: Context) -> Result:
 def main(config: DictConfig) -> None:
     set_environment(config)
     context = Context(gather(torch=False), config, with_verl=check_with_verl)
-    found = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
-    print("\n" + json.dumps({result.name: result.as_dict() for result in found}))
+    results = examine(context, [check for check in CHECKS if check.name in WITH_VERL])
+    print("\n" + json.dumps({result.name: result.as_dict() for result in results}))
 
 
 if __name__ == "__main__":

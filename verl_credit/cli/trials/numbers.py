@@ -35,12 +35,12 @@ def held_out_metric(config: DictConfig, run: Run | None) -> Metric:
     if run is None:
         return Metric(why="no held-out metric: no step was made")
     if name := config.lineage.metric:
-        found = _trained(series(run.validation, name))
-        if not found:
+        measured = _trained(series(run.validation, name))
+        if not measured:
             return Metric(
                 name, why=f"no held-out metric: validation.jsonl has no {name} after a training step"
             )
-        return Metric(name, found.values[-1], found.steps[-1])
+        return Metric(name, measured.values[-1], measured.steps[-1])
     return _exact_match(run)
 
 
@@ -95,7 +95,7 @@ def of_steps(run: Run | None, after: int) -> dict[str, Any]:
         if run
         else {}
     )
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "steps": len(rows),
         "clip_scale_mean": _mean(rows, "credit/clip_scale/mean"),
         "clip_scale_std": _mean(rows, "credit/clip_scale/std"),
@@ -103,7 +103,7 @@ def of_steps(run: Run | None, after: int) -> dict[str, Any]:
         "token_entropy": _mean(rows, "actor/entropy"),
         "train_s": sum(series(rows, "timing_s/step").values) if rows else None,
     }
-    return found | {"absent": [name for name, value in found.items() if value is None]}
+    return facts | {"absent": [name for name, value in facts.items() if value is None]}
 
 
 def _mean(rows: list[dict], name: str) -> float | None:

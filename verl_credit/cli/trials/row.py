@@ -156,7 +156,7 @@ class TrialRow:
     ) -> Trial:
         """Builds the row. The store calls this under its lock, so no other trial ends meanwhile."""
         config = self.config.lineage
-        found = verdict(
+        judged = verdict(
             metric.value, trials, threshold=config.threshold, lower_is_better=config.lower_is_better
         )
         expected = config.expected_delta
@@ -170,13 +170,13 @@ class TrialRow:
             domain=metric.domain,
             hypothesis=config.hypothesis or "",
             expected_delta=f"{expected:+g}" if isinstance(expected, int | float) else expected or "",
-            status=label or found.status,
+            status=label or judged.status,
             core_metric=metric.value,
             val_bpb=None,
-            delta_vs_best=found.delta_vs_best,
+            delta_vs_best=judged.delta_vs_best,
             train_s=steps["train_s"],
             total_s=time.time() - self.started,
             job_name=str(self.run_dir),
             snapshot_path=str(snapshot) if snapshot.exists() else "",
-            notes=notes(self.config, steps, planned, why or (metric.why or found.why)),
+            notes=notes(self.config, steps, planned, why or (metric.why or judged.why)),
         )

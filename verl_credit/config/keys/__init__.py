@@ -27,13 +27,13 @@ def our_keys() -> list[Key]:
 @cache
 def _places() -> dict[str, set[str]]:
     """Maps the last part of every declared key and section to the full names that end with it."""
-    found: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
     for section in (*OURS, *VERLS, Lab, Real):
         for key in keys_of(section):
             parts = key.name.split(".")
             for n, part in enumerate(parts):
-                found.setdefault(part, set()).add(".".join(parts[: n + 1]))
-    return found
+                places.setdefault(part, set()).add(".".join(parts[: n + 1]))
+    return places
 
 
 def place_of(name: str) -> str | None:

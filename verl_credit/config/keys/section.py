@@ -145,8 +145,8 @@ def _value(full: str, node: Mapping, name: str) -> Any:
 
 def no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
     """The error with the first line of OmegaConf's text, which names the fault; the further lines list its fields."""
-    said, _, _ = str(error).partition("\n")
-    return ConfigError(f"{key} has no value: {said}", key=key)
+    reason, _, _ = str(error).partition("\n")
+    return ConfigError(f"{key} has no value: {reason}", key=key)
 
 
 class Part(BaseModel):
@@ -219,8 +219,8 @@ def choices(annotation: Any) -> list[str] | None:
 
 def expected(annotation: Any, metadata: list[Any]) -> str:
     """Describes the accepted values in words: ``a whole number of at least 1 or null``."""
-    if said := next((m.text for m in metadata if isinstance(m, Expected)), None):
-        return said
+    if words := next((m.text for m in metadata if isinstance(m, Expected)), None):
+        return words
     if get_origin(annotation) is Annotated:
         annotation, *inner = get_args(annotation)
         more = [m for entry in inner for m in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]

@@ -137,14 +137,14 @@ def before_training(config: DictConfig) -> list[Check]:
 
 def require(context: Context, *stages: Stage) -> list[tuple[Check, Result]]:
     """Returns the results of these stages' checks. Raises PreflightError or ConfigError for the first that fails."""
-    found = []
+    passing = []
     for check in before_training(context.config):
-        for result in _made(check, context) if check.stage in stages else []:
+        for result in _results(check, context) if check.stage in stages else []:
             if result.status is Status.FAIL:
                 kind = TooLargeError if check.function is planned.check_plan else PreflightError
                 raise kind(f"{result.name}: {result.line()}")
-            found.append((check, result))
-    return found
+            passing.append((check, result))
+    return passing
 
 
 def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[Result] = ()) -> list[Result]:
@@ -153,26 +153,28 @@ def examine(context: Context, checks: Iterable[Check] = CHECKS, first: Iterable[
     lacking = {r.name: r.name for r in results if r.status in LACKING}
     for check in checks:
         if roots := [lacking[name] for name in check.needs if name in lacking]:
-            found, lacking[check.name] = [skipped(f"see {roots[0]}", check.name)], roots[0]
+            new, lacking[check.name] = [skipped(f"see {roots[0]}", check.name)], roots[0]
         else:
             try:
-                found = _made(check, context)
+                new = _results(check, context)
             except (ConfigError, PreflightError) as error:
-                found = [failed(str(error), check.right, name=check.name)]
-            if any(r.status in LACKING for r in found):
+                new = [failed(str(error), check.right, name=check.name)]
+            if any(r.status in LACKING for r in new):
                 lacking[check.name] = check.name
-        results += found
+        results += new
     return results
 
 
-def _made(check: Check, context: Context) -> list[Result]:
+def _results(check: Check, context: Context) -> list[Result]:
     """Runs a check. Raises PreflightError and ConfigError; any other error becomes a failed result, so others still run."""
     try:
-        found = check.function(context)
+        outcome = check.function(context)
     except (ConfigError, PreflightError):
         raise
     except NotHere as error:
-        found = skipped(str(error))
+        outcome = skipped(str(error))
     except Exception as error:
-        found = failed(f"the check itself broke: {type(error).__name__}: {error}", "a check that answers")
-    return [replace(r, name=r.name or check.name) for r in (found if isinstance(found, list) else [found])]
+        outcome = failed(f"the check itself broke: {type(error).__name__}: {error}", "a check that answers")
+    return [
+        replace(r, name=r.name or check.name) for r in (outcome if isinstance(outcome, list) else [outcome])
+    ]

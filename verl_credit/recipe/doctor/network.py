@@ -76,8 +76,8 @@ def network_lines(environment: Mapping[str, str], config: DictConfig) -> list[st
             "TransferQueue can run code there: let only the nodes reach each other (docs/recipes.md#several-machines)"
         ]
     lines = []
-    if found := _beyond_loopback(environment, config):
-        lines.append(f"network: {', '.join(found)}: this opens ports beyond loopback (docs/host.md#network)")
+    if opened := _beyond_loopback(environment, config):
+        lines.append(f"network: {', '.join(opened)}: this opens ports beyond loopback (docs/host.md#network)")
     if (engine := config.actor_rollout_ref.rollout.name) != "hf":
         lines.append(
             f"network: loopback, except for ports that the engines of rollout.name={engine} open: vLLM's open one for "
@@ -108,7 +108,9 @@ def is_loopback(host: str) -> bool:
 def _loopback() -> dict[str, str]:
     interfaces = psutil.net_if_addrs().items()
     # lo on Linux, lo0 on macOS
-    name = next((name for name, found in interfaces if any(is_loopback(a.address) for a in found)), "lo")
+    name = next(
+        (name for name, addresses in interfaces if any(is_loopback(a.address) for a in addresses)), "lo"
+    )
     # NCCL treats a name as a prefix unless it starts with "=".
     return {STORE: "loopback://", GLOO: name, NCCL: f"={name}"}
 
@@ -122,11 +124,13 @@ def _beyond_loopback(environment: Mapping[str, str], config: DictConfig) -> list
     init = OmegaConf.select(config, INIT) or {}
     given = OmegaConf.select(config, f"{INIT}.runtime_env.env_vars") or {}
     variables = {**loopback_settings(environment, config), **given}
-    found = [f"{RAY}={environment[RAY]}"] if _opted_out(environment) else []
-    found += [
+    beyond = [f"{RAY}={environment[RAY]}"] if _opted_out(environment) else []
+    beyond += [
         f"{name}={variables[name]}"
         for name, ours in _loopback().items()
         if str(variables[name]).strip("=") != ours.strip("=")
     ]
     hosts = {name: init.get(name) for name in ("_node_ip_address", "dashboard_host")}
-    return found + [f"{INIT}.{name}={host}" for name, host in hosts.items() if host and not is_loopback(host)]
+    return beyond + [
+        f"{INIT}.{name}={host}" for name, host in hosts.items() if host and not is_loopback(host)
+    ]

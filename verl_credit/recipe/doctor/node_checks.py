@@ -53,10 +53,10 @@ def check_nodes(context: Context, ask: Ask = ask_host) -> Result:
         except OSError as error:
             return failed(f"{error.filename}: {error.strerror}", "folders that can be written",
                           " ".join(f"{key}=ELSEWHERE" for key in FOLDERS))  # fmt: skip
-        found = answer_of(*ask("files", address, json.dumps([mark.file for mark in marks])))
-    if isinstance(found, str):
-        return failed(f"the cluster at {address}: {found}", "a cluster whose nodes run a task", "see ray")
-    return judge_nodes(found["nodes"], marks, config)
+        answer = answer_of(*ask("files", address, json.dumps([mark.file for mark in marks])))
+    if isinstance(answer, str):
+        return failed(f"the cluster at {address}: {answer}", "a cluster whose nodes run a task", "see ray")
+    return judge_nodes(answer["nodes"], marks, config)
 
 
 def folders(config: DictConfig) -> list[tuple[str, Path]]:
@@ -104,8 +104,8 @@ def judge_nodes(nodes: Sequence[dict], marks: Sequence[Mark], config: DictConfig
             "verl-credit-retriever serve --host ADDRESS --allow-remote --token-file FILE, search.url=http://ADDRESS:PORT, "
             "search.token_env",
         )
-    told = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
-    return passed(f"{', '.join(node['host'] for node in nodes)} see {told}")
+    shared = " and ".join(f"{mark.key}={mark.folder}" for mark in marks)
+    return passed(f"{', '.join(node['host'] for node in nodes)} see {shared}")
 
 
 def loopback_server(config: DictConfig) -> str:

@@ -31,11 +31,11 @@ def check_plugin(context: Context, ask: Ask = ask_host) -> Result | list[Result]
     config, address = context.config, run_address(context.facts.environment, context.config)
     if not address:
         return _plugin_here(ask)
-    found = answer_of(*ask("cluster", address))
-    if isinstance(found, str):
-        return failed(f"the cluster at {address}: {found}", "a cluster that takes this Python and Ray",
+    answer = answer_of(*ask("cluster", address))
+    if isinstance(answer, str):
+        return failed(f"the cluster at {address}: {answer}", "a cluster that takes this Python and Ray",
                       "the same versions of both on every node")  # fmt: skip
-    nodes = found["nodes"]
+    nodes = answer["nodes"]
     return [_resources(address, nodes, config), _plugin_everywhere(nodes)]
 
 
@@ -55,11 +55,11 @@ def check_cluster(context: Context, reach: Callable[[str], str] | None = None) -
             "ray start --head on the first machine, ray start --address=HOST:6379 on the others; or "
             "`ray stop` and unset RAY_ADDRESS for a local one",
         )
-    if config is not None and (refused := _refused_keys(config)):
+    if config is not None and (refused_keys := _refused_keys(config)):
         return failed(
-            f"a cluster at {address}, and {', '.join(refused)}",
+            f"a cluster at {address}, and {', '.join(refused_keys)}",
             "ray.init refuses these beside a cluster",
-            " ".join(f"{key.partition('=')[0]}=null" for key in refused),
+            " ".join(f"{key.partition('=')[0]}=null" for key in refused_keys),
         )
     return passed(f"a cluster answers at {address}")
 
@@ -74,9 +74,9 @@ def _local(facts: Facts, config: DictConfig | None) -> Result:
     init = {} if config is None else OmegaConf.select(config, "ray_kwargs.ray_init") or {}
     cpus = init.get("num_cpus") or facts.cpus
     gpus = init.get("num_gpus") if init.get("num_gpus") is not None else len(facts.devices)
-    found = f"no cluster; a run starts one here with {cpus} CPUs and {gpus} GPUs"
+    plan = f"no cluster; a run starts one here with {cpus} CPUs and {gpus} GPUs"
     if config is None:
-        return passed(found)
+        return passed(plan)
     trainer = config.trainer
     if given_address(config) == "auto" and not any(p.title.endswith("gcs_server") for p in facts.processes):
         return failed(f"{ADDRESS}=auto, and no cluster runs here", "a cluster that runs",
@@ -86,15 +86,15 @@ def _local(facts: Facts, config: DictConfig | None) -> Result:
                       "ray start --head here, ray start --address=HOST:6379 on the others")  # fmt: skip
     wanted = cpus_wanted(config)
     if gpus < trainer.n_gpus_per_node and wants_cuda(config):
-        return failed(found, f"{trainer.n_gpus_per_node} GPUs (trainer.n_gpus_per_node)",
+        return failed(plan, f"{trainer.n_gpus_per_node} GPUs (trainer.n_gpus_per_node)",
                       f"trainer.n_gpus_per_node={gpus}, or another hardware=" if gpus else "see cuda")  # fmt: skip
     if gpus < trainer.n_gpus_per_node:
-        return failed(found, f"{trainer.n_gpus_per_node} logical GPUs: verl asks for one per rank",
+        return failed(plan, f"{trainer.n_gpus_per_node} logical GPUs: verl asks for one per rank",
                       f"ray_kwargs.ray_init.num_gpus={trainer.n_gpus_per_node}")  # fmt: skip
     if cpus < wanted:
-        return failed(found, f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits "
+        return failed(plan, f"{wanted} CPUs: {CPUS_PER_RANK} per rank and one for the trainer; with fewer it waits "
                       "for ever", f"ray_kwargs.ray_init.num_cpus={wanted} (logical, they are not reserved)")  # fmt: skip
-    return passed(found)
+    return passed(plan)
 
 
 def cpus_wanted(config: DictConfig) -> int:
@@ -103,27 +103,27 @@ def cpus_wanted(config: DictConfig) -> int:
 
 
 def _resources(address: str, nodes: list[dict], config: DictConfig | None) -> Result:
-    name, told = (
+    name, listed = (
         "resources",
         ", ".join(f"{n['host']} ({n['cpus']:g} CPUs, {n['gpus']:g} GPUs)" for n in nodes),
     )
-    found = f"cluster at {address}: {told or 'no node'}"
+    resources = f"cluster at {address}: {listed or 'no node'}"
     if config is None:
-        return passed(found, name)
+        return passed(resources, name)
     each, count = config.trainer.n_gpus_per_node, config.trainer.nnodes
     fit = [n for n in nodes if n["gpus"] >= each and n["cpus"] >= CPUS_PER_RANK * each]
     if len(fit) >= count:
-        return passed(found, name)
-    return failed(found, f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each",
+        return passed(resources, name)
+    return failed(resources, f"{count} nodes with {each} GPUs and {CPUS_PER_RANK * each} CPUs each",
                   f"start Ray on more nodes, or trainer.nnodes={max(1, len(fit))}", name)  # fmt: skip
 
 
 def _plugin_here(ask: Ask) -> Result:
-    found = answer_of(*ask("plugin"))
-    if isinstance(found, str):
-        return failed(f"a fresh process: {found}", "a process that imports verl registers the plugin",
+    answer = answer_of(*ask("plugin"))
+    if isinstance(answer, str):
+        return failed(f"a fresh process: {answer}", "a process that imports verl registers the plugin",
                       "pip install 'verl-credit[verl]' in this environment")  # fmt: skip
-    return _plugin({"a fresh process": found})
+    return _plugin({"a fresh process": answer})
 
 
 def _plugin_everywhere(nodes: list[dict]) -> Result:
@@ -139,7 +139,7 @@ def _plugin_everywhere(nodes: list[dict]) -> Result:
 def _plugin(found: dict[str, dict[str, bool]]) -> Result:
     lacking = {where: [name for name, there in names.items() if not there] for where, names in found.items()}
     if any(lacking.values()):
-        told = "; ".join(f"{where} lacks {', '.join(names)}" for where, names in lacking.items() if names)
-        return failed(told, "all of ours in verl's registries", "install the same verl-credit everywhere")
+        missing = "; ".join(f"{where} lacks {', '.join(names)}" for where, names in lacking.items() if names)
+        return failed(missing, "all of ours in verl's registries", "install the same verl-credit everywhere")
     some = next(iter(found.values()))
     return passed(f"{len(some)} names registered in {', '.join(found)}")

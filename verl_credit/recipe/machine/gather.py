@@ -62,23 +62,23 @@ def cores() -> int:
 
 def installed() -> dict[str, str]:
     """Returns versions by distribution; of two distributions with one name the first on the path wins, as for an import."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for distribution in distributions():
         name = distribution.metadata["Name"]
         if name:
-            found.setdefault(canonicalize_name(name), distribution.version)
-    return found
+            by_name.setdefault(canonicalize_name(name), distribution.version)
+    return by_name
 
 
 def probe_torch(timeout_s: float = 120.0) -> Torch:
     code, output = in_a_process(["-c", TORCH_PROBE], timeout_s)
     try:
-        found = json.loads(output.splitlines()[-1])
+        facts = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
         last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
         return Torch(None, error=last[0])
-    devices = tuple(Device(**{**d, "capability": tuple(d["capability"])}) for d in found["devices"])
-    return Torch(found["version"], found["cuda"], devices, found["error"])
+    devices = tuple(Device(**{**d, "capability": tuple(d["capability"])}) for d in facts["devices"])
+    return Torch(facts["version"], facts["cuda"], devices, facts["error"])
 
 
 def in_a_process(arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
@@ -141,7 +141,7 @@ def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return None, 0
-    found: list[tuple[int, int]] = []
+    limits: list[tuple[int, int]] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -157,8 +157,8 @@ def control_group(proc: Path, cgroups: Path) -> tuple[int | None, int]:
             limit = _number(folder / names[0])
             if limit is not None:
                 used = (_number(folder / names[1]) or 0) - _statistic(folder / "memory.stat", names[2])
-                found.append((limit, max(0, used)))
-    return min(found, default=(None, 0))
+                limits.append((limit, max(0, used)))
+    return min(limits, default=(None, 0))
 
 
 def _number(path: Path) -> int | None:
@@ -185,12 +185,12 @@ def processes() -> tuple[Process, ...]:
             known = p.pid, p.ppid(), p.name(), tuple(p.cmdline()), p.username(), p.create_time()
             return Process(*known, p.memory_info().rss)
 
-    found = []
+    alive = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # the process ended meanwhile, or may not be read
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(read(process))
-    return tuple(found)
+                alive.append(read(process))
+    return tuple(alive)
 
 
 def assemblers() -> tuple[Ptxas, ...]:
@@ -206,13 +206,13 @@ def assemblers() -> tuple[Ptxas, ...]:
         toolkits.append(Path(on_path))
     chosen = [os.environ.get(key) for key in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")]
     toolkits += [Path(path) for path in chosen if path]
-    found = []
+    working = []
     for path in dict.fromkeys([*bundled, *toolkits]):
         version = ptxas_version(path)
         if version is not None:
             own = path in bundled
-            found.append(Ptxas(str(path), version, own, own and path.name == "ptxas-blackwell"))
-    return tuple(found)
+            working.append(Ptxas(str(path), version, own, own and path.name == "ptxas-blackwell"))
+    return tuple(working)
 
 
 def ptxas_version(path: Path) -> tuple[int, int] | None:

@@ -86,7 +86,7 @@ def rollout_seconds(
     row = assumed.mean_prompt_tokens + assumed.mean_response_tokens
     generated = min(assumed.mean_generated_tokens, assumed.mean_response_tokens)
     prefill = job.rows * forward_flops(shape, row - generated, head=False)
-    found = {
+    by_part = {
         "prefill": prefill / _speed(job, hw, assumed),
         "decode": decode_seconds(shape, job, hw, assumed, runner),
     }
@@ -95,8 +95,8 @@ def rollout_seconds(
         computing = assumed.search_core_seconds + (
             assumed.encoder_core_seconds if assumed.search_core_seconds else 0
         )
-        found["search"] = turns * (assumed.search_seconds + job.rows * computing / assumed.host_cores)
-    return found
+        by_part["search"] = turns * (assumed.search_seconds + job.rows * computing / assumed.host_cores)
+    return by_part
 
 
 def _speed(job: Job, hw: Hardware, assumed: Assumptions) -> float:

@@ -212,8 +212,8 @@ def phases(
             every.pop(f"host: {ASLEEP}", None)  # freed when the engine wakes
         return Phase(name, "device", {k: v for k, v in every.items() if v}, hw.memory, problems)
 
-    found = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
-    found.append(device("weight sync", {**resident, **_sync(shape, job, runner, weights)}))
+    every_phase = [device("rollout", {**resident, "engine": runner.share}, runner.problems)]
+    every_phase.append(device("weight sync", {**resident, **_sync(shape, job, runner, weights)}))
     forward = {
         "weights": 0.0 if on_host else weights,
         "optimizer": resident["optimizer"],
@@ -221,19 +221,19 @@ def phases(
     }
     answers = branch_tokens(job, assumed)
     passing = _no_grad(shape, job, job.log_prob_tokens + answers, answers=answers, entropy=True)
-    found.append(device("log-prob", {**forward, **passing, **asleep}))
+    every_phase.append(device("log-prob", {**forward, **passing, **asleep}))
     if job.reference and not job.lora_rank:
         # verl keeps the reference on the host and moves its layers to the device one by one.
         layers = (2 * shape.largest_layer + shape.embeddings) * job.compute_bytes
         passing = _no_grad(shape, job, job.log_prob_tokens, entropy=False)
-        found.append(device("reference", {**resident, "gathered weights": layers, **passing, **asleep}))
+        every_phase.append(device("reference", {**resident, "gathered weights": layers, **passing, **asleep}))
     for moment, parts in update_parts(shape, job).items():
         off_device = ("weights", "optimizer", "gradients", "temporaries") if on_host else ()
         parts = {k: v for k, v in parts.items() if k not in off_device}
-        found.append(device(f"update: {moment}", {**parts, **asleep}))
+        every_phase.append(device(f"update: {moment}", {**parts, **asleep}))
     if not hw.unified:
-        found.append(Phase("host", "host", host, hw.host_memory))
-    return found
+        every_phase.append(Phase("host", "host", host, hw.host_memory))
+    return every_phase
 
 
 def _sync(shape: ModelShape, job: Job, runner: Engine, weights: float) -> dict[str, float]:

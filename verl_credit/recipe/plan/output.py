@@ -33,10 +33,10 @@ def _phase_lines(plan: Plan) -> list[str]:
     rows = [("phase", "GiB", "has", "", "parts (GiB)")]
     for phase in plan.phases:
         parts = sorted(phase.parts.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts if value >= 0.005 * GIB)
+        largest = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts if value >= 0.005 * GIB)
         fits = "fits" if phase.fits else "DOES NOT FIT"
         where = phase.name if phase.where == "device" else "host (per node)"
-        rows.append((where, f"{phase.total / GIB:.1f}", f"{phase.capacity / GIB:.1f}", fits, shown))
+        rows.append((where, f"{phase.total / GIB:.1f}", f"{phase.capacity / GIB:.1f}", fits, largest))
     lines = columns(rows)
     lines += [f"  {phase.name}: {problem}" for phase in plan.phases for problem in phase.problems]
     cache = plan.engine
@@ -87,8 +87,10 @@ def _run_parts(plan: Plan) -> str:
 
 def _assumption_lines(plan: Plan) -> list[str]:
     values = {name: value for name, value in asdict(plan.assumed).items() if value}
-    said = [f"{name}={value:g}{'' if name in plan.given else ' (assumed)'}" for name, value in values.items()]
-    return ["assumptions (change with plan.NAME=VALUE):", *(f"  {part}" for part in said)]
+    lines = [
+        f"{name}={value:g}{'' if name in plan.given else ' (assumed)'}" for name, value in values.items()
+    ]
+    return ["assumptions (change with plan.NAME=VALUE):", *(f"  {part}" for part in lines)]
 
 
 def _verdict(plan: Plan) -> list[str]:

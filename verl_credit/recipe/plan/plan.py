@@ -128,14 +128,14 @@ def make_plan(
 
 
 def _notes(job: Job, hw: Hardware) -> list[str]:
-    found = []
+    notes = []
     if hw.unified and (job.offload_weights or job.offload_optimizer or job.stays_on_host):
-        found.append(f"{hw.name}: host and device share their memory, so offloading saves nothing")
+        notes.append(f"{hw.name}: host and device share their memory, so offloading saves nothing")
     if job.lora_rank and job.weight_bytes == 4:
-        found.append(
+        notes.append(
             "LoRA keeps the frozen weights in fp32 (actor.fsdp_config.model_dtype); bf16 would halve them"
         )
-    return found
+    return notes
 
 
 def _uncounted(algorithm: Mapping) -> list[str]:

@@ -28,11 +28,11 @@ REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 
 def validate_turns_fit(config: Tree, settings: CreditSettings) -> None:
     """Raises ConfigError where all turns at full length exceed a response; a user's loop has its own budgets."""
-    said, turns = turns_at_most(config)
+    limit, turns = turns_at_most(config)
     budget, tokens = config.data.max_response_length, config.search.max_new_tokens
     if select(config, DEFAULT) in AGENTS and turns is not None and turns * tokens > budget:
         raise ConfigError(
-            f"{RESPONSE}={budget} cannot hold {said}={turns} turns of search.max_new_tokens={tokens}, what tools return "
+            f"{RESPONSE}={budget} cannot hold {limit}={turns} turns of search.max_new_tokens={tokens}, what tools return "
             "not counted",
             key=RESPONSE,
             value=budget,

@@ -70,8 +70,8 @@ def _imports(key: str, value: str, file: Path) -> None:
     with suppress(OSError, UnicodeDecodeError):
         for number, line in enumerate(file.expanduser().read_text(encoding="utf-8").splitlines(), 1):
             if IMPORT.match(line) and (now := place_now(line)) != line:
-                said = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"
-                raise ConfigError(said, key=key, value=value, accepted=[now.strip()])
+                message = f"{key}={value}: {file}, line {number} imports an old place; write {now.strip()}"
+                raise ConfigError(message, key=key, value=value, accepted=[now.strip()])
 
 
 def _content(path: str) -> Any:

@@ -52,9 +52,9 @@ def validate_pipeline(config: Tree, settings: CreditSettings) -> None:
     _outcome_level(config, algorithm)
     _token_level(config, algorithm)
     _planning(config, algorithm)
-    for kind, (key, found) in own.items():
-        if found is not None:
-            try_operator(config, algorithm, found, key, kind)
+    for kind, (key, operator) in own.items():
+        if operator is not None:
+            try_operator(config, algorithm, operator, key, kind)
 
 
 def _would_do_nothing(
@@ -146,9 +146,9 @@ def _named(key: str, value: str, names: Iterable[str], as_spec: AsSpec | None = 
 
 def _load(key: str, value: str, as_spec: AsSpec | None = None) -> Any:
     try:
-        found = load(value, key)
-        refuse_what_is_no_operator(found, key, value)
-        return as_spec(found, value) if as_spec else found
+        loaded = load(value, key)
+        refuse_what_is_no_operator(loaded, key, value)
+        return as_spec(loaded, value) if as_spec else loaded
     except ConfigError:
         raise
     except ValueError as error:

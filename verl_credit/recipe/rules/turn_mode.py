@@ -102,7 +102,7 @@ def _anchor(config: Tree, algorithm: Algorithm) -> None:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            key=ANCHOR, value=name, accepted=f"a call with two small trajectories: {said}"
+            key=ANCHOR, value=name, accepted=f"a call with two small trajectories: {reason}"
         ) from error

@@ -77,13 +77,13 @@ def check_ptxas(context: Context) -> Result:
     right = f"ptxas of CUDA {_dotted(needed)} or newer for {which}"
     if used is not None and used.version >= needed:
         return passed(f"{used.path}, of CUDA {_dotted(used.version)}: knows {which}")
-    found = f"{used.path}, of CUDA {_dotted(used.version)}" if used else "no ptxas that runs"
+    present = f"{used.path}, of CUDA {_dotted(used.version)}" if used else "no ptxas that runs"
     newer = [p for p in facts.ptxas if not p.bundled and p.version >= needed]
     if newer:
         best = max(newer, key=lambda p: p.version)
-        return failed(f"triton would call {found}", right, f"export {variable}={best.path}")
+        return failed(f"triton would call {present}", right, f"export {variable}={best.path}")
     return failed(
-        f"triton would call {found}, and no newer one is on this machine",
+        f"triton would call {present}, and no newer one is on this machine",
         right,
         f"install one (apt install cuda-nvcc-13-0, or pip install nvidia-cuda-nvcc), then export {variable}=PATH/bin/ptxas",
     )

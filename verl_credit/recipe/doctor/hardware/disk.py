@@ -21,22 +21,22 @@ def check_disk(context: Context, usage=shutil.disk_usage) -> Result:
     config = context.config
     there = existing(_folder(config))
     free = usage(there).free
-    found = f"{size(free)} free at {there}"
+    state = f"{size(free)} free at {there}"
     if not _writes(config):
-        return passed(f"{found}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})")
+        return passed(f"{state}; no checkpoints are written (trainer.save_freq={config.trainer.save_freq})")
     parameters = context.parameters
     if parameters is None:
         right, fix = "1 GiB at least; the model's size is not known", "trainer.default_local_dir=ELSEWHERE"
-        return warned(found, right, fix) if free < GIB else passed(f"{found}; the model's size is not known")
+        return warned(state, right, fix) if free < GIB else passed(f"{state}; the model's size is not known")
     one, count = checkpoint_bytes(config, parameters), checkpoints_kept(config)
     all_of_them = one * ((count or 1) + 1)
     number = count or "every one (trainer.max_actor_ckpt_to_keep=null)"
     right = f"{size(one)} a checkpoint, {size(all_of_them)} with {number} kept and one being written"
     if free < one:
-        return failed(found, right, "make space, or trainer.default_local_dir=ELSEWHERE")
+        return failed(state, right, "make space, or trainer.default_local_dir=ELSEWHERE")
     if free < all_of_them:
-        return warned(found, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
-    return passed(f"{found}; {right}")
+        return warned(state, right, "make space, or trainer.max_actor_ckpt_to_keep=1")
+    return passed(f"{state}; {right}")
 
 
 def sweep_warnings(configs: Sequence[DictConfig], usage=shutil.disk_usage) -> list[str]:

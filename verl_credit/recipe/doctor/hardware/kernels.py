@@ -99,8 +99,8 @@ def _attention(config: DictConfig | None) -> str | None:
 
 def _tried(what: str, kernel: str, config, trial: Trial, judge, fix: str) -> Result:
     heads = heads_of(config)
-    code, said = trial(kernel, heads)
-    lines = [line for line in said.strip().splitlines() if line.strip()]
+    code, printed = trial(kernel, heads)
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
     if code is None:
         return judge(f"{what}: not done after {TRIAL_S:g} s ({last[:200]})", "a small call that ends", fix)
@@ -108,5 +108,5 @@ def _tried(what: str, kernel: str, config, trial: Trial, judge, fix: str) -> Res
         return judge(
             f"{what} does not run: {last[:300]}", "a small call that agrees with the definition", fix
         )
-    shown = f"{heads[0]} heads of queries, {heads[1]} of keys, {heads[2]} wide"
-    return passed(f"{what} runs on {shown}, in bf16: {last.removeprefix('agrees: ')}")
+    widths = f"{heads[0]} heads of queries, {heads[1]} of keys, {heads[2]} wide"
+    return passed(f"{what} runs on {widths}, in bf16: {last.removeprefix('agrees: ')}")

@@ -32,38 +32,38 @@ def check_memory(context: Context) -> list[Result]:
 
 def _host_memory(facts: Facts) -> Result:
     memory = facts.memory
-    found = (
+    state = (
         f"{size(memory.available)} available of {size(memory.total)} (files in the cache count as available)"
     )
     if memory.limit is not None:
-        found += f"; control group: {size(memory.limit_used)} of {size(memory.limit)} used"
+        state += f"; control group: {size(memory.limit_used)} of {size(memory.limit)} used"
     if memory.usable < SMALLEST_FREE:
-        return warned(found, f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)",
+        return warned(state, f"{size(SMALLEST_FREE)} for the smallest recipe (the lab)",
                       "end what you do not need, or raise the container's limit (docker run --memory)")  # fmt: skip
-    return passed(found)
+    return passed(state)
 
 
 def _device_memory(name: str, device: Device, context: Context) -> Result:
     free = device_free(device, context.facts)
     if device.unified:
-        found = (
+        state = (
             f"{size(free)} free of {size(device.total)}, shared with the CPU (MemAvailable: cudaMemGetInfo says "
             f"{size(device.free)}, because it counts cached files as used)"
         )
     else:
-        found = f"{size(free)} free of {size(device.total)}"
+        state = f"{size(free)} free of {size(device.total)}"
     share = engine_share(context.config)
     if share is not None and free < share * device.total:
         return failed(
-            found,
+            state,
             f"vLLM takes actor_rollout_ref.rollout.gpu_memory_utilization={share:g} of all of it = "
             f"{size(share * device.total)} when it starts",
             "end what holds it (see processes), or lower that share",
             name,
         )
     if not device.unified and free < (1 - BUSY) * device.total:
-        return warned(found, "an idle device", "nvidia-smi names who holds it", name)
-    return passed(found, name)
+        return warned(state, "an idle device", "nvidia-smi names who holds it", name)
+    return passed(state, name)
 
 
 def device_free(device: Device, facts: Facts) -> int:
@@ -82,13 +82,13 @@ def check_shm(context: Context) -> Result:
     memory, config = context.facts.memory, context.config
     if not memory.shm_total:
         return skipped("this system has none")
-    asked = None if config is None else OmegaConf.select(config, "ray_kwargs.ray_init.object_store_memory")
-    wanted = asked or min(RAY_SHARE * memory.total, memory.available)
-    found = f"{size(memory.shm_free)} free of {size(memory.shm_total)}"
+    given = None if config is None else OmegaConf.select(config, "ray_kwargs.ray_init.object_store_memory")
+    wanted = given or min(RAY_SHARE * memory.total, memory.available)
+    state = f"{size(memory.shm_free)} free of {size(memory.shm_total)}"
     if memory.shm_free >= wanted:
-        return passed(found)
+        return passed(state)
     return warned(
-        found,
+        state,
         f"{size(wanted)} for Ray's object store; without it Ray uses the disk, which is slow",
         "docker run --shm-size, or ray_kwargs.ray_init.object_store_memory (bytes) smaller",
     )

@@ -20,13 +20,13 @@ INITS = ("init", "systemd", "tini", "docker-init", "dumb-init", "catatonit", "la
 
 def check_processes(context: Context) -> Result:
     facts = context.facts
-    found = orphans(facts.processes, cluster_address(facts.environment))
-    if not found:
+    orphaned = orphans(facts.processes, cluster_address(facts.environment))
+    if not orphaned:
         return passed("no engine process without a parent")
     return warned(
-        "; ".join(describe(process, facts.now) for process in found),
+        "; ".join(describe(process, facts.now) for process in orphaned),
         "engine processes whose run has ended hold memory and ports",
-        f"look at them, then: kill {' '.join(str(p.pid) for p in found)}",
+        f"look at them, then: kill {' '.join(str(p.pid) for p in orphaned)}",
     )
 
 

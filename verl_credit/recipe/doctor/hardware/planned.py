@@ -41,13 +41,13 @@ def check_plan(context: Context) -> Result:
     except ConfigError as error:
         return skipped(f"cannot be planned: {error}")
     state, phase = _state(plan), plan.peak
-    found = (
+    predicted_sizes = (
         f"{phase.name}: {size(phase.total)} predicted, of it {size(state)} weights, gradients and optimiser"
     )
     right = f"at most {size(phase.capacity)} a device"
     if state > phase.capacity:
-        return failed(found, right, _mend(plan))
-    return passed(found) if plan.fits else warned(found, right, _mend(plan))
+        return failed(predicted_sizes, right, _mend(plan))
+    return passed(predicted_sizes) if plan.fits else warned(predicted_sizes, right, _mend(plan))
 
 
 def plan_here(config: DictConfig, device: Device) -> Plan:
@@ -84,22 +84,24 @@ def check_compilation(context: Context) -> Result:
         return skipped("no recipe that rolls out with vLLM on a GPU")
     if device is None:
         return skipped("no device shares its memory with the CPU")
-    left, said = _left(facts, config, device, share)
+    left, subtracted = _left(facts, config, device, share)
     given = _max_jobs(facts)
     jobs = given or facts.cpus + 2
-    told = f"MAX_JOBS={given}" if given else f"MAX_JOBS not set: {jobs} compilers on {facts.cpus} cores"
-    found = f"{SHARE_KEY}={share:g} of {size(device.total)}; {said}, {size(max(left, 0))} left; {told}"
+    max_jobs = f"MAX_JOBS={given}" if given else f"MAX_JOBS not set: {jobs} compilers on {facts.cpus} cores"
+    budget = (
+        f"{SHARE_KEY}={share:g} of {size(device.total)}; {subtracted}, {size(max(left, 0))} left; {max_jobs}"
+    )
     fit = max(0, int(left // JOB))
     fix = f"export MAX_JOBS={max(1, min(fit, facts.cpus))}"
     if share >= SHARE:
         right = (
             f"a share below {SHARE:g}: at .80 and at .50 a first start froze such a machine (sglang#35860)"
         )
-        return warned(found, right, f"{SHARE_KEY}=0.3, {fix}")
+        return warned(budget, right, f"{SHARE_KEY}=0.3, {fix}")
     right = f"at most {fit} compilers of up to {size(JOB)} each (flashinfer#3634)"
     if jobs > fit:
-        return warned(found, right, fix if fit else f"a smaller {SHARE_KEY}, {fix}")
-    return passed(found)
+        return warned(budget, right, fix if fit else f"a smaller {SHARE_KEY}, {fix}")
+    return passed(budget)
 
 
 def _left(facts: Facts, config: DictConfig, device: Device, share: float) -> tuple[float, str]:

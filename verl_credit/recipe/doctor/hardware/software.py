@@ -19,9 +19,9 @@ PYTHON = ((3, 11), (3, 13))  # (first accepted, first refused): pyproject.toml
 
 
 def check_python(context: Context) -> Result:
-    found, (low, high) = context.facts.python, PYTHON
-    version, *ends = (".".join(map(str, v)) for v in (found, low, high))
-    if low <= found[:2] < high:
+    python, (low, high) = context.facts.python, PYTHON
+    version, *ends = (".".join(map(str, v)) for v in (python, low, high))
+    if low <= python[:2] < high:
         return passed(f"Python {version}")
     return failed(
         f"Python {version}",
@@ -39,8 +39,8 @@ def check_torch(context: Context) -> Result:
     if wants_cuda(config) and torch.cuda is None:
         return failed(f"{build}, and trainer.device=cuda", "a CUDA build", CUDA_13)
     spark = next((d for d in torch.devices if d.unified), None)
-    asked = config is None or wants_cuda(config)
-    if asked and spark is not None and torch.cuda is not None and torch.cuda.startswith("12."):
+    uses_cuda = config is None or wants_cuda(config)
+    if uses_cuda and spark is not None and torch.cuda is not None and torch.cuda.startswith("12."):
         return warned(
             f"{build}, on {spark.name}",
             "built for CUDA 13: reports say 1.9 to 2.9 times as fast there (docs/spark.md)",

@@ -69,21 +69,23 @@ def check_flashinfer(context: Context) -> Result:
         return skipped(f"{FLASHINFER} is not installed; vLLM chooses other kernels")
     cubin, jit_cache = facts.packages.get(CUBIN), facts.packages.get(JIT_CACHE)
     others = {CUBIN: cubin, JIT_CACHE: jit_cache}
-    found = f"{FLASHINFER} {version}, " + ", ".join(f"{n} {v or 'not installed'}" for n, v in others.items())
+    by_package = f"{FLASHINFER} {version}, " + ", ".join(
+        f"{n} {v or 'not installed'}" for n, v in others.items()
+    )
     odd = [n for n, v in others.items() if v is not None and not same_release(v, version)]
     if odd:
         unchecked = facts.environment.get(UNCHECKED)
         fetch = " ".join(f"{n}=={version}" for n in odd)
         return warned(
-            f"{found}, {UNCHECKED}={unchecked}" if unchecked else found,
+            f"{by_package}, {UNCHECKED}={unchecked}" if unchecked else by_package,
             "one version: FlashInfer raises for another when it is imported (unless told not to compare), and vLLM ends",
             f"pip install {fetch} --index-url {WHEELS} (from 0.6.14 on {CUBIN} is not on the public index; "
             f"{JIT_CACHE}: {WHEELS}/cu130), or pip uninstall {' '.join(odd)}: kernels are then fetched or compiled",
         )
     if cubin is None:
-        return warned(found, f"{CUBIN} {version}, or a first start that fetches and compiles kernels",
+        return warned(by_package, f"{CUBIN} {version}, or a first start that fetches and compiles kernels",
                       f"pip install {CUBIN}=={version} --index-url {WHEELS}")  # fmt: skip
-    return passed(found)
+    return passed(by_package)
 
 
 def same_release(version: str, other: str) -> bool:

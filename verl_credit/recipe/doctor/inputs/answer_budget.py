@@ -43,14 +43,14 @@ def answers_fit(
         ) from error
     needed = contexts * tokens
     golds = "gold answer" if n_golds == 1 else f"{n_golds} gold answers"
-    said = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"
+    product = f"{contexts} x {tokens} tokens (contexts x the {golds} of {where})"
     if needed > room:
         fewer = ", or algorithm.info_gain_aliases=first" if n_golds > 1 else ""
         raise PreflightError(
             f"{key}={budget} cannot hold the longest row and its answers: data.max_prompt_length + "
-            f"data.max_response_length = {row}, and {said} = {needed}. Set it to {budget + needed - room} or more{fewer}"
+            f"data.max_response_length = {row}, and {product} = {needed}. Set it to {budget + needed - room} or more{fewer}"
         )
-    return f"the longest answers of a row: {said} = {needed}; {key}={budget} has room for {room}"
+    return f"the longest answers of a row: {product} = {needed}; {key}={budget} has room for {room}"
 
 
 def worst_row(
@@ -58,7 +58,7 @@ def worst_row(
 ) -> tuple[str, int, int]:
     """Returns (where, tokens after one context, number of gold answers) for the row that needs most.
 
-    Rows are tried longest text first, until no remaining row can exceed the maximum found (a token has a byte at least) or
+    Rows are tried longest text first, until no remaining row can exceed the maximum so far (a token has a byte at least) or
     ``enough``: where all rows surely fit, the row with the longest text is returned.
     """
     counter = _Counter(tokenizer, settings)
@@ -71,14 +71,14 @@ def worst_row(
         appended = SCORERS[settings.algorithm.info_gain_scorer].rides
         for together in [golds] if appended else [[gold] for gold in golds]:
             texts.append((counter.at_most(together, template), where, together, template))
-    found = ("", -1, 0)
+    worst = ("", -1, 0)
     for most, where, golds, template in sorted(texts, key=lambda entry: -entry[0]):
-        if most <= (max(found[1], enough) if found[0] else 0):
+        if most <= (max(worst[1], enough) if worst[0] else 0):
             break
         tokens = counter.tokens(golds, template)
-        if tokens > found[1]:
-            found = (where, tokens, len(golds))
-    return found
+        if tokens > worst[1]:
+            worst = (where, tokens, len(golds))
+    return worst
 
 
 class _Counter:

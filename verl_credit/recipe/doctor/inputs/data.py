@@ -44,14 +44,14 @@ def read_rows(
     paths = [files] if isinstance(files, str) else files
     if not files or isinstance(files, int | float) or not all(isinstance(path, str) for path in paths):
         raise PreflightError(f"{key}={files}: give a parquet file or a list of them")
-    found = [
+    numbered = [
         (f"{path} row {number}", columns)
         for path in paths
         for number, columns in enumerate(_read(path, key, prompt_key))
     ]
     # verl joins the files: a column of one is null in the rows of the others
-    names_agent = any("agent_name" in columns for _, columns in found)
-    if found and not names_agent and default_loop not in agents:
+    names_agent = any("agent_name" in columns for _, columns in numbered)
+    if numbered and not names_agent and default_loop not in agents:
         raise PreflightError(
             f"{LOOP}={default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that loop; "
             f"expected {' or '.join(agents)}, which say to which turn a token belongs"
@@ -67,7 +67,7 @@ def read_rows(
             tools=known,
             prompt_key=prompt_key,
         )
-        for where, columns in found
+        for where, columns in numbered
     ]
     if len(rows) < at_least:
         raise PreflightError(
@@ -91,12 +91,12 @@ def _read(path: str, key: str, prompt_key: str) -> list[dict]:
         dataset = arrow_dataset.dataset(files, format="parquet")
         wanted = _columns(dataset.schema, f"{key}: {path}", prompt_key)
         # The trainer reads all columns, so a damaged column that no key names would end it, too.
-        kept = [_picked(batch, wanted) for batch in dataset.to_batches()]
-        return [row for batch in kept for row in batch.to_pylist()]
+        batches = [_picked(batch, wanted) for batch in dataset.to_batches()]
+        return [row for batch in batches for row in batch.to_pylist()]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         # pyarrow raises KeyError where two columns have one name.
-        said = printable((str(error).splitlines() or [type(error).__name__])[0])
-        raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {said}") from error
+        reason = printable((str(error).splitlines() or [type(error).__name__])[0])
+        raise PreflightError(f"{key}: {path} is not a parquet file, or is damaged: {reason}") from error
 
 
 def _picked(batch, wanted: list[str]):

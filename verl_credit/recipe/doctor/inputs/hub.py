@@ -25,10 +25,10 @@ class HubError(ValueError):
 def cached_config(name: str) -> str | None:
     """The path of the model's config.json in the hub's cache; None when it is absent."""
     try:
-        found = try_to_load_from_cache(name, CONFIG)
+        file = try_to_load_from_cache(name, CONFIG)
     except HFValidationError:
         return None
-    return found if isinstance(found, str) else None
+    return file if isinstance(file, str) else None
 
 
 def refuse_absent(name: str, download=hf_hub_download) -> Path:
@@ -53,8 +53,8 @@ def fetch_config(name: str, download=hf_hub_download) -> str:
         validate_repo_id(name)
     except HFValidationError as error:
         raise HubError("no folder here, and no name that the hub could have (OWNER/NAME)") from error
-    if found := cached_config(name):
-        return found
+    if file := cached_config(name):
+        return file
     fetch, where = _fetch(name), f"in the cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
         raise HubError(f"HF_HUB_OFFLINE is set, and it is not {where}; {fetch}")

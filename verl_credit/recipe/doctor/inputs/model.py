@@ -66,22 +66,22 @@ def _tensor_elements(path: Path) -> int:
 
 def read_json(path: Path) -> dict:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
         raise Unreadable(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise Unreadable(f"{path} holds {type(found).__name__}; expected an object")
-    return found
+    if not isinstance(values, dict):
+        raise Unreadable(f"{path} holds {type(values).__name__}; expected an object")
+    return values
 
 
 def parameters_of(path: str | None) -> int | None:
     """The number of the model's parameters, from its files, its name or its config.json in the hub's cache, if known."""
     if not path or not isinstance(path, str):
         return None
-    found = cached_config(path)
-    cached = Path(found).parent if found else None
+    config_file = cached_config(path)
+    cached = Path(config_file).parent if config_file else None
     for folder in (Path(path).expanduser(), cached):
         with suppress(Unreadable):
             if folder is not None and folder.is_dir():
@@ -95,9 +95,9 @@ def parameters_of(path: str | None) -> int | None:
 def model_values(path: str) -> dict | None:
     """The model's config.json, from its folder or the hub's cache; None where neither has it. Raises PreflightError."""
     file = Path(path).expanduser() / "config.json"
-    found = str(file) if file.exists() else cached_config(path)
+    config_file = str(file) if file.exists() else cached_config(path)
     try:
-        return None if found is None else read_json(Path(found))
+        return None if config_file is None else read_json(Path(config_file))
     except Unreadable as error:
         raise PreflightError(f"actor_rollout_ref.model.path={path}: {error}") from error
 

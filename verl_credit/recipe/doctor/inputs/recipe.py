@@ -75,10 +75,10 @@ def check_weights(context: Context) -> Result:
     folder = Path(path).expanduser()
     if folder.exists():
         return passed(f"{folder}: {read_model(folder)}")
-    found, why = cached_config(path), "not in the cache"
+    config_file, why = cached_config(path), "not in the cache"
     try:
-        if found:
-            return passed(f"{path} in the hub's cache: {read_model(Path(found).parent)}")
+        if config_file:
+            return passed(f"{path} in the hub's cache: {read_model(Path(config_file).parent)}")
     except Unreadable as error:
         why = str(error)
     return warned(f"{path} on the hub: the run fetches it when it starts ({why})",

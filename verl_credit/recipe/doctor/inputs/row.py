@@ -66,13 +66,13 @@ def checked_row(
 
 
 def _wrong_agent(name: object, agents: Sequence[str]) -> str:
-    said = f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}"
+    text = f"agent_name={name!r:.80}: expected {' or '.join(map(repr, agents))}"
     if name == AGENT_NAME:
-        return f"{said}; with search.max_searches=0 {AGENT_NAME} has one turn and offers no tool"
+        return f"{text}; with search.max_searches=0 {AGENT_NAME} has one turn and offers no tool"
     if name == TURN_AGENT:
-        return f"{said}; the recipe names no tool that {TURN_AGENT} could call"
+        return f"{text}; the recipe names no tool that {TURN_AGENT} could call"
     return (
-        f"{said}, which say to which turn a token belongs; or leave the column out of every file. An agent loop of your own "
+        f"{text}, which say to which turn a token belongs; or leave the column out of every file. An agent loop of your own "
         "is named in actor_rollout_ref.rollout.agent.agent_loop_config_path and puts extra_fields['turn_ids'] into its "
         "output (docs/agent-loops.md)"
     )
