@@ -112,19 +112,20 @@ def test_an_unknown_key_is_named_with_its_value_and_those_that_are_known(overrid
 
 
 @pytest.mark.parametrize(
-    "overrides, said",
+    "override, key, message",
     [
-        (["~search.topk"], "search.topk is missing: the recipe must list credit_defaults"),
-        (["+search.tokn_env=X"], r"unknown key search.tokn_env \(did you mean search.token_env\?\): accepted below search"),
-        (["algorithm.advantage_params={a: 1}"], r"advantage_params=\{a: 1\}: .* \+algorithm.advantage_params.NAME=VALUE"),
-        (["hardware=null"], "hardware=null"),
-        (["run_dir=${nothing}"], "nothing"),
-        (["algorithm=3"], "algorithm"),
+        ("~search.topk", "search.topk", "search.topk is missing: the recipe must list credit_defaults"),
+        ("+search.tokn_env=X", "search.tokn_env", "(did you mean search.token_env?): accepted below search"),
+        ("algorithm.advantage_params={a: 1}", "algorithm.advantage_params", "+algorithm.advantage_params.NAME=VALUE"),
+        ("hardware=null", "hardware", "hardware=null"),
+        ("run_dir=${nothing}", "run_dir", "nothing"),
+        ("algorithm=3", "algorithm", "algorithm=3"),
     ],
 )  # fmt: skip
-def test_what_hydra_refuses_or_leaves_out_is_named(overrides, said):
-    with pytest.raises(ConfigError, match=said):
-        load_config("lab", overrides)
+def test_what_hydra_refuses_or_leaves_out_is_named(override, key, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config("lab", [override])
+    assert caught.value.key == key and message in str(caught.value)
 
 
 def test_unknown_recipe_lists_the_shipped_ones():

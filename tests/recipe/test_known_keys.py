@@ -78,8 +78,10 @@ def test_a_key_in_the_wrong_section_gets_the_place_where_it_belongs(line, key, p
 
 def test_an_override_in_the_wrong_section_gets_its_place_too():
     for key in ("topk", "algorithm.topk"):
-        with pytest.raises(ConfigError, match=rf"^unknown key {key}=9 \(did you mean search.topk\?\)"):
+        with pytest.raises(ConfigError) as caught:
             load_config("lab", [f"{key}=9"])
+        assert (caught.value.key, str(caught.value.value)) == (key, "9") and caught.value.accepted
+        assert "(did you mean search.topk?)" in str(caught.value)
 
 
 def test_a_name_that_several_sections_have_gets_no_place():

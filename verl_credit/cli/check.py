@@ -20,7 +20,7 @@ def check(
     ] = None,
     kind: Annotated[
         Literal["outcome", "turn", "transform", "algorithm", "uncertainty"] | None,
-        Option(help="when it cannot be told"),
+        Option(help="when it cannot be inferred"),
     ] = None,
     params: Annotated[
         dict | None, Option(parser=json_object, help="JSON object handed to the operator")

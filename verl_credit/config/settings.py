@@ -19,7 +19,7 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 class CreditSettings:
     algorithm: Algorithm = field(default_factory=Algorithm)
     loss: PolicyLoss | None = None
-    """None where the loss is one of verl's."""
+    """Our loss's keys; None for a loss of verl's."""
     search: Search = field(default_factory=Search)
     chat_template_kwargs: dict = field(default_factory=dict)
     """``data.apply_chat_template_kwargs``, the arguments of the rollouts' chat template (``enable_thinking``)."""

@@ -97,21 +97,28 @@ def test_what_is_wrong_is_named(key, value, accepted):
 
 
 @pytest.mark.parametrize(
-    "key, value, message",
+    "changed_key, value, key, message",
     [
-        ("actor_rollout_ref.actor.use_dynamic_bsz", False, "ppo_micro_batch_size_per_gpu=null: set it, or"),
+        (
+            "actor_rollout_ref.actor.use_dynamic_bsz",
+            False,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            "=null: set it, or actor_rollout_ref.actor.use_dynamic_bsz=true",
+        ),
         (
             "actor_rollout_ref.rollout.tensor_model_parallel_size",
             3,
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
             "tensor_model_parallel_size=3 does not divide",
         ),
-        ("plan.speed", 3, "unknown key plan.speed=3: accepted below plan are model, "),
-        ("hardware.devices", 4, "hardware.devices=4 but "),
+        ("plan.speed", 3, "plan.speed", "unknown key plan.speed=3: accepted below plan are model, "),
+        ("hardware.devices", 4, "", "hardware.devices=4 but "),
     ],
 )
-def test_what_does_not_go_together_is_named(key, value, message):
-    with pytest.raises(ConfigError, match=message):
-        make_plan(changed(key, value))
+def test_what_does_not_go_together_is_named(changed_key, value, key, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_plan(changed(changed_key, value))
+    assert caught.value.key == key
 
 
 def test_forward_flops_by_hand():

@@ -44,7 +44,7 @@ Params = Annotated[dict[str, Any], Expected("a mapping of names to values")]
 
 class Gtpo(Section):
     beta: Annotated[AtLeast0, When(reads.weighted)] = 0.1
-    """How much a token's weight follows its uncertainty; 0: all tokens weigh the same."""
+    """Strength with which a token's weight follows its uncertainty; 0: all tokens weigh the same."""
 
 
 class Hicra(Section):
@@ -179,7 +179,7 @@ class Algorithm(Section):
     """Texts with at least this difflib ratio are one state; null: only equal texts are."""
     turn_judge: TurnJudge = Field(default_factory=TurnJudge)
     tied_groups: Annotated[Literal["keep", "skip"], When(reads.ours)] = "keep"
-    """If all rollouts of a question score the same: keep training on gains (released code), or skip the question."""
+    """A question whose rollouts all score the same keeps training on gains (released code), or is skipped."""
     transform_mode: named((*TRANSFORMS, *CANONICAL)) = "none"
     """Token level: how a turn's advantage is spread over its tokens."""
     transform_params: Annotated[Params, When(reads.own_transform)] = Field(default_factory=dict)
@@ -191,7 +191,7 @@ class Algorithm(Section):
     algorithm_params: Annotated[Params, When(reads.own_algorithm)] = Field(default_factory=dict)
     """Handed to an algorithm of yours."""
     uncertainty_kind: Annotated[named(UNCERTAINTY_KINDS), When(reads.uncertain)] = "surprisal"
-    """What a token's weight follows: surprisal, predictive_variance, shannon_entropy, or my_module.my_uncertainty."""
+    """Measure that sets a token's weight: surprisal, predictive_variance, shannon_entropy, or my_module.my_uncertainty."""
     gtpo: Gtpo = Field(default_factory=Gtpo)
     hicra: Hicra = Field(default_factory=Hicra)
     sepa: Sepa = Field(default_factory=Sepa)
@@ -217,7 +217,7 @@ class Algorithm(Section):
     ] = ""
     """Written before the template. Qwen3 thinks first, so model=qwen3_* write an empty thought here."""
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
-    """With several gold answers: the highest of their probabilities, their mean, or the first answer's."""
+    """The probability of several gold answers: the highest, their mean, or the first answer's."""
     info_gain_scorer: Annotated[Literal[SCORERS], When(reads.scorer)] = "branch"
     """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.scorer)] = 1

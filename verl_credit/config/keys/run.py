@@ -69,7 +69,7 @@ def with_one_store(config: DictConfig) -> DictConfig:
 
 class Run(Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1
-    """One seed for data order, rollouts and actor."""
+    """The seed of data order, rollouts and actor."""
     run_dir: Folder = "???"
     """Folder of the run: metrics, validation, trajectories, checkpoints, report."""
     keep_rollouts: KeepRollouts = Field(default_factory=KeepRollouts)
@@ -81,13 +81,13 @@ class Run(Section):
     ] = Field(default_factory=list)
     """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
     poll_interval_s: Annotated[float, Field(ge=1e-3, le=60)] = 0.1
-    """How often the trainer asks for finished rollouts, in seconds (verl: 2.0)."""
+    """Seconds between two polls of the trainer for finished rollouts (verl: 2.0)."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
     credit_preset: str | None = None
-    """Which preset of recipes/credit/ was chosen (credit=NAME); null: none."""
+    """The chosen preset of recipes/credit/ (credit=NAME); null: none."""
     credit_overrides: list[str] = Field(default_factory=list)
     """The credit keys that differ from the preset; filled in at the start."""
 

@@ -1,6 +1,6 @@
 """The checks before the start, in one list: `doctor` makes all, `train` makes the required checks, `explain` names them.
 
-A check is a function of the `Context`. It returns what it found, or a result for each of several things, or raises
+A check is a function of the `Context`. It returns a result, or several named results, or raises
 PreflightError or ConfigError with a whole sentence. To add one, write the function and its entry in ``CHECKS``.
 """
 
@@ -64,7 +64,7 @@ class Check:
     event: str = "idle"
     """The event kind under which `train` records the check's warnings."""
     shown: bool = False
-    """`train` prints what it found."""
+    """`train` prints the result."""
 
 
 RECIPE = ("recipe",)

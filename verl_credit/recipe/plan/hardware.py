@@ -42,7 +42,7 @@ class Hardware:
     unified: bool = False
     """Host and device share the memory: offloading saves nothing, and the index counts."""
     host_memory: float = 0.0
-    """Per node; assumed for the rows below. A unified device has only its own memory."""
+    """Bytes of a node, assumed for the rows below. A unified device has only its own memory."""
     cores: int = 64
     """CPU cores per node; assumed for the GPU rows."""
     source: str = ""

@@ -33,7 +33,7 @@ class Job:
     attention: str = "flash"
     """flash (flash-attn or FlexAttention) | sdpa (piece by piece, the output in two copies)."""
     log_prob_path: str = FLASH
-    """What makes the log-probs (verl_credit/policy/log_probs.py): flash | ours | loop (verl's) | fused (verl's head)."""
+    """Code of the log-probs (verl_credit/policy/log_probs.py): flash | ours | loop (verl's) | fused (verl's head)."""
     softmax_bytes: int = 4
     """Bytes per number of a (log-)softmax of the logits: CUDA's autocast makes it fp32, the CPU's leaves bf16 alone."""
     device_type: str = "cuda"
@@ -123,11 +123,11 @@ class Assumptions:
     decode_efficiency: float = 0.5
     """Share of the memory bandwidth that decoding reaches."""
     decode_overhead_ms: float = 5.0
-    """Per decoding step: scheduling, sampling, detokenising."""
+    """Milliseconds of scheduling, sampling and detokenising in a decoding step."""
     longest_over_mean: float = 2.0
     """A batch waits for its longest row."""
     search_seconds: float = 0.5
-    """Per tool call, beside what is computed; rows wait at the same time."""
+    """Seconds of waiting in a tool call, beside its computation; rows wait at the same time."""
     search_core_seconds: float = 0
     """Core-seconds of the index per query. Default: by hardware.index (plan/search.py); 0 on a device or elsewhere."""
     encoder_core_seconds: float = 0
@@ -139,15 +139,15 @@ class Assumptions:
     disk_gb_s: float = 1.0
     """Speed at which checkpoints are written."""
     step_overhead_seconds: float = 10.0
-    """Per training step: weight sync, waking the engine, data, metrics."""
+    """Seconds of weight sync, waking the engine, data and metrics in a training step."""
     context_gib: float = 0.8
     """CUDA context, NCCL and cuBLAS workspaces of one process; 0 on a CPU."""
     fragmentation: float = 0.05
-    """What the caching allocator holds beyond the tensors, as a share of them; 0 on a CPU."""
+    """Memory that the caching allocator holds beyond the tensors, as a share of them; 0 on a CPU."""
     engine_activation_gib: float = 2.0
     """vLLM's own activations and CUDA graphs, inside its share."""
     engine_asleep_gib: float = 1.0
-    """What a sleeping vLLM still holds."""
+    """Memory that a sleeping vLLM still holds."""
     host_gib: float = 0
     """Interpreters, Ray, TransferQueue, data of one node. Default: 3.5 on a CPU, else 8 + 3 per device."""
     train_rows: int = 0

@@ -55,12 +55,12 @@ def correction_without_effect(config: Config) -> list[str]:
         return []
     if given.get("bypass_mode", False):
         return [
-            f"{_said(changed)}: with {KEY}.bypass_mode=true verl's v1 trainer weighs no token and rejects none; set "
+            f"{_assignments(changed)}: with {KEY}.bypass_mode=true verl's v1 trainer weighs no token and rejects none; set "
             "bypass_mode=false"
         ]
     if not config.actor_rollout_ref.rollout.calculate_log_probs:
         return [
-            f"{_said(changed)}: there is nothing to correct by without the rollout engine's log-probs; set "
+            f"{_assignments(changed)}: there is nothing to correct by without the rollout engine's log-probs; set "
             "actor_rollout_ref.rollout.calculate_log_probs=true"
         ]
     # Only the loss of bypass_mode in verl's older trainer reads these.
@@ -70,8 +70,8 @@ def correction_without_effect(config: Config) -> list[str]:
     if given.get("rollout_rs") is None:
         idle |= changed.keys() & {"rollout_rs_threshold"}
     left = {name: value for name, value in changed.items() if name in idle}
-    return [f"{_said(left)}: what would read it is off"] if left else []
+    return [f"{_assignments(left)}: what would read it is off"] if left else []
 
 
-def _said(values: Mapping) -> str:
+def _assignments(values: Mapping) -> str:
     return ", ".join(f"{KEY}.{name}={value}" for name, value in values.items())
