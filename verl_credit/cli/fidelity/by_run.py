@@ -95,9 +95,7 @@ def measure_policy(
         )
     if (folder / LOCK).exists() and not holder_is_gone(folder):
         raise PreflightError(f"{folder}: another measurement is going on there")
-    shutil.rmtree(
-        folder, ignore_errors=True
-    )  # an earlier try would be resumed; values and rollouts are stored elsewhere
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier try; values and rollouts are stored elsewhere
     folder.mkdir(parents=True)
     write_recipe(folder, policy.config, fixed)
     composed = load_config(RECIPE, overrides, str(folder))

@@ -107,7 +107,7 @@ def fidelity(
         end = None if minutes is None else time.monotonic() + 60 * minutes
         results = []
         for left, policy in zip(range(len(policies), 0, -1), policies, strict=True):
-            # The remaining time is divided equally between the remaining policies.
+            # The remaining time is divided between the remaining policies.
             now = time.monotonic()
             share_s = None if end is None else (end - now) / left
             if through_run:

@@ -14,10 +14,7 @@ from verl_credit.errors import ConfigError
 
 EVALUATION_MODES = ("greedy", "sampled")
 FOLDERS = ("run_dir", "trainer.default_local_dir")  # a run writes into these folders
-LONGEST_NAME, LONGEST_PATH = (
-    255,
-    3840,
-)  # bytes; Linux allows 4096, and the paths of a run's files are longer than its folder's
+LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; Linux allows 4096, which leaves 256 for the files of a run
 
 
 def _can_be_made(folder: str) -> str:
