@@ -12,11 +12,7 @@ from verl_credit.recipe.doctor.result import Result, failed, passed, skipped, wa
 from verl_credit.recipe.machine.facts import GIB, Device, Facts, size
 from verl_credit.recipe.plan.plan import Plan, make_plan
 
-STATE = (
-    "weights",
-    "gradients",
-    "optimizer",
-)  # these sizes are exact; activations and the engine's needs are estimates
+STATE = ("weights", "gradients", "optimizer")  # exact sizes; activations and engine are estimates
 ELSEWHERE = (
     None,
     "cpu",
