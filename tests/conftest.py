@@ -11,8 +11,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+import yaml
 
 torch.set_num_threads(1)
+yaml.Dumper = (
+    yaml.CDumper
+)  # before OmegaConf derives its own from it: a run's configuration is written in a third of the time
 
 
 def pytest_collection_modifyitems(config, items):

@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_credit.config.keys.run import with_one_store
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.records.run.finished import last_checkpoint
 
@@ -30,6 +29,8 @@ class SavedStep:
 
 def run_config(folder: Path) -> DictConfig:
     """Reads a run's resolved configuration. Raises ConfigError where it is absent or damaged."""
+    from verl_credit.config.keys.run import with_one_store  # imports torch, which --help does without
+
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"{folder}: no {CONFIG} there; a run writes it when it starts")

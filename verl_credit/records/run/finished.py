@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -55,23 +55,6 @@ def last_checkpoint(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return step if (folder / f"global_step_{step}").is_dir() else None
-
-
-def count_written(steps: int, save_every: int, named: Collection[int]) -> int:
-    """Of a run of ``steps``; ``save_every`` below 1: the named ones alone."""
-    regular = {*range(save_every, steps, save_every), steps} if save_every > 0 else set()
-    return len(regular | {step for step in named if step <= steps})
-
-
-def count_kept(steps: int | None, save_every: int, most: int | None, named: Collection[int]) -> int | None:
-    """In the end. ``most``: of those that have no name (``trainer.max_actor_ckpt_to_keep``), None: all. None where every one
-    is kept and the number of steps is not known."""
-    bounds = []
-    if steps:
-        bounds.append(count_written(steps, save_every, named))
-    if most is not None or save_every < 1:
-        bounds.append(len(named) + (most or 0 if save_every > 0 else 0))
-    return min(bounds, default=None)
 
 
 class TimeLimit:
