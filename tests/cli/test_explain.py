@@ -154,7 +154,7 @@ def test_inputs_that_are_missing_are_named(capsys, tmp_path):
 def test_what_stands_behind_a_context_is_told(capsys):
     assert "the gold answers as '<answer> {answer}</answer>', the policy" in run(capsys, "explain")[1]
     _, said = run(capsys, "explain", "--config-name", "multihop_qwen3_4b")
-    assert "by the row (auto) behind '<think>" in said
+    assert "by the row (auto) after '<think>" in said
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def _written(a: Algorithm) -> str:
     """The text of a gold answer that is scored after a context."""
     by_row = "\\boxed{answer} or <answer>{answer}</answer>, by the row (auto)"
     template = by_row if a.info_gain_template == AUTO else repr(a.info_gain_template)
-    return f"{template} behind {a.info_gain_prefix!r}" if a.info_gain_prefix else template
+    return f"{template} after {a.info_gain_prefix!r}" if a.info_gain_prefix else template
 
 
 def _credit(config: DictConfig, settings: CreditSettings) -> Iterator[Stage]:

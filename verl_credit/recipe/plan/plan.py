@@ -143,7 +143,7 @@ def _uncounted(algorithm: Mapping) -> list[str]:
     if INFOPO not in named or algorithm.get("info_gain_norm_mode") == "none":
         return []
     return [
-        "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, behind the "
+        "what the turn signal infopo scores is not counted: nearly as many tokens once more as the policy wrote, after the "
         "rows of log-probs (info_gain_scorer=branch) or as rows of their own (rows)"
     ]
 

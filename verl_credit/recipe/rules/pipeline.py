@@ -73,7 +73,7 @@ def _outcome_level(config: Tree, algorithm: Algorithm) -> None:
         use += modes_that("any_outcome_operator")
         raise ConfigError.of(config, OUTCOME, MODE, accepted=use)
     if algorithm.info_gain_on_error == "zero" and algorithm.turn_mode.unbiased:
-        use = "a gain of 0 that nobody measured would be in every baseline; drop leaves out the row instead"
+        use = "a gain of 0 without a measurement would be in every baseline; drop leaves out the row instead"
         raise ConfigError.of(config, "algorithm.info_gain_on_error", MODE, accepted=use)
     if algorithm.advantage_mode != "maxrl":
         return

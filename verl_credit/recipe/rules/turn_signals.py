@@ -103,7 +103,7 @@ def _check(config: Tree, settings: CreditSettings, key: str, name: str) -> None:
 def _infopo(config: Tree, settings: CreditSettings, key: str) -> None:
     """Checks that infopo's two terms come from the same policy at the same temperature."""
     if SCORERS[settings.algorithm.info_gain_scorer].in_rollout:
-        use = "infopo scores next responses behind masked observations, which that scorer does not; use branch or rows"
+        use = "infopo scores next responses after masked observations, which that scorer does not; use branch or rows"
         raise ConfigError.of(config, SCORER, key, accepted=use)
     if select(config, BYPASS):
         use = "infopo compares old_log_probs of the trained policy, which are then not computed; set it to false"

@@ -139,4 +139,4 @@ def port_holder(port: int) -> str | None:
                 return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
     except (psutil.Error, OSError):
         pass
-    return f"somebody ({reason})"
+    return f"another process ({reason})"
