@@ -117,7 +117,7 @@ def test_an_unknown_key_is_named_with_its_value_and_those_that_are_known(overrid
         ("~search.topk", "search.topk", "search.topk is missing: the recipe must list credit_defaults"),
         ("+search.tokn_env=X", "search.tokn_env", "(did you mean search.token_env?): accepted below search"),
         ("algorithm.advantage_params={a: 1}", "algorithm.advantage_params", "+algorithm.advantage_params.NAME=VALUE"),
-        ("hardware=null", "hardware", "hardware=null"),
+        ("hardware=null", "", "hardware=null"),
         ("run_dir=${nothing}", "run_dir", "nothing"),
         ("algorithm=3", "algorithm", "algorithm=3"),
     ],
