@@ -120,7 +120,7 @@ def refused(name, overrides, own):
     return caught.value
 
 
-def test_a_recipe_or_choice_that_is_nowhere_is_refused_with_those_of_both_folders(tmp_path):
+def test_a_recipe_or_choice_that_is_nowhere_is_told_with_those_of_both_folders(tmp_path):
     own = write(tmp_path, mine="defaults: [lab]\n", typo="defaults: [labb]\n", bare="seed: 3\n")
     error = refused("mien", [], own)
     assert error.value == "mien" and error.accepted == ["bare", "mine", "typo", *shipped_recipes()]
