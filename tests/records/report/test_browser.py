@@ -227,4 +227,4 @@ def test_a_run_without_tables_has_no_lens_and_no_error(browser, tmp_path, pictur
     report(tmp_path)
     browser.problems.clear()
     browser.open(tmp_path / "report.html")
-    assert browser.problems == [] and "tables/ has no token tables" in text(browser, "#lens")
+    assert browser.problems == [] and "keep_rollouts.steps" in text(browser, "#lens")
