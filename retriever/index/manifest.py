@@ -130,7 +130,7 @@ def _require_one_of(path: Path, manifest: dict, key: str, accepted: Iterable) ->
 
 
 def backup_of(folder: Path) -> Path:
-    """Where `index --overwrite` keeps the old index while it moves the new one into place."""
+    """`index --overwrite` keeps the old index here while it moves the new one into place."""
     return folder.with_name(f".{folder.name}.old")
 
 

@@ -144,7 +144,7 @@ def test_without_all_groups_nothing_is_known_of_the_update(tmp_path, monkeypatch
 
 
 def test_with_all_groups_a_probe_reads_them(tmp_path, monkeypatch):
-    c, *_ = kept(tmp_path, monkeypatch)
+    kept(tmp_path, monkeypatch)
     _, facts = read_rollouts(table_path(tmp_path, ROLLOUTS, 7))
     assert facts.policy_step == 6
 

@@ -51,7 +51,7 @@ class Subject:
     reads_turns: bool = False
     """Token level: it can stand beside a turn mode."""
     reads: frozenset[str] = frozenset()
-    """What it reads of the inputs that may be absent: "planning mask", "entropy", "gains"."""
+    """The inputs that it reads among those that may be absent: "planning mask", "entropy", "gains"."""
     uncertainty: Callable[[World], torch.Tensor] | None = None
     call: Callable[[], Callable[[], Any]] | None = None
     """Makes the bare function, ready to be called on a small input, many times."""

@@ -112,7 +112,7 @@ class Polarity:
 
     @property
     def side_B(self) -> torch.Tensor:
-        """One number per prompt and polarity."""
+        """Numbers the pairs of prompt and polarity."""
         return self.group_B * 2 + self.rewarded_B.long()
 
 

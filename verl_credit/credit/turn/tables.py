@@ -1,4 +1,4 @@
-"""What every turn mode reads: checked float64 tables, and the moves that modes share."""
+"""Every turn mode reads these checked float64 tables and shares the operations here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Tables:
 
     outcome_B: torch.Tensor
     reward_B_K: torch.Tensor
-    """What a tool turn earned (information gain, a tool's reward, ...); 0 where it has none."""
+    """The reward of each tool turn (information gain, a tool's reward, ...); 0 where it has none."""
     has_reward_B_K: torch.Tensor
     lost_reward_B_K: torch.Tensor
     """The turn has a reward, and its value is not known (a failed score). ``has_reward_B_K`` is False there."""
@@ -46,7 +46,7 @@ class Tables:
 
     @property
     def known_B(self) -> torch.Tensor:
-        """False for a row with a lost or a missing turn reward: what it earned in all is not known."""
+        """False for a row with a lost or a missing turn reward, because the row's sum is not known."""
         return self.valid_B & ~(self.lost_reward_B_K | self.missing_reward_B_K).any(dim=1)
 
     @property
@@ -132,7 +132,7 @@ class Tables:
 
 
 def _checked(advantage_B: torch.Tensor, valid_B: torch.Tensor) -> torch.Tensor:
-    """What an outcome operator returned, float64, 0 for rows that do not count."""
+    """Returns an outcome operator's result in float64, 0 for rows that are not valid."""
     if not isinstance(advantage_B, torch.Tensor) or advantage_B.shape != valid_B.shape:
         is_tensor = isinstance(advantage_B, torch.Tensor)
         got = tuple(advantage_B.shape) if is_tensor else type(advantage_B).__name__

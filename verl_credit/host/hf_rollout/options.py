@@ -1,4 +1,4 @@
-"""What the rollout server reads of verl: its model and its lengths, its own options, and the parameters of a request."""
+"""The rollout server reads its model, its lengths, its own options and the parameters of a request from verl."""
 
 import copy
 from collections.abc import Mapping

@@ -231,7 +231,7 @@ def _searched(row: Row) -> dict[int, tuple[tuple[Call, ...], tuple[tuple[str, ..
 
 
 def replayed(row: Row, turns: Sequence[Ids]) -> bool:
-    """Whether the agent loop began with ``turns``. A row that was full before their end has as many of them as fit."""
+    """Returns whether the agent loop began with ``turns``. A row that was full before their end has only those that fit."""
     texts, turns = row.texts, list(turns)
     if row.record["replayed"] != len(turns):
         return False
@@ -242,5 +242,5 @@ def replayed(row: Row, turns: Sequence[Ids]) -> bool:
 
 
 def reaches(row: Row, state: State) -> bool:
-    """Whether the row passes through ``state``. It does not where a tool gave another answer than before."""
+    """Returns whether the row passes through ``state``. It does not where a tool gave another answer than before."""
     return (*row.prompt_ids, *row.response_ids)[: len(state.ids)] == state.ids

@@ -22,11 +22,11 @@ from verl_credit.names import ROW_RECORD, TURN_REWARDS
 
 
 def mask_lost_row(output: AgentLoopOutput) -> None:
-    """As our own loops do: no token of a row with a tool fault is trained on, by KL and entropy terms neither."""
+    """Masks every token of a row with a tool fault, as our own loops do, so that KL and entropy terms skip them too."""
     record = output.extra_fields.get(ROW_RECORD)
     if isinstance(record, Mapping) and record.get("tool_fault"):
         output.response_mask = [0] * len(output.response_mask)
-        output.extra_fields[TURN_REWARDS] = []  # turns without a token are none
+        output.extra_fields[TURN_REWARDS] = []  # a reward of a turn without tokens is refused
 
 
 @ray.remote
@@ -120,13 +120,13 @@ class RolloutWatch:
         def watched_sample(*args, **kwargs):
             # Where too few rollouts or none are left, verl raises or goes on with an empty batch.
             try:
-                found = sample(*args, **kwargs)
+                batch = sample(*args, **kwargs)
             except (RuntimeError, ValueError):
                 self._collect()  # the cause, if it was an error of a rollout
                 raise
-            if not found[0].keys:
+            if not batch[0].keys:
                 self._collect()
-            return found
+            return batch
 
         buffer._wait_for_next_poll, buffer.sample = watched_wait, watched_sample
 
