@@ -1,7 +1,7 @@
 """Neighbouring rows that begin alike, such as the rollouts of a prompt, as one packed row with their common tokens once.
 
-One of the rows is the prefix, the others are branches after the tokens that they share with it. A token attends to the
-same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
+One of the rows is the prefix of the packed row. The others are branches after the tokens that they share with it. A token
+attends to the same tokens as in a row of its own, so its hidden state and its gradient are the same, up to rounding.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from verl_credit_retriever.serving.settings import ServeSettings
 APP = "verl-credit-retriever"
 FRONT = "front"
 LOOK_SECONDS = 1.0
-"""After so long without an answer, and then as often, the shard's living replicas are counted."""
+"""The living replicas of a shard are counted whenever this time passes without an answer."""
 ANSWER_SECONDS = 60.0
 """The limit of a search. It is longer than Ray needs to notice that a machine has no power."""
 AGAIN_SECONDS = 0.1

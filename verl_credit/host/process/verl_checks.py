@@ -1,6 +1,6 @@
-"""These checks need verl and run before Ray starts: names, rollout correction, the run's tools, the chat template.
+"""Checks that need verl, before Ray starts: names, rollout correction, the run's tools, the chat template.
 
-Without these checks verl would refuse the same in a worker, or at its first step.
+verl itself would refuse the same later, in a worker or at its first step.
 """
 
 from __future__ import annotations
