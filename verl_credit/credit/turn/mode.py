@@ -136,7 +136,7 @@ class TurnMode(Operator):
 
     @property
     def unbiased(self) -> bool:
-        """It says that it has no bias, so that nothing may be made up for it."""
+        """True when it declares no bias."""
         return self.bias.startswith("none")
 
     @property

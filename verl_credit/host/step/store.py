@@ -49,7 +49,7 @@ def token_inputs(batch, step: int, row_valid_B: torch.Tensor, *, entropy: bool) 
 
 
 def write(batch, fields: dict[str, torch.Tensor]):
-    """Put fields (nested, a row each) beside the others; the handle that knows them."""
+    """Adds fields (nested, a row each) to the batch, and returns the handle that includes them."""
     written = tq.kv_batch_put(
         keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
     )
