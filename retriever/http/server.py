@@ -49,7 +49,7 @@ SEARCH_ANSWERS = {
 
 
 def _digits(text: str) -> str:
-    """Python's int() would also read 1_000, +5000 and blanks."""
+    """Accepts digits only: Python's int() would also read 1_000, +5000 and blanks."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text[:40]!r}; expected digits alone")
     return text

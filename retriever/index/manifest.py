@@ -211,7 +211,7 @@ def _versions() -> dict:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """The block writes `path`. Errors: an OSError of a full disk names `path` as well."""
+    """Adds `path` to the OSError of a full disk that the block raises."""
     try:
         yield
     except OSError as error:

@@ -183,7 +183,7 @@ def plain() -> World:
 
 @on(lambda seed: [plain()])
 def runs(subject: Subject, world: World) -> None:
-    """It takes two rows of one prompt, one of them solved."""
+    """The operator accepts two rows of one prompt, one of them solved."""
     subject.run(world)
 
 

@@ -95,7 +95,7 @@ def no_gains(subject: Subject, world: World) -> None:
 
 
 def reads(subject: Subject, world: World) -> None:
-    """An operator depends on nothing that its level does not read; one of outcomes is given nothing else."""
+    """An operator depends on nothing that its level does not read; an outcome operator gets outcomes only."""
     flipped = world.but(planning_B_T=~world.planning_B_T)
     halved = flipped.but(log_prob_B_T=world.log_prob_B_T * 0.5, entropy_B_T=world.entropy_B_T * 0.5)
     if subject.level == "turn":

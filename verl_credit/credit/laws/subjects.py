@@ -108,7 +108,7 @@ def run_turn_mode(world: World, *, mode: TurnMode, **options) -> Result:
 
 
 def tables_given(mode: TurnMode, parity: str | None = None) -> tuple[str, ...]:
-    """The optional tables that it reads: mt_grpo reads ``result_turn_B`` with parity="released" alone, as it says itself."""
+    """The optional tables that it reads: mt_grpo reads ``result_turn_B`` only with parity="released"."""
     return tuple(name for name in mode.tables if name != "result_turn_B" or parity == "released")
 
 

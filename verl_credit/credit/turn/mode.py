@@ -116,7 +116,7 @@ class TurnMode(Operator):
 
     @property
     def is_shipped(self) -> bool:
-        """Its function is one of `modes/`; what another function's options may be is not ours to say."""
+        """Its function is one of `modes/`; the options of other functions are not checked."""
         return getattr(self.function, "__module__", "").startswith(f"{__package__}.modes.")
 
     @property

@@ -99,7 +99,7 @@ class Tables:
         return torch.where(self.turn_B_K1[:, 1:], value_B_K1[:, :-1], answer_B[:, None]), answer_B
 
     def outcome_advantage(self, operator: str | Callable[..., torch.Tensor], **norm) -> torch.Tensor:
-        """The outcome operator's advantage, 0 for rows that do not count. ``norm``: options of `grpo`."""
+        """The outcome operator's advantage, 0 for rows that are not valid. ``norm``: options of `grpo`."""
         named = OUTCOME_OPERATORS[operator].function if isinstance(operator, str) else operator
         options = norm if operator == "grpo" else {}
         advantage_B = named(self.outcome_B, self.group_B, row_valid_B=self.valid_B, **options)
@@ -114,7 +114,7 @@ class Tables:
         return z_N.view_as(self.reward_B_K)
 
     def z_score_per_turn(self, values_B_K: torch.Tensor, **norm) -> torch.Tensor:
-        """Compared with the same tool turn of the same prompt's other trajectories."""
+        """Turn rewards compared with those of the same tool turn in the prompt's other trajectories."""
         return z_score_per_turn(values_B_K, self.has_reward_B_K, self.group_B, **norm)
 
     def backward(

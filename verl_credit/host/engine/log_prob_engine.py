@@ -44,7 +44,7 @@ def no_flash_loss() -> str:
 
 
 class LogProbEngine:
-    """A mixin before `FSDPEngineWithLMHead`, for every forward of the actor and of the reference."""
+    """This mixin stands before `FSDPEngineWithLMHead`, for every forward of the actor and of the reference."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -52,7 +52,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     def drain_errors(self) -> list[str]:
-        """Errors since the last call."""
+        """Returns the errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
@@ -61,7 +61,7 @@ class CreditAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class CreditAgentLoopManager(AgentLoopManagerTQ):
-    """Configured as ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``."""
+    """Collects the errors of rollouts. The key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class`` selects it."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -86,18 +86,18 @@ class RolloutWatch:
         self._last = float("-inf")
 
     def begin(self, expected: int) -> None:
-        """A new phase of ``expected`` rollouts."""
+        """Begins a new phase of ``expected`` rollouts."""
         self.errors, self.expected = [], expected
 
     def look(self) -> None:
-        """Called while waiting; asks the workers every ``every_s`` seconds."""
+        """Collects the workers' errors at most every ``every_s`` seconds; called while the trainer waits."""
         now = time.monotonic()
         if self.drain is not None and now - self._last >= self.every_s:
             self._last = now
             self._collect()
 
     def settle(self, arrived: int) -> int:
-        """All rollouts have ended: number of those that failed. Raises IntegrityError above the tolerated share."""
+        """Ends the phase and returns the number of failed rollouts. Raises IntegrityError above the tolerated share."""
         self._collect()
         return check_rollouts(self.expected, arrived, self.errors, self.tolerated_share)
 

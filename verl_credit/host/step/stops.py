@@ -36,7 +36,7 @@ def check_evaluation_faults(metrics: dict, tolerated_share: float, url) -> None:
 
 
 def _server(url: str | None) -> str:
-    """The tools that failed. Without a search server a fault is one of a tool in the user's own agent loop."""
+    """Names the tools that failed. Without a search server these are tools in the user's own agent loop."""
     return f"the search server at {redact(url)}" if url else "tools"
 
 

@@ -75,7 +75,7 @@ def write_tokens(batch, padded_B_T: dict[str, torch.Tensor]):
 
 
 def fetch_turn_batch(batch, columns: Iterable[str] = ()) -> TurnBatch:
-    """Turn ids, what the agent loops reported, and which rows count. ``columns``: of the data file, which verl writes beside
+    """Turn ids, the agent loops' records, and which rows are valid. ``columns``: of the data file, which verl writes beside
     the trajectory; a tensor of that name is a field of verl's, and no column.
 
     Turn ids are a field of the row (our agent loops) or among its ``extra_fields`` (others). Raises RuntimeError where there

@@ -1,4 +1,4 @@
-"""The credit of a step, turn by turn: the turn table of all rows, and which groups a reader should see."""
+"""The credit of a step, turn by turn: the turn table of all rows, and the choice of groups for a reader."""
 
 from __future__ import annotations
 

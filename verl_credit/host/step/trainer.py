@@ -52,7 +52,7 @@ from verl_credit.turns.gains import plan_gains
 
 
 class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
-    """A mixin before one of verl's trainers. One instance in the task runner process; workers are Ray actors."""
+    """This mixin stands before one of verl's trainers. The task runner process has one instance; workers are Ray actors."""
 
     VERL_MODE: str
     """verl's name of the trainer that it extends."""
@@ -77,7 +77,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None:
-        """verl sets what the configuration says, whose values are checked before."""
+        """Ignores verl's assignment: the mode's value is checked before."""
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
         self.watch.begin(prompts * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch, metrics, *args, **kwargs):
-        """First place that sees the sampled rows: order them, and stop on failed rollouts."""
+        """Orders the sampled rows and stops on failed rollouts, because no earlier hook sees these rows."""
         metrics["credit/rollouts_failed"] = self.watch.settle(len(batch.keys))
         batch.reorder(sorted(range(len(batch.keys)), key=lambda row: batch.keys[row]))
         return super()._balance_batch(batch, metrics, *args, **kwargs)
@@ -246,7 +246,7 @@ class CreditSteps(EvaluatingTrainer, ProbingTrainer, RecordedTrainer):
 
     @property
     def _bypass(self) -> bool:
-        """verl makes no forward for old_log_probs, and takes the rollout engine's."""
+        """True when verl makes no forward for old_log_probs and takes the rollout engine's."""
         return bool((self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
     @property
