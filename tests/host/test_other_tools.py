@@ -142,7 +142,7 @@ def test_tools_that_verl_cannot_load_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_tool_called_as_the_search_tool_is_refused(tmp_path):
-    with pytest.raises(PreflightError, match="'search'"):
+    with pytest.raises(PreflightError, match="called 'search'"):
         check(function_file(tmp_path, "search"))
 
 

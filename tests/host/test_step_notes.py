@@ -76,6 +76,6 @@ def test_a_signal_that_gives_nothing_any_more_is_said_and_then_stops_the_run(ste
 
 
 def test_a_run_whose_first_step_has_no_planning_token_is_stopped(steps):
-    with pytest.raises(IntegrityError, match="planning.detector=.* first step"):
+    with pytest.raises(IntegrityError, match="planning.detector=.* none in the first step"):
         steps("turn-group", KNOWN, planning=[0.0])
     steps("turn-group", KNOWN, KNOWN, planning=[0.1, 0.0])  # later the policy may write none

@@ -100,7 +100,7 @@ def test_a_changed_value_in_the_manifest_is_refused_though_the_encoder_would_fol
     file = tmp_path / "index" / "manifest.json"
     manifest = json.loads(file.read_text())
     file.write_text(json.dumps({**manifest, "encoder": manifest["encoder"] | change}))
-    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256="):
+    with pytest.raises(IndexMismatch, match="manifest.json: manifest_sha256='.*changed"):
         SearchIndex.load(tmp_path / "index", verify="none")
     del manifest["manifest_sha256"]
     file.write_text(json.dumps(manifest))

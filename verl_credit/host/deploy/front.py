@@ -39,31 +39,29 @@ class Asking:
             self._refuse_absent(self._absent)
         deadline = time.monotonic() + ANSWER_SECONDS
         numbers = range(len(self._parts))
-        responses = [self._send(number, vectors_N_D, k) for number in numbers]
+        replies = [self._send(number, vectors_N_D, k) for number in numbers]
         try:
-            return [self._receive(number, responses, vectors_N_D, k, deadline) for number in numbers]
+            return [self._receive(number, replies, vectors_N_D, k, deadline) for number in numbers]
         except BaseException:
-            for response in responses:
-                response.cancel()
+            for reply in replies:
+                reply.cancel()
             raise
 
     def _send(self, number: int, vectors_N_D: np.ndarray, k: int):
         return self._handles[number].search.remote(self._parts[number], vectors_N_D, k)
 
-    def _receive(
-        self, number: int, responses: list, vectors_N_D: np.ndarray, k: int, deadline: float
-    ) -> Found:
+    def _receive(self, number: int, replies: list, vectors_N_D: np.ndarray, k: int, deadline: float) -> Found:
         part = self._parts[number]
         while time.monotonic() < deadline:
             try:
-                return responses[number].result(timeout_s=LOOK_SECONDS)
+                return replies[number].result(timeout_s=LOOK_SECONDS)
             except RayTaskError as error:
                 raise error.cause from None
             except TimeoutError:
                 self._refuse_absent(part)
             except RayError:  # the replica has ended, or its answer did not arrive
                 time.sleep(AGAIN_SECONDS)
-                responses[number] = self._send(number, vectors_N_D, k)
+                replies[number] = self._send(number, vectors_N_D, k)
         raise _unavailable(f"{part} has not answered within {ANSWER_SECONDS:g} s")
 
     def _refuse_absent(self, part: Part) -> None:

@@ -23,7 +23,7 @@ from verl_credit.turns.staleness import staleness_metrics
 class AsyncSteps(CreditSteps):
     """Credit is assigned as in every step, by the weights of the step; the loss compares with those that wrote a token.
 
-    Departure from verl: its ratio is to the weights before the update, whoever wrote the token, if nothing is corrected.
+    Departure from verl: without a correction its ratio is to the weights before the update, whichever wrote the token.
     """
 
     def _build_replay_buffer(self):
